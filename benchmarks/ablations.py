@@ -60,14 +60,14 @@ def main() -> int:
 
 def measure(folder: Path, packing: bool, chunks: bool, num_steps: int, num_sequences: int) -> None:
     """Print one case as JSON; the model is built where it is not there yet."""
+    from slurm_rl.algorithms.packing import distribute
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
+    from slurm_rl.algorithms.sequences import TrainSequence
     from slurm_rl.config.algorithm import AlgorithmConfig
     from slurm_rl.config.model import ModelConfig, TinyModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.engine.tiny import build_tiny_model
-    from slurm_rl.math.packing import distribute
-    from slurm_rl.math.sequences import TrainSequence
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+    from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.models.tiny import build_tiny_model
 
     characters = "".join(chr(0x4E00 + i) for i in range(VOCABULARY))
     if not folder.is_dir():

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.bringup import Bench
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, reset
 from tests.whole_run import OVERRIDES
 

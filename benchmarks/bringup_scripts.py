@@ -89,7 +89,7 @@ RAY_ADDRESS=$HEAD:6379 srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$HEAD" {d
 # Given to slurm_rl as the nodes' Python: everything is real but the trainer (by both names that it has had).
 PYTHON = """#!/bin/bash
 case " $* " in
-*" slurm_rl.rl.main "* | *" slurm_rl.train.grpo.main "*)
+*" slurm_rl.trainers.grpo.main "* | *" slurm_rl.trainers.common.grpo.main "*)
   {driver} && echo '{{"outcome": "finished", "exit_code": 0}}' > {run}/attempts/1/outcome.json
   exit ;;
 esac

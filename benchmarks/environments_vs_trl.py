@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
 
 def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
     """Ours, then TRL's, from one start."""
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     out = args.out / str(seed)
     out.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.many_episodes import GROUP_SIZE, PROMPT_TOKENS, REPLY_TOKENS, Letters, resident_mb
+from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.answers import Answer
@@ -24,14 +25,13 @@ from slurm_rl.envs.environment import Step
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.worker import Call
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.loop.garbage import collect_rarely
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.reply_request import ReplyRequest
-from slurm_rl.rl.rollout.sampling import Sampler
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.free_order import FreeBatch, FreeEpisodes
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.reply_request import ReplyRequest
+from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.trainers.grpo.garbage import collect_rarely
 
 AT_ONCE = 64
 """Replies, or steps, that come together."""

@@ -23,7 +23,7 @@ from typing import Any
 def main() -> None:
     from torch import multiprocessing
 
-    from tests.unit.engine.test_store_address import free_port
+    from tests.unit.models.test_store_address import free_port
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
@@ -44,8 +44,8 @@ def _measure(rank: int, num_ranks: int, num_layers: int, port: int, out: Path) -
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.backend import build_backend
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.backend import build_backend
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
 
     init_process_group(rank, num_ranks, "127.0.0.1", port, 300)
     config = Qwen2Config(
@@ -106,7 +106,7 @@ def _watch(gather: Callable[[], Iterator[Any]]) -> tuple[int, int, int, float]:
 def _compare_checksums() -> None:
     import torch
 
-    from slurm_rl.rl.weights.checksum import hash_tensor
+    from slurm_rl.rollout.weights.checksum import hash_tensor
 
     torch.set_num_threads(1)
     tensor = torch.randn(2**27, dtype=torch.bfloat16)

@@ -106,13 +106,13 @@ def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path
     """Train a tiny model on answers, or on digits at random that do not end, and leave it in `out`/start."""
     import torch
 
+    from slurm_rl.algorithms.packing import distribute
+    from slurm_rl.algorithms.policy_loss import build_warmup_loss
+    from slurm_rl.algorithms.sequences import TrainSequence
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.engine.tiny import build_tiny_model
-    from slurm_rl.math.packing import distribute
-    from slurm_rl.math.sequences import TrainSequence
-    from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+    from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.models.tiny import build_tiny_model
 
     build_tiny_model(task.tiny, seed, out / "init")
     optim = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -145,7 +145,7 @@ def widen(task: Task, examples: Sequence[Tensor], narrow: Path, out: Path) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens, too
     characters = task.tiny.characters + "".join(chr(0x10000 + i) for i in range(further))

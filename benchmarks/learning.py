@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.examples.kit import EXAMPLES, ROOT, read_commands
 
 TASKS = ("guessing_game", "calculator", "mixture")

@@ -44,7 +44,7 @@ def write_model(folder: Path, gb: float, *, hidden_size: int = 1024, vocab_size:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.engine.tiny import build_character_tokenizer
+    from slurm_rl.models.tiny import build_character_tokenizer
 
     config = Qwen2Config(
         hidden_size=hidden_size,
@@ -76,7 +76,7 @@ def measure(folder: Path, backend: str, num_ranks: int, *, whole: bool = False) 
     """
     from torch import multiprocessing
 
-    from tests.unit.engine.test_store_address import free_port
+    from tests.unit.models.test_store_address import free_port
 
     with tempfile.TemporaryDirectory() as out:
         arguments = (num_ranks, folder, BACKENDS[backend], whole, free_port(), Path(out))
@@ -89,9 +89,9 @@ def _load(rank: int, num_ranks: int, folder: Path, backend: dict[str, Any], whol
 
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.backend import build_backend
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
-    from slurm_rl.engine.load_model import load_model, open_model
+    from slurm_rl.models.backend import build_backend
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.load_model import load_model, open_model
 
     init_process_group(rank, num_ranks, "127.0.0.1", port, 300)
     model = ModelConfig(path=str(folder), dtype="bfloat16")

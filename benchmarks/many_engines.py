@@ -29,25 +29,25 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reward_overlap import WORKERS
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
+from slurm_rl.data.groups import Completion, Prompts, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.jsonl import read_rows
-from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
-from slurm_rl.rl.build import build_rollouts, build_sampler
-from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
-from slurm_rl.rl.judges import Judge
-from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.loop.trainer import GRPOTrainer
-from slurm_rl.rl.loop.trainer_state import RunSaver
-from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.weights.sync import ObjectStore, WeightSync
-from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.rl.workers.worker_group import WorkerGroup
-from slurm_rl.run_dir import RunDir
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.rollout.dispatch import max_calls
+from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync
+from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.build import build_rollouts, build_sampler
+from slurm_rl.trainers.grpo.judges import Judge
+from slurm_rl.trainers.grpo.learner import Learner
+from slurm_rl.trainers.grpo.trainer import GRPOTrainer
+from slurm_rl.trainers.grpo.trainer_state import RunSaver
+from slurm_rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.workers.worker_group import WorkerGroup
 
 GROUP_SIZE = 4
 FILE = Path(__file__).resolve().parent / "reward_overlap.py"

@@ -32,21 +32,21 @@ import numpy as np
 
 from benchmarks.many_engines import wait_until_ready
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.loop.garbage import collect_rarely, collect_step
-from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
-from slurm_rl.rl.rollout.sampling import Sampler
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.train.stop import StopFlag, Timer
+from slurm_rl.node.stop import StopFlag, Timer
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.free_order import FreeBatch, FreeEpisodes
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.rollout.reply_server import ReplyAddress, ReplyServer
+from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
+from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
+from slurm_rl.workers.ray_driver import Actor, Cluster
 
 WORLD = Path(__file__).with_name("sleeping_world.py")
 REPLY_TOKENS, PROMPT_TOKENS, GROUP_SIZE = 32, 128, 8

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from slurm_rl.algorithms.policy_loss import build_policy_loss
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
 
 
 def main() -> None:

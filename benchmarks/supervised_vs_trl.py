@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 
 Curve = list[dict[str, float]]
 """One entry a step: tokens, seconds, loss; without the first step."""
@@ -102,7 +102,7 @@ def write_rows(args: argparse.Namespace) -> None:
 
 def build_model(args: argparse.Namespace) -> None:
     from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     letters = "".join(map(chr, range(32, 127)))
     tiny = TinyModelConfig(characters=letters, hidden_size=args.hidden_size, num_layers=4, context_length=LONGEST)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_rl.doctor.peaks import find_peak
+from slurm_rl.plugins.health.doctor.peaks import find_peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +66,12 @@ def measure(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
     """Train a random model of this shape for a few steps."""
     import torch
 
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.config.algorithm import AlgorithmConfig
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.policy import PolicyEngine
 
     on_gpu = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ def build_model(shape: Shape, length: int, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.engine.tiny import build_character_tokenizer
+    from slurm_rl.models.tiny import build_character_tokenizer
 
     config = Qwen2Config(**dataclasses.asdict(shape), tie_word_embeddings=True, max_position_embeddings=length)
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def build_model(shape: Shape, length: int, folder: Path) -> None:
 
 def build_sequences(shape: Shape, num_tokens: int, length: int) -> list[Any]:
     """Sequences of `length` that fill the micro-batch; the second half of each is trained."""
-    from slurm_rl.math.sequences import TrainSequence
+    from slurm_rl.algorithms.sequences import TrainSequence
 
     random = np.random.default_rng(0)
     count, trained = num_tokens // length, length - length // 2

@@ -19,13 +19,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from slurm_rl import errors, rewards
+    from slurm_rl.algorithms import advantages
     from slurm_rl.config.load import load_config
     from slurm_rl.config.run import RunConfig
     from slurm_rl.errors import ConfigError, SlurmRLError, WaitError
-    from slurm_rl.job.record import RunState
-    from slurm_rl.math import advantages
+    from slurm_rl.launch.controller.record import RunState
+    from slurm_rl.launch.runs.run import Run, plan_run, submit
     from slurm_rl.plan.job import JobPlan
-    from slurm_rl.runs.run import Run, plan_run, submit
 
 __all__ = [
     "ConfigError",
@@ -44,18 +44,18 @@ __all__ = [
 ]
 
 _MODULES = {"errors": "slurm_rl.errors", "rewards": "slurm_rl.rewards"}
-_NEEDS_TORCH = {"advantages": "slurm_rl.math.advantages"}
+_NEEDS_TORCH = {"advantages": "slurm_rl.algorithms.advantages"}
 _NAMES = {
     "ConfigError": "slurm_rl.errors",
     "JobPlan": "slurm_rl.plan.job",
-    "Run": "slurm_rl.runs.run",
+    "Run": "slurm_rl.launch.runs.run",
     "RunConfig": "slurm_rl.config.run",
-    "RunState": "slurm_rl.job.record",
+    "RunState": "slurm_rl.launch.controller.record",
     "SlurmRLError": "slurm_rl.errors",
     "WaitError": "slurm_rl.errors",
     "load_config": "slurm_rl.config.load",
-    "plan_run": "slurm_rl.runs.run",
-    "submit": "slurm_rl.runs.run",
+    "plan_run": "slurm_rl.launch.runs.run",
+    "submit": "slurm_rl.launch.runs.run",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type
@@ -66,7 +66,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         elif name in _MODULES:
             found = importlib.import_module(_MODULES[name])
         elif name in _NEEDS_TORCH:
-            from slurm_rl.functions.load import import_heavy
+            from slurm_rl.config.user_parts.load import import_heavy
 
             found = import_heavy(_NEEDS_TORCH[name], f"slurm_rl.{name} needs torch and numpy")
         else:

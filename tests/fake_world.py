@@ -27,14 +27,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen2_5_VLConfig, Qwen2Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from slurm_rl.algorithms.policy_loss import build_policy_loss
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine import distributed, fsdp2, head, load_model, policy
-from slurm_rl.engine.row_check import RowCheck
-from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.models import distributed, fsdp2, head, load_model, policy
+from slurm_rl.models.row_check import RowCheck
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
 from tests.live_bytes import LiveBytes
 
 _NUM_SEQUENCES = 4

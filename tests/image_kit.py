@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from slurm_rl.algorithms.sequences import ImageSpan, TrainSequence
 from slurm_rl.data.images import read_size
-from slurm_rl.engine.vision import ImageReader
-from slurm_rl.math.sequences import ImageSpan, TrainSequence
+from slurm_rl.models.vision import ImageReader
 
 
 def write_image(path: Path, seed: int, width: int, height: int) -> str:

@@ -50,7 +50,7 @@ def ray_up() -> Iterator[OthersCluster]:
 
 def is_up(cluster: OthersCluster) -> bool:
     from slurm_rl.errors import SlurmRLError
-    from slurm_rl.launchers.ray.dashboard import Dashboard
+    from slurm_rl.launch.ray.dashboard import Dashboard
 
     try:
         return bool(Dashboard(cluster.address, cluster.token).ray_version())

@@ -14,7 +14,7 @@ def build_tiny_moe(config: TinyModelConfig, folder: Path) -> Path:
     """
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from slurm_rl.engine.tiny import build_character_tokenizer, draw_weights, shape_of
+    from slurm_rl.models.tiny import build_character_tokenizer, draw_weights, shape_of
 
     tokenizer = build_character_tokenizer(config)
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}

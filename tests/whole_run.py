@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.docs.markdown import DOCS, read_blocks
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.

@@ -22,7 +22,7 @@ from benchmarks.chaos.schedule import Fault, build_schedule, cut_piece
 from benchmarks.chaos.stage import ROOT, make_scene, set_clocks, start_demo, start_light, type_words
 from benchmarks.chaos.storm import Storm
 from benchmarks.chaos.watch import Watch, append_signs
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, is_possible
 from tests.slurm.light.runs import LightRun
 

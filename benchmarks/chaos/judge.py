@@ -16,8 +16,8 @@ from benchmarks.chaos.findings import (
     strip_times,
 )
 from benchmarks.chaos.watch import Sign
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.light.runs import LightRun, wait_until_clean
 
 

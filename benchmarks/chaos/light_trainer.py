@@ -16,16 +16,16 @@ import sys
 import time
 
 from benchmarks.chaos.light_node import ask, receive, send
-from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import BringUpError, StopRequested, TrainingError
-from slurm_rl.jsonl import append_row
+from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
+from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.report.step_log import SAVE
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
-from slurm_rl.train.stop import StopFlag, run_to_outcome
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.step_log import SAVE
+from slurm_rl.run_dir.jsonl import append_row
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 
 STEP_TIMEOUT_S = 15.0
 _KEEP = 3

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.chaos.disk import Disk
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.cluster.packages import ClusterError
 from tests.slurm.light.runs import LightRun

@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 WORDS = {
     "light": {"trainer": "light_trainer.py", "rank": "light_node.py", "ray": "light_node.py"},
-    "demo": {"trainer": "slurm_rl.rl.main", "rank": "ray::", "ray": "raylet/raylet ", "engine": "EngineCore"},
+    "demo": {
+        "trainer": "slurm_rl.trainers.grpo.main",
+        "rank": "ray::",
+        "ray": "raylet/raylet ",
+        "engine": "EngineCore",
+    },
 }
 """Trainer -> whom -> words of its command line."""
 _EVERYWHERE = {"agent": "slurm_rl.node.agent", "controller": "submitit.core._submit"}

@@ -15,7 +15,7 @@ from benchmarks.chaos.findings import Hit
 from benchmarks.chaos.scene import Missed, Scene
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.watch import Watch
-from slurm_rl.run_dir import read_json
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import wait_until
 
 BACK_S = 240.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.chaos.findings import Hit, render_table
 from benchmarks.chaos.judge import Outcome
 from benchmarks.chaos.watch import Sign
-from slurm_rl.jsonl import Row, read_rows
+from slurm_rl.run_dir.jsonl import Row, read_rows
 
 
 def read_storm(rows: Iterable[Row]) -> tuple[list[Hit], list[Sign], Outcome, list[str]]:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 _LOOK_S, _ASK_S = 0.1, 1.0
 _ENDING = ("ending", "ended")

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.meter import measure
+from slurm_rl.run_dir.meter import measure
 
 _GRACE_S = 10.0
 TIMED_OUT = 124  # timeout(1)

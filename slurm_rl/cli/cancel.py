@@ -14,12 +14,12 @@ from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.told import run_told
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import RunDirError
-from slurm_rl.hang import ANSWER_S, LOST_S, run_beside
-from slurm_rl.launchers.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
-from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.pipeline import find_stages
-from slurm_rl.runs.recent import read_recent
-from slurm_rl.sweep.ledger import SweepDir, runs_of
+from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
+from slurm_rl.launch.runs.pipeline import find_stages
+from slurm_rl.launch.runs.recent import read_recent
+from slurm_rl.launch.sweep.ledger import SweepDir, runs_of
+from slurm_rl.run_dir.hang import ANSWER_S, LOST_S, run_beside
+from slurm_rl.run_dir.run_dir import RunDir
 
 _SAVES = "asked to save and end"
 

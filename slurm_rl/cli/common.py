@@ -11,9 +11,9 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, find_near
+from slurm_rl.launch.runs.planning import choose_directory, plan_in
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.planning import choose_directory, plan_in
+from slurm_rl.run_dir.run_dir import RunDir
 
 
 def check_overrides(words: Sequence[str]) -> list[str]:

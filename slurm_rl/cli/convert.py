@@ -7,14 +7,14 @@ from typing import Protocol
 
 import yaml
 
-from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
+from slurm_rl.config.user_parts.load import import_heavy
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.functions.load import import_heavy
-from slurm_rl.meter import measure
-from slurm_rl.run_dir import RunDir
+from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore
+from slurm_rl.run_dir.meter import measure
+from slurm_rl.run_dir.run_dir import RunDir
 
 
 def run(words: list[str]) -> int:
@@ -50,7 +50,7 @@ def prepare(directory: RunDir, checkpoint: Checkpoint, *, max_bytes: int = 5_000
     Raises:
         MissingLibraryError: this machine has no torch or transformers.
     """
-    engine = import_heavy("slurm_rl.engine.convert", "convert needs torch and transformers")
+    engine = import_heavy("slurm_rl.models.convert", "convert needs torch and transformers")
     config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
     model_path = config.model.path or str(directory.model)
 

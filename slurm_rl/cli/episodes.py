@@ -6,8 +6,8 @@ from slurm_rl.cli.find import find_run
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.jsonl import read_rows
-from slurm_rl.report.episodes import render_episodes
+from slurm_rl.plugins.report.episodes import render_episodes
+from slurm_rl.run_dir.jsonl import read_rows
 
 
 def run(words: list[str]) -> int:

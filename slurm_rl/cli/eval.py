@@ -19,8 +19,8 @@ from slurm_rl.config.load import compose, load_config, parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.start import start_run
+from slurm_rl.launch.runs.start import start_run
+from slurm_rl.run_dir.run_dir import RunDir
 
 _PATH = "model.path="
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.words import read_words
+from slurm_rl.launch.runs.chat import describe_prompts
+from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
 from slurm_rl.plan.explain import render_explanation
-from slurm_rl.runs.chat import describe_prompts
-from slurm_rl.runs.model_shape import find_shape, find_shape_at
 
 
 def run(words: list[str]) -> int:

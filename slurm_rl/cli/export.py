@@ -8,12 +8,12 @@ from pathlib import Path
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
-from slurm_rl.disk import next_action
 from slurm_rl.errors import ConfigError
-from slurm_rl.export.dstack import render_dstack
-from slurm_rl.export.xpk import XpkTarget, render_xpk
 from slurm_rl.plan.task import SECRET_NAMES, secret_names
-from slurm_rl.run_dir import write_text
+from slurm_rl.plugins.export.dstack import render_dstack
+from slurm_rl.plugins.export.xpk import XpkTarget, render_xpk
+from slurm_rl.run_dir.disk import next_action
+from slurm_rl.run_dir.run_dir import write_text
 
 
 def run(words: list[str]) -> int:

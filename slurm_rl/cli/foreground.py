@@ -13,15 +13,15 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.cli.told import run_told, tell
-from slurm_rl.disk import explain_refusal
-from slurm_rl.hang import ANSWER_S, Beside, Watch
-from slurm_rl.job.agents import OURS
-from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.launch.controller.agents import OURS
+from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.node.processes import die_with_parent
-from slurm_rl.report.html import write_report
-from slurm_rl.report.progress import follow
-from slurm_rl.report.summary import render_summary, write_summary
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.plugins.report.html import write_report
+from slurm_rl.plugins.report.progress import follow
+from slurm_rl.plugins.report.summary import render_summary, write_summary
+from slurm_rl.run_dir.disk import explain_refusal
+from slurm_rl.run_dir.hang import ANSWER_S, Beside, Watch
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
 _LEAVE_TEXT = (

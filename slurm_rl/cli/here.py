@@ -18,14 +18,14 @@ from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config, shipped_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.job.create import create_run, snapshot_environment
-from slurm_rl.job.record import record_job
-from slurm_rl.launchers.slurm.granted import GrantedJob, read_allocation
+from slurm_rl.launch.controller.create import create_run, snapshot_environment
+from slurm_rl.launch.controller.record import record_job
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.planning import plan_in
+from slurm_rl.launch.runs.recent import remember
+from slurm_rl.launch.slurm.granted import GrantedJob, read_allocation
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.runs.checks import check_inputs
-from slurm_rl.runs.planning import plan_in
-from slurm_rl.runs.recent import remember
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 TEMPLATE = "job.sbatch"
 
@@ -99,4 +99,4 @@ def exec_controller(directory: RunDir) -> NoReturn:
     """Become the controller, from the snapshot: edits in the checkout reach no later attempt."""
     python = JobPlan.from_json(read_json(directory.plan)).host_python
     env = {**os.environ, **snapshot_environment(directory)}
-    os.execve(python, [python, "-u", "-m", "slurm_rl.launchers.jobs", str(directory.path)], env)
+    os.execve(python, [python, "-u", "-m", "slurm_rl.launch.jobs", str(directory.path)], env)

@@ -18,16 +18,16 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.image.files import check_image_file, image_path
-from slurm_rl.image.make import How, Target, build_image, import_image
-from slurm_rl.image.recipe import OTHERS, RECIPES, Recipe, raise_bases
-from slurm_rl.job.agents import agent_environment, choose_telling, explain_image
-from slurm_rl.job.create import snapshot_code
-from slurm_rl.launchers.jobs import open_launcher
+from slurm_rl.launch.controller.agents import agent_environment, choose_telling, explain_image
+from slurm_rl.launch.controller.create import snapshot_code
+from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import check_versions, render_versions
 from slurm_rl.plan.step import wrap_report
+from slurm_rl.plugins.image.files import check_image_file, image_path
+from slurm_rl.plugins.image.make import How, Target, build_image, import_image
+from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe, raise_bases
 
 ACTIONS = ("build", "import", "check", "bases")
 

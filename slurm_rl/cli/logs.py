@@ -11,9 +11,9 @@ from slurm_rl.cli.phase import describe_phase
 from slurm_rl.cli.told import show_plainly, tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.job.record import RunState, load_job
-from slurm_rl.launchers.jobs import read_far_log, read_states
-from slurm_rl.run_dir import RunDir
+from slurm_rl.launch.controller.record import RunState, load_job
+from slurm_rl.launch.jobs import read_far_log, read_states
+from slurm_rl.run_dir.run_dir import RunDir
 
 _DRIVER = "driver"
 _READ_EVERY_S = 0.5

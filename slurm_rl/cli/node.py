@@ -29,21 +29,21 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
-from slurm_rl.image.files import check_image_is_there
-from slurm_rl.job.create import check_is_free, copy_functions, create_run, snapshot_code, write_run
-from slurm_rl.launchers.jobs import held_to_resume, submit_run
-from slurm_rl.launchers.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
-from slurm_rl.launchers.machines.worker import Invitation, Welcome, WorkerMachine
+from slurm_rl.launch.controller.create import check_is_free, copy_functions, create_run, snapshot_code, write_run
+from slurm_rl.launch.jobs import held_to_resume, submit_run
+from slurm_rl.launch.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
+from slurm_rl.launch.machines.worker import Invitation, Welcome, WorkerMachine
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.runs.planning import choose_directory, plan_in
+from slurm_rl.launch.runs.recent import remember
+from slurm_rl.launch.runs.start import Started
 from slurm_rl.node.discovery import discover
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.sources import Flags, NodeIdentity
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, expect_writable, read_json
-from slurm_rl.runs.checks import check_inputs
-from slurm_rl.runs.find import load_plan
-from slurm_rl.runs.planning import choose_directory, plan_in
-from slurm_rl.runs.recent import remember
-from slurm_rl.runs.start import Started
+from slurm_rl.plugins.image.files import check_image_is_there
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0

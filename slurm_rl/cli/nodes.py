@@ -15,11 +15,11 @@ from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.launchers.slurm.partitions import boot_times
-from slurm_rl.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
-from slurm_rl.nodes.site import publish, read_site
-from slurm_rl.run_dir import RunDir, append_row, expect_writable
-from slurm_rl.runs.find import load_plan
+from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.slurm.partitions import boot_times
+from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
+from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.run_dir.run_dir import RunDir, append_row, expect_writable
 
 _ACTIONS = ("list", "clear", "add")
 _DAY_S = 86400.0

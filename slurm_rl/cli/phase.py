@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slurm_rl.cli.status_table import format_age
-from slurm_rl.jsonl import read_last_rows
-from slurm_rl.report.progress import Progress
-from slurm_rl.run_dir import RunDir
+from slurm_rl.plugins.report.progress import Progress
+from slurm_rl.run_dir.jsonl import read_last_rows
+from slurm_rl.run_dir.run_dir import RunDir
 
 _TAIL_BYTES = 1 << 16
 

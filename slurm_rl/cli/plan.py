@@ -10,11 +10,11 @@ from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.checks import check_submission
+from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.plan.reasons import explain_exactness
 from slurm_rl.plan.render import render_plan
-from slurm_rl.report.columns import find_width
-from slurm_rl.runs.checks import check_submission
-from slurm_rl.runs.interpreter import check_interpreter
+from slurm_rl.plugins.report.columns import find_width
 
 _LEAST = 30
 """Columns for a reason beside its variable."""

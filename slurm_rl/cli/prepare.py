@@ -10,11 +10,11 @@ from pathlib import Path
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
-from slurm_rl.prepare.fetch_model import prepare_model
-from slurm_rl.prepare.make_dataset import prepare_dataset
-from slurm_rl.prepare.manifest import NAME
-from slurm_rl.prepare.recipes import RECIPES
-from slurm_rl.prepare.verl_rows import FOLDER as VERL
+from slurm_rl.plugins.prepare.fetch_model import prepare_model
+from slurm_rl.plugins.prepare.make_dataset import prepare_dataset
+from slurm_rl.plugins.prepare.manifest import NAME
+from slurm_rl.plugins.prepare.recipes import RECIPES
+from slurm_rl.plugins.prepare.verl_rows import FOLDER as VERL
 
 MODEL = "model"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

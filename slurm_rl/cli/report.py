@@ -5,9 +5,9 @@ from __future__ import annotations
 from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.words import read_words
-from slurm_rl.report.html import write_report, write_sweep_report
-from slurm_rl.report.summary import render_summary, write_summary
-from slurm_rl.sweep.ledger import load_ledger
+from slurm_rl.launch.sweep.ledger import load_ledger
+from slurm_rl.plugins.report.html import write_report, write_sweep_report
+from slurm_rl.plugins.report.summary import render_summary, write_summary
 
 
 def run(words: list[str]) -> int:

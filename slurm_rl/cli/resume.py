@@ -9,11 +9,11 @@ from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.data.load_data import accept_new_rows
-from slurm_rl.job.create import require_own_run
-from slurm_rl.launchers.jobs import held_to_resume
-from slurm_rl.runs.find import load_plan
-from slurm_rl.runs.pipeline import find_stages
-from slurm_rl.runs.start import resume_run
+from slurm_rl.launch.controller.create import require_own_run
+from slurm_rl.launch.jobs import held_to_resume
+from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.runs.pipeline import find_stages
+from slurm_rl.launch.runs.start import resume_run
 
 
 def run(words: list[str]) -> int:

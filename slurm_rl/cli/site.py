@@ -18,15 +18,15 @@ from slurm_rl.cli.words import PROGRAM, read_words
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError
-from slurm_rl.job.attempts import EXIT_FAILED
-from slurm_rl.launchers.jobs import open_launcher
-from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
-from slurm_rl.run_dir import expect_writable, write_text
-from slurm_rl.site.dialogue import Asker, answer_all, ask_terminal
-from slurm_rl.site.findings import Findings
-from slurm_rl.site.look import look
-from slurm_rl.site.preset import Preset, build_preset
-from slurm_rl.site.questions import Answers
+from slurm_rl.launch.controller.attempts import EXIT_FAILED
+from slurm_rl.launch.jobs import open_launcher
+from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
+from slurm_rl.plugins.site.dialogue import Asker, answer_all, ask_terminal
+from slurm_rl.plugins.site.findings import Findings
+from slurm_rl.plugins.site.look import look
+from slurm_rl.plugins.site.preset import Preset, build_preset
+from slurm_rl.plugins.site.questions import Answers
+from slurm_rl.run_dir.run_dir import expect_writable, write_text
 
 _ANSWERS = ("partition", "accelerator", "account", "run_root", "image", "network")
 _MOST_REFUSED = 4

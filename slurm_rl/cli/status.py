@@ -17,18 +17,18 @@ from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, ren
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.goodput.learned_file import read_learned
-from slurm_rl.goodput.read import read_ledger
-from slurm_rl.goodput.words import render_line
-from slurm_rl.job.record import RunState, load_job, read_last_row
-from slurm_rl.jsonl import read_first_rows, read_last_rows
-from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
+from slurm_rl.launch.controller.record import RunState, load_job, read_last_row
+from slurm_rl.launch.jobs import count_states, read_far_log, read_states
+from slurm_rl.launch.runs.pipeline import find_stages
+from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 from slurm_rl.node.hang import read_told, tell_silent
-from slurm_rl.report.columns import find_screen
-from slurm_rl.report.summary import format_seconds
-from slurm_rl.run_dir import RunDir, expect_writable, read_json, write_text
-from slurm_rl.runs.pipeline import find_stages
-from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
+from slurm_rl.plugins.goodput.learned_file import read_learned
+from slurm_rl.plugins.goodput.read import read_ledger
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.report.columns import find_screen
+from slurm_rl.plugins.report.summary import format_seconds
+from slurm_rl.run_dir.jsonl import read_first_rows, read_last_rows
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text
 
 _TAIL_BYTES = _HEAD_BYTES = 1 << 16
 _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_rl.jsonl import Row, read_first_rows, read_last_rows, read_rows
-from slurm_rl.report.divergence import find_divergence
-from slurm_rl.report.eval_sets import describe_result, read_results
-from slurm_rl.report.meta import find_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.plugins.report.divergence import find_divergence
+from slurm_rl.plugins.report.eval_sets import describe_result, read_results
+from slurm_rl.plugins.report.meta import find_rows
+from slurm_rl.run_dir.jsonl import Row, read_first_rows, read_last_rows, read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 
 _END_BYTES = 1 << 16
 """Bytes read at each end of a long metrics.jsonl."""

@@ -12,8 +12,8 @@ from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, conf_dir, load_config, register_schema, render_search_path, site_dirs
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.image.files import describe_image
-from slurm_rl.runs.start import Started, start_run
+from slurm_rl.launch.runs.start import Started, start_run
+from slurm_rl.plugins.image.files import describe_image
 
 _SHOWING = ("cfg", "info", "package", "hydra_help")
 

@@ -22,18 +22,18 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.config.tasks import TASKS
+from slurm_rl.config.user_parts.load import load_function
 from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError, UnknownJobError
-from slurm_rl.functions.load import load_function
-from slurm_rl.job.attempts import EXIT_INTERRUPTED
-from slurm_rl.job.record import RunState
-from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
-from slurm_rl.report.leaderboard import read_metric
-from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.recent import remember
-from slurm_rl.runs.start import Started
-from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
-from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
-from slurm_rl.sweep.sweeper import Composer, Outcome, compose_sweep, run_sweeper
+from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
+from slurm_rl.launch.controller.record import RunState
+from slurm_rl.launch.jobs import read_states, submit_run, wait_for_runs
+from slurm_rl.launch.runs.recent import remember
+from slurm_rl.launch.runs.start import Started
+from slurm_rl.launch.sweep.create import PlannedRun, create_runs, remove_sweep
+from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, load_ledger
+from slurm_rl.launch.sweep.sweeper import Composer, Outcome, compose_sweep, run_sweeper
+from slurm_rl.plugins.report.leaderboard import read_metric
+from slurm_rl.run_dir.run_dir import RunDir
 
 
 class SweepRuns:

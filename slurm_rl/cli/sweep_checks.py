@@ -11,15 +11,15 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.image.files import check_image_is_there
-from slurm_rl.launchers.slurm.sweep_arrays import group_runs
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.planning import plan_in
+from slurm_rl.launch.runs.start import ask_cluster
+from slurm_rl.launch.slurm.sweep_arrays import group_runs
+from slurm_rl.launch.sweep.create import PlannedRun
+from slurm_rl.launch.sweep.ledger import SweepDir, SweepRun, swept_overrides
+from slurm_rl.launch.sweep.sweeper import Composer
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.runs.checks import check_inputs
-from slurm_rl.runs.planning import plan_in
-from slurm_rl.runs.start import ask_cluster
-from slurm_rl.sweep.create import PlannedRun
-from slurm_rl.sweep.ledger import SweepDir, SweepRun, swept_overrides
-from slurm_rl.sweep.sweeper import Composer
+from slurm_rl.plugins.image.files import check_image_is_there
 
 _MOST_SHOWN = 20
 

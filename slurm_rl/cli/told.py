@@ -13,9 +13,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_rl.disk import explain_refusal
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
+from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED
+from slurm_rl.run_dir.disk import explain_refusal
 
 # Escape and its kin, C1, and what turns the direction of writing; not the line feed and the tabulator.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

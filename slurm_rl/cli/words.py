@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from slurm_rl.cli.verbs import VERBS
+from slurm_rl.config.user_parts.load import load_function
 from slurm_rl.errors import ConfigError, find_near
-from slurm_rl.functions.load import load_function
 
 PROGRAM = "python -m slurm_rl"
 

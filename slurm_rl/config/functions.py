@@ -24,9 +24,9 @@ from pydantic import AfterValidator
 
 from slurm_rl.config.section import checked_by
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES, AdvantageRow, LossRow, Row
+from slurm_rl.config.user_parts.load import is_file
+from slurm_rl.config.user_parts.read import Form, read_function
 from slurm_rl.errors import ConfigError
-from slurm_rl.functions.load import is_file
-from slurm_rl.functions.read import Form, read_function
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig

@@ -31,7 +31,7 @@ class LauncherRow:
         return self.options is not None
 
 
-_HOME = "slurm_rl.launchers"
+_HOME = "slurm_rl.launch"
 _HERE = f"{_HOME}.here:HereLauncher"
 
 LAUNCHERS: Final[dict[str, LauncherRow]] = {

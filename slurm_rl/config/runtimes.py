@@ -27,7 +27,7 @@ class RuntimeRow:
     """A shell of the node's own can come before it: srun starts pyxis' container without one."""
 
 
-_WRAP, _ENTER, _FORMATS = "slurm_rl.plan.container.runtimes", "slurm_rl.plan.attach", "slurm_rl.image.formats"
+_WRAP, _ENTER, _FORMATS = "slurm_rl.plan.container.runtimes", "slurm_rl.plan.attach", "slurm_rl.plugins.image.formats"
 
 RUNTIMES: Final[dict[str, RuntimeRow]] = {
     "none": RuntimeRow(f"{_WRAP}:none", "the node's driver"),

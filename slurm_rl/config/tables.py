@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from slurm_rl.config.section import one_of
+from slurm_rl.config.user_parts.load import is_file, load_function
 from slurm_rl.errors import ConfigError
-from slurm_rl.functions.load import is_file, load_function
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class VerifierRow(Row):
     """`module:function` that raises for a reference answer that no completion can score against."""
 
 
-_ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
-_KL, _PREFERENCE = "slurm_rl.math.kl", "slurm_rl.math.preference"
+_ADVANTAGES, _LOSSES = "slurm_rl.algorithms.advantages", "slurm_rl.algorithms.losses"
+_KL, _PREFERENCE = "slurm_rl.algorithms.kl", "slurm_rl.algorithms.preference"
 
 ADVANTAGES: Final[dict[str, AdvantageRow]] = {
     "group_norm": AdvantageRow(f"{_ADVANTAGES}:group_norm", needs_group=True),

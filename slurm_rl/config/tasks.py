@@ -29,9 +29,9 @@ class TaskRow:
 
 TASKS: Final[dict[str, TaskRow]] = {
     "grpo": TaskRow("GRPO"),
-    "sft": TaskRow("SFT", "slurm_rl.supervised.sft:build_sft", "eval/loss", less_is_better=True),
-    "rm": TaskRow("reward model", "slurm_rl.supervised.rm:build_rm", "eval/loss", less_is_better=True),
-    "dpo": TaskRow("DPO", "slurm_rl.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
+    "sft": TaskRow("SFT", "slurm_rl.trainers.supervised.sft:build_sft", "eval/loss", less_is_better=True),
+    "rm": TaskRow("reward model", "slurm_rl.trainers.supervised.rm:build_rm", "eval/loss", less_is_better=True),
+    "dpo": TaskRow("DPO", "slurm_rl.trainers.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
     "openrlhf": TaskRow("OpenRLHF", is_external=True),
     "verl": TaskRow("verl", is_external=True),
     "maxtext": TaskRow("MaxText", is_external=True),

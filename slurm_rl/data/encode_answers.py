@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.data.answer_spans import AnswerSpan, find_answer
 from slurm_rl.data.characters import refuse_lost
 from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain, with_tools
@@ -32,7 +33,6 @@ from slurm_rl.data.placeholders import (
 )
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.errors import DataError
-from slurm_rl.math.sequences import ImageSpan
 
 _IMAGE_THREADS = 16
 

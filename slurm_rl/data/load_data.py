@@ -26,7 +26,7 @@ from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_ro
 from slurm_rl.data.records import DataSource
 from slurm_rl.data.split import Split, digest_prompts, draw_rows, split_rows
 from slurm_rl.errors import DataError
-from slurm_rl.run_dir import RunDir, read_json, write_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
     from slurm_rl.data.tokenize import EncodedPrompt  # which needs numpy; a login node checks rows without

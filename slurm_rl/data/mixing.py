@@ -20,8 +20,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final, Protocol
 
+from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.data.split import PromptOrder
-from slurm_rl.math.schedule import derive_seed
 
 BLOCK: Final = 1000
 

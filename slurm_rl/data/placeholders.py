@@ -15,10 +15,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.data.characters import show_characters
 from slurm_rl.data.images import read_size
 from slurm_rl.errors import DataError
-from slurm_rl.math.sequences import ImageSpan
 
 
 class ImageCounter(Protocol):

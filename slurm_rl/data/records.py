@@ -25,7 +25,7 @@ from slurm_rl.config.paths import expand_user, is_url
 from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
 from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.errors import DataError, MissingLibraryError
-from slurm_rl.filesystem import open_filesystem
+from slurm_rl.run_dir.filesystem import open_filesystem
 
 Record = tuple[str, dict[str, Any]]
 """(its place, the row)."""

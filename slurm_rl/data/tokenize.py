@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from slurm_rl.algorithms.sequences import ImageSpan, TokenPrompt
 from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import refuse_lost, too_long
 from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources
@@ -27,7 +28,6 @@ from slurm_rl.data.placeholders import (
 )
 from slurm_rl.data.prompts import Message, PromptRow
 from slurm_rl.errors import DataError
-from slurm_rl.math.sequences import ImageSpan, TokenPrompt
 
 _BATCH = 1024
 """Prompts encoded at once; offsets of a whole data set would not fit in memory."""

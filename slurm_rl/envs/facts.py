@@ -14,9 +14,9 @@ import inspect
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from slurm_rl.config.user_parts.load import find_file, is_file
 from slurm_rl.envs.environment import Environment
 from slurm_rl.envs.tools import MakeToolEnvironment
-from slurm_rl.functions.load import find_file, is_file
 
 WAYS: Final = ("snapshot", "replay", "restart")
 """What may bring a world back."""

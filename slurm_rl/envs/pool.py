@@ -35,7 +35,7 @@ from slurm_rl.envs.worker_process import WorkerProcess
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import describe_error
-from slurm_rl.wire import Wire
+from slurm_rl.run_dir.wire import Wire
 
 _LOOK_S = 0.5
 _WAKES_BYTES = 4096

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Raw
 
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.config.user_parts.load import load_function
 from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Refused, read_facts
 from slurm_rl.envs.steps import Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
-from slurm_rl.functions.load import load_function
 from slurm_rl.node.processes import become_subreaper
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import describe_error, show
-from slurm_rl.wire import LINGER_S, Wire
+from slurm_rl.run_dir.wire import LINGER_S, Wire
 
 
 class Snapshot(NamedTuple):

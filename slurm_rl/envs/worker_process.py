@@ -17,7 +17,7 @@ from slurm_rl.envs.worker import Begun, Call, write_call
 from slurm_rl.node.processes import find_descendants
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import describe_error
-from slurm_rl.wire import Outbox, Wire
+from slurm_rl.run_dir.wire import Outbox, Wire
 
 _GRACE_S = 1.0
 """A step that awaits ends itself at its deadline, and then says so."""

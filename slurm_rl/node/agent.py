@@ -23,7 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.node.attempt import Leaving, attempt_parser, open_attempt, time_to_leave
 from slurm_rl.node.discovery import NodeRole, discover_role
@@ -54,7 +53,8 @@ from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dir
 from slurm_rl.node.torchrun_share import run_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.plan.judge import Versions
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
+from slurm_rl.run_dir.disk import explain_refusal, say
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 # The trainer has ended before; what Ray leaves behind has nothing to save, and its GCS takes its time.
 _GRACE_S = 2.0

@@ -6,7 +6,7 @@ import math
 from argparse import ArgumentParser, Namespace
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.run_dir import AttemptDir, RunDir, read_json
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
 POLL_S = 0.2
 """Between two looks at the processes of a node."""

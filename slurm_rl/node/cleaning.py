@@ -19,7 +19,7 @@ from slurm_rl.node.attempt import attempt_parser
 from slurm_rl.node.processes import attempt_mark, command_line, end_marked
 from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 DONE = "cleaned"
 _AGENT_S = 5.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir
+from slurm_rl.run_dir.run_dir import AttemptDir
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
 # A trainer without a handler by then has not begun: imports of torch from a slow disk take this long.

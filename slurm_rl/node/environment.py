@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from slurm_rl.beats.pulse import BEATS
+from slurm_rl.node.beats.pulse import BEATS
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.network import network_environment
 from slurm_rl.node.ports import PortPlan
@@ -14,7 +14,7 @@ from slurm_rl.node.processes import mark_env
 from slurm_rl.node.ray_cluster import ray_environment
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.visibility import normalise_gpu_visibility, parse_kfd_device
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRI = Path("/dev/dri")

@@ -32,7 +32,7 @@ from slurm_rl.node.driver import EXIT_CHECKPOINTED, describe_status
 from slurm_rl.node.external_resume import Choice, build_argv, choose_checkpoint, describe_checkpoint, read_choice
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 _POLL_S = 0.2
 _GRACE_SHARE = 0.5

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 
-from slurm_rl.disk import say
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import copy_argv
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.run_dir.disk import say
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 MOST_S = 3600.0
 """A large model to a slow bucket."""

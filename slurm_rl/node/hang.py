@@ -18,18 +18,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.beats import recorder
-from slurm_rl.beats.judge import Beat, find_overdue, find_stragglers, parse_beat
-from slurm_rl.beats.pulse import DUMP_SIGNAL
-from slurm_rl.beats.stacks import Stack, describe_groups, group_stacks, name_suspects, parse_stack
 from slurm_rl.errors import SlurmRLError, TrainingError
-from slurm_rl.holder import read_stat
+from slurm_rl.node.beats import recorder
+from slurm_rl.node.beats.judge import Beat, find_overdue, find_stragglers, parse_beat
+from slurm_rl.node.beats.pulse import DUMP_SIGNAL
+from slurm_rl.node.beats.stacks import Stack, describe_groups, group_stacks, name_suspects, parse_stack
 from slurm_rl.node.driver import catches
 from slurm_rl.node.processes import find_marked
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.nodes.evidence import Evidence, note_evidence
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
+from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
+from slurm_rl.run_dir.holder import read_stat
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
 
 LOOK_S = 2.0
 TELL_S = 10.0

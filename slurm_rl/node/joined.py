@@ -21,7 +21,7 @@ from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.node.processes import start_child
 from slurm_rl.node.ray_cluster import node_resource
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 POLL_S = 0.2
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slurm_rl.run_dir import AttemptDir, read_json, write_json
+from slurm_rl.run_dir.run_dir import AttemptDir, read_json, write_json
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")

@@ -13,8 +13,8 @@ import shutil
 import stat
 from pathlib import Path
 
-from slurm_rl.disk import naming
 from slurm_rl.errors import BringUpError
+from slurm_rl.run_dir.disk import naming
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Not held up by a pipe, which is no regular file.

@@ -24,8 +24,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.holder import read_stat
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.holder import read_stat
+from slurm_rl.run_dir.run_dir import RunDir
 
 MARK = "SLURM_RL_ATTEMPT"
 """The environment variable; its value names run, attempt and node rank."""

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.driver import find_lack_in
 from slurm_rl.node.ports import PortPlan
@@ -20,8 +19,9 @@ from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.kinds import kind_of
-from slurm_rl.run_dir import RunDir
-from slurm_rl.run_secret import keep_secret
+from slurm_rl.run_dir.disk import explain_refusal, say
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.run_secret import keep_secret
 
 _RAYS_OWN = "r"
 """What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""

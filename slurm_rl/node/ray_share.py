@@ -24,7 +24,7 @@ from slurm_rl.node.rendezvous import (
     wait_for_port,
 )
 from slurm_rl.plan.visibility import gpu_names
-from slurm_rl.run_dir import append_event
+from slurm_rl.run_dir.run_dir import append_event
 
 if TYPE_CHECKING:
     from slurm_rl.node.agent import NodeAgent

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from slurm_rl.errors import BringUpError
-from slurm_rl.run_dir import AttemptDir, read_json, write_json
+from slurm_rl.run_dir.run_dir import AttemptDir, read_json, write_json
 
 POLL_S = 0.05
 # Between two processes that end for the same reason.

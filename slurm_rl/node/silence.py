@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 
-from slurm_rl.lease import BEAT_S, read_standing
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.rendezvous import HeadRecord, is_port_open
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir.lease import BEAT_S, read_standing
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 
 SILENCE_S = 1.5 * BEAT_S
 """A beat that has not come for so long is missing: it may have been as old as BEAT_S when the node was lost."""

@@ -18,7 +18,7 @@ from slurm_rl.errors import BringUpError
 from slurm_rl.node.private_folder import is_our_folder
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 
 # <tmp>/r/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
 _LONGEST_TMP = 107 - len("/r/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")

@@ -17,7 +17,7 @@ from slurm_rl.node.driver import HANDLER_S, catches, describe_status, find_lack_
 from slurm_rl.node.processes import find_marked, parent_of, start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
-from slurm_rl.run_dir import AttemptDir, read_json
+from slurm_rl.run_dir.run_dir import AttemptDir, read_json
 
 
 def torchrun_log(attempt: AttemptDir, role: NodeRole) -> Path:

@@ -13,7 +13,7 @@ from slurm_rl.node.processes import has_ended
 from slurm_rl.node.rendezvous import HeadRecord, comes_true, publish_head
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.task import Rendezvous
-from slurm_rl.run_dir import append_event
+from slurm_rl.run_dir.run_dir import append_event
 
 if TYPE_CHECKING:
     from slurm_rl.node.agent import NodeAgent

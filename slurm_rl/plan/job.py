@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.user_parts.load import load_function
 from slurm_rl.errors import RunDirError
-from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.demand import place_actors
 from slurm_rl.plan.expected import expected_for
@@ -273,7 +273,7 @@ def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
 def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
     if config.external is None:
         return None
-    from slurm_rl.external.argv import RunValues, build_external_argv
+    from slurm_rl.plugins.external.argv import RunValues, build_external_argv
 
     run = RunValues(
         nodes=config.cluster.num_nodes,

@@ -4,7 +4,7 @@
     passing   layers that are whole for a moment, activations (Korthikanti et al. 2022, without attention scores, which
               flash attention does not keep), logits: the most of four moments of a step, see `_find_peak`
 
-tests/unit/engine/test_fake_world.py holds FSDP2 to what the training code allocates, `python -m tests.memory_table`
+tests/unit/models/test_fake_world.py holds FSDP2 to what the training code allocates, `python -m tests.memory_table`
 prints the two side by side. Fragmentation, NCCL's buffers and the CUDA context are one flat reserve.
 """
 

@@ -38,7 +38,7 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
 
 def copy_argv(plan: JobPlan, attempt: int) -> list[str]:
     """What copies to `plan.copies_to` what the attempt leaves."""
-    argv = [plan.python, "-m", "slurm_rl.checkpoints.final_copy", "--run-dir", plan.run_dir]
+    argv = [plan.python, "-m", "slurm_rl.models.checkpoint.final_copy", "--run-dir", plan.run_dir]
     return [*argv, "--attempt", str(attempt), "--url", str(plan.copies_to)]
 
 
@@ -76,7 +76,7 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/` and what is asked; gets the answers.
     """
-    return _wrap(plan, [plan.python, "-m", "slurm_rl.doctor.node", folder], folder, name, user)
+    return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor.node", folder], folder, name, user)
 
 
 def wrap_fabric(
@@ -88,7 +88,7 @@ def wrap_fabric(
         words: where its leader is.
         inherited: the variable that holds the word by which that knows it.
     """
-    argv = [plan.python, "-m", "slurm_rl.gate.fabric_node", plan.run_dir, *words]
+    argv = [plan.python, "-m", "slurm_rl.plugins.health.gate.fabric_node", plan.run_dir, *words]
     return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 
@@ -183,7 +183,7 @@ def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any
     python = plan.python
     return {
         "submission_id": job_id,
-        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.launchers.ray.allocation', job_id])}",
+        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.launch.ray.allocation', job_id])}",
         "runtime_env": {
             "working_dir": package_uri,
             "env_vars": {

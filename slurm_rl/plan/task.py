@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
 
-_SUPERVISED = "slurm_rl.supervised"
+_SUPERVISED = "slurm_rl.trainers.supervised"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def build_driver_argv(task: str, python: str, run_dir: str) -> tuple[str, ...]:
         return (python, "-u", "-m", "slurm_rl.node.external", "--run-dir", run_dir)
     if TASKS[task].under_torchrun:
         return (python, "-u", "-m", "slurm_rl.node.rank", _SUPERVISED, run_dir)
-    return (python, "-u", "-m", "slurm_rl.rl.main", "--run-dir", run_dir)
+    return (python, "-u", "-m", "slurm_rl.trainers.grpo.main", "--run-dir", run_dir)
 
 
 def build_torchrun_argv(

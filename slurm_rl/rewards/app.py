@@ -8,7 +8,7 @@ Bad requests get 4xx with the rule, the value seen and the next action in words;
 
 Connections to the reward service, which anybody who reaches the port can open without a token. All are bounded.
 
-How many, by address too (slurm_rl.strangers); the time and the length of a request's head; the time of its body,
+How many, by address too (slurm_rl.run_dir.strangers); the time and the length of a request's head; the time of its body,
 whose length is bounded, too; and the lines that they bring into the log.
 """
 
@@ -33,7 +33,7 @@ from slurm_rl.errors import RewardError
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.protocol import RequestError, build_answer, parse_request
 from slurm_rl.rewards.queries import build_items
-from slurm_rl.strangers import Crowd, SeldomLines, at_most
+from slurm_rl.run_dir.strangers import Crowd, SeldomLines, at_most
 
 _MAX_WAITING = 200_000
 """Items in the line beyond which requests are sent away (503), before memory runs out."""

@@ -47,8 +47,8 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        from slurm_rl.engine.completeness import require_fit
-        from slurm_rl.engine.reward_model import read_score_statistics
+        from slurm_rl.models.completeness import require_fit
+        from slurm_rl.models.reward_model import read_score_statistics
 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
         self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])
@@ -113,7 +113,7 @@ class RewardModel:
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch
 
-        from slurm_rl.engine.head import apply_head
+        from slurm_rl.models.head import apply_head
 
         length = max(map(len, rows))
         # Behind the last token is padding that nobody looks at; 0 is in every vocabulary.

@@ -20,7 +20,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.rewards.pool import RewardPool
-from slurm_rl.strangers import at_most
+from slurm_rl.run_dir.strangers import at_most
 
 TOKEN_VARIABLE = "SLURM_RL_REWARD_TOKEN"
 _GRACE_S = 5

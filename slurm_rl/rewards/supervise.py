@@ -23,7 +23,7 @@ from pathlib import Path
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.service import listen
-from slurm_rl.run_dir import write_text
+from slurm_rl.run_dir.run_dir import write_text
 
 _POLL_S = 0.2
 _HEALTH_EVERY_S = 5.0

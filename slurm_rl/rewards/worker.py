@@ -30,9 +30,9 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
+from slurm_rl.config.user_parts.load import is_file, load_function
 from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
-from slurm_rl.functions.load import is_file, load_function
 from slurm_rl.rewards.classifier import PREFIX, load_model, score_by_model
 from slurm_rl.rewards.results import Failure, RewardItem, Verifier
 from slurm_rl.rewards.values import keep_numbers, read_number, show

@@ -67,7 +67,7 @@ def test_every_key_of_the_config_is_one_that_it_reads(installed: Package) -> Non
     """A key that it does not know is left unread, but for those of zero_optimization."""
     keys = {
         key.value
-        for node in ast.walk(ours().get("slurm_rl.engine.deepspeed:_build_config").node)
+        for node in ast.walk(ours().get("slurm_rl.models.deepspeed:_build_config").node)
         for key in (node.keys if isinstance(node, ast.Dict) else [getattr(node, "slice", None)])
         if isinstance(key, ast.Constant)
     } - {"optimizer", "all"}

@@ -43,7 +43,7 @@ OBJECTS = [
     ("rl/rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
 ]
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
-EXTENSION = "slurm_rl.rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
+EXTENSION = "slurm_rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
 
 
 def wrong_in(found: Found, use: Use) -> str | None:
@@ -120,7 +120,7 @@ def test_the_worker_has_none_of_our_extensions_names(vllm: Package) -> None:
 
 
 def test_the_client_is_one_that_vllms_senders_can_call(vllm: Package) -> None:
-    client = ours().get("slurm_rl.rl.rollout.vllm.transfer:EngineClient")
+    client = ours().get("slurm_rl.rollout.vllm.transfer:EngineClient")
     for name, member in vllm.get("vllm.distributed.weight_transfer.base:VLLMWeightSyncClient").members.items():
         assert list(client.members[name].signature.parameters) == list(member.signature.parameters), name
 
@@ -142,7 +142,7 @@ def test_the_arguments_of_the_engine_are_fields_of_its_arguments(vllm: Package) 
 
 
 def test_the_fields_of_what_is_sampled_are_vllms(vllm: Package) -> None:
-    spec = set(ours().get("slurm_rl.rl.groups:SamplingSpec").signature.parameters) - {"num_completions", "batch"}
+    spec = set(ours().get("slurm_rl.data.groups:SamplingSpec").signature.parameters) - {"num_completions", "batch"}
     assert "temperature" in spec
     assert takes(vllm.get("vllm:SamplingParams"), spec | {"n", "seed"}) == set()
 

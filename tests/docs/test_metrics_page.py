@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.report.charts import LINE_CHARTS
-from slurm_rl.report.metrics import STAMP
+from slurm_rl.plugins.report.charts import LINE_CHARTS
+from slurm_rl.plugins.report.metrics import STAMP
 from tests.docs.markdown import read_blocks
 from tests.docs.metrics_page import PAGE, find_unexplained, named_on_the_page
 from tests.lock import ROOT
@@ -40,7 +40,7 @@ def find_keys() -> set[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "phase":
                 found |= {f"time/{arg.value}_s" for arg in node.args if isinstance(arg, ast.Constant)}
     for task in ("sft", "rm", "dpo"):
-        losses = _returned(ROOT / f"slurm_rl/supervised/{task}.py")
+        losses = _returned(ROOT / f"slurm_rl/trainers/supervised/{task}.py")
         found |= {f"{task}/{name}" for name in losses["train"]} | {f"eval/{name}" for name in losses["eval"]}
     return found
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.examples.kit import EXAMPLES, SMALL, read_commands, run_readme
-from tests.unit.prepare.hub_server import Hub
-from tests.unit.prepare.small_sets import GSM8K, gsm8k
+from tests.unit.plugins.prepare.hub_server import Hub
+from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
 from tests.whole_run import exact_rows
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))

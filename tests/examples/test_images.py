@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.examples.kit import ROOT, run_readme
 from tests.whole_run import exact_rows
 

@@ -23,7 +23,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def build_sequences() -> list[Any]:
-    from slurm_rl.math.sequences import TrainSequence
+    from slurm_rl.algorithms.sequences import TrainSequence
 
     random = np.random.default_rng(0)
     lengths = [(int(random.integers(2, 30)), int(random.integers(4, 40))) for _ in range(NUM_SEQUENCES)]
@@ -43,12 +43,12 @@ def build_sequences() -> list[Any]:
 def main(folder: str, backend: str, out: str) -> None:
     import torch
 
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.config.algorithm import AlgorithmConfig
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.policy import PolicyEngine
 
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if torch.cuda.is_available():

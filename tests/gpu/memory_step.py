@@ -12,12 +12,12 @@ from benchmarks.trainer_throughput import Shape, build_sequences, free_port
 def main(text: str) -> None:
     import torch
 
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.config.load import load_config
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
-    from slurm_rl.run_dir import RunDir
-    from slurm_rl.runs.planning import plan_in
+    from slurm_rl.launch.runs.planning import plan_in
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.run_dir.run_dir import RunDir
 
     config = load_config(json.loads(text))
     plan = plan_in(config, RunDir("/planned/alone"))

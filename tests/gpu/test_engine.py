@@ -21,7 +21,7 @@ LENGTHS = [(3, 20), (10, 5), (40, 17), (2, 1)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     path = tmp_path_factory.mktemp("gpu") / "model"
     # Flash attention wants heads of a multiple of 8.
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
     from benchmarks.trainer_throughput import free_port
-    from slurm_rl.engine.distributed import init_process_group, leave_process_group
+    from slurm_rl.models.distributed import init_process_group, leave_process_group
 
     init_process_group(0, 1, "127.0.0.1", free_port(), timeout_s=60)
     yield
@@ -40,7 +40,7 @@ def process_group() -> Iterator[None]:
 
 
 def build_engine(folder: Path, *, offload: Any = "none", **model: Any) -> Any:
-    from slurm_rl.engine.policy import PolicyEngine
+    from slurm_rl.models.policy import PolicyEngine
 
     config = ModelConfig(**{"path": str(folder), **model})
     policy = PolicyConfig(num_workers=1, offload=offload)
@@ -48,7 +48,7 @@ def build_engine(folder: Path, *, offload: Any = "none", **model: Any) -> Any:
 
 
 def build_sequences() -> list[Any]:
-    from slurm_rl.math.sequences import TrainSequence
+    from slurm_rl.algorithms.sequences import TrainSequence
 
     random = np.random.default_rng(0)
     return [
@@ -64,7 +64,7 @@ def build_sequences() -> list[Any]:
 
 
 def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> None:
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
 
     engine = build_engine(folder, dtype="bfloat16")
     assert engine.device.type == "cuda"
@@ -78,7 +78,7 @@ def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> No
 
 @pytest.mark.parametrize("offload", ["optimizer", "all"])
 def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: str, tmp_path: Path) -> None:
-    from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+    from slurm_rl.algorithms.policy_loss import build_policy_loss
 
     batch, found = [build_sequences()], []
     for place in ("none", offload):

@@ -28,7 +28,7 @@ def run_layout(num_ranks: int, backend: str, folder: Path, out: Path) -> list[di
 @pytest.mark.parametrize("backend", LAYOUTS)
 def test_two_gpus_take_the_steps_of_one(backend: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
     from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     need(2, num_gpus)
     folder = tmp_path / "model"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.gpu.cases import CASES
 from tests.gpu.conftest import Note
 from tests.gpu.kit import most_used, need, start, train, train_case, words_of

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_rl.math.schedule import derive_seed
-from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.algorithms.schedule import derive_seed
+from slurm_rl.run_dir.run_dir import RunDir, write_text
 from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
 
 PATIENCE_S = 600.0
@@ -168,7 +168,7 @@ class Game:
 
 
 def _is_trainer(pid: int) -> bool:
-    return _runs(pid, b"slurm_rl.rl.main\0")
+    return _runs(pid, b"slurm_rl.trainers.grpo.main\0")
 
 
 def _runs(pid: int, module: bytes) -> bool:

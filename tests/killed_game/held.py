@@ -19,7 +19,7 @@ from pathlib import Path
 from game import Guess
 
 from slurm_rl.envs.environment import Reply, Row, Step
-from slurm_rl.run_dir import write_text
+from slurm_rl.run_dir.run_dir import write_text
 
 _RUN = Path(__file__).parents[3]
 SEEN = _RUN.with_name(f"{_RUN.name}-seen")

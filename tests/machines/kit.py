@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import is_possible, wait_until
 from tests.slurm.cluster.network import build_network
 from tests.slurm.cluster.slots import claim, registry_lock

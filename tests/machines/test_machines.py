@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_rl.launchers.jobs import read_states
+from slurm_rl.launch.jobs import read_states
 from tests.machines.kit import RUNPOD_HEAD, RUNPOD_NAMES, RUNPOD_WORKER, TOKEN, Machines, Run, dstack, machines_up, stop
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]

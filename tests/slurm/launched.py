@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.jobs import find_open_job
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.launch.jobs import find_open_job
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.machines.kit import Machines, Node, dstack, stop
 from tests.ray_kit import OthersCluster
 from tests.slurm.cluster import Cluster, slurm_version, wait_until
@@ -93,7 +93,7 @@ class Launched:
         return ["submitit.core._submit", str(self.run.submitit)]
 
     def kill_trainer(self) -> None:
-        found = find_processes("slurm_rl.rl.main", "--run-dir", str(self.trained.path))
+        found = find_processes("slurm_rl.trainers.grpo.main", "--run-dir", str(self.trained.path))
         assert found
         for pid in found:
             os.kill(pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ class OnRay(Here):
         return RunDir(self.far / "run")
 
     def _entry(self) -> list[str]:
-        return ["slurm_rl.launchers.ray.allocation", str(read_json(self.run.job)["job_id"])]
+        return ["slurm_rl.launch.ray.allocation", str(read_json(self.run.job)["job_id"])]
 
     def end_all(self) -> None:
         if find_open_job(self.run) is not None:

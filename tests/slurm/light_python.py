@@ -27,7 +27,7 @@ def make_light_python(folder: Path, *, real_ray: bool = False, python: str = sys
 
 def main() -> None:
     real_ray, words = sys.argv[1] == "--real-ray", sys.argv[2:]
-    if "slurm_rl.rl.main" in words:
+    if "slurm_rl.trainers.grpo.main" in words:
         sys.exit(train(Path(words[words.index("--run-dir") + 1]), int(words[words.index("--attempt") + 1])))
     if "slurm_rl.node.ray_start" in words and not real_ray:
         pretend_ray(words)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_rl.nodes.evidence import find_bad, read_evidence
-from slurm_rl.run_dir import RunDir
+from slurm_rl.plugins.health.nodes.evidence import find_bad, read_evidence
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster
 
 SAMPLE = Path(__file__).parents[1] / "samples" / "nvidia-smi-qx.driver575.xml"

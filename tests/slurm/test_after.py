@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slurm_rl.job.record import RunState
-from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.jobs import cancel_runs, read_states
+from slurm_rl.launch.controller.record import RunState
+from slurm_rl.launch.jobs import cancel_runs, read_states
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.markdown import DOCS, read_blocks
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, slurm_environment

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.launched import PATIENCE_S, Launched, name_cell
 from tests.slurm.light_python import make_light_python

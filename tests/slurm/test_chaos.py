@@ -12,7 +12,7 @@ import pytest
 from benchmarks.chaos.__main__ import main, parse, plan, rage
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stage import set_clocks
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.launchers.slurm import commands
-from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launchers.slurm.commands import JobInfo
-from slurm_rl.launchers.slurm.partitions import NodeGroup, partitions
-from slurm_rl.launchers.slurm.states import JobState
+from slurm_rl.launch.slurm import commands
+from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
+from slurm_rl.launch.slurm.commands import JobInfo
+from slurm_rl.launch.slurm.partitions import NodeGroup, partitions
+from slurm_rl.launch.slurm.states import JobState
 from tests.slurm.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.slurm

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster
 from tests.slurm.submitting import cli, quote, wait_for_end
 

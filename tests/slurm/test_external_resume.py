@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.submitting import cli, job_id, quote, wait_for_end
-from tests.unit.external.layout_files import half, whole
+from tests.unit.plugins.external.layout_files import half, whole
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.node.hang import read_told
-from slurm_rl.run_dir import read_json
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir

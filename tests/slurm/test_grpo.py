@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import read_json
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.submitting import ROOT, cli, wait_for_end
 from tests.whole_run import OVERRIDES, exact_rows

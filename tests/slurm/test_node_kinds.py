@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import read_json, write_json
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import read_json, write_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 from tests.slurm.light_python import make_light_python

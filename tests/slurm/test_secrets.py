@@ -69,7 +69,7 @@ def test_secrets_stand_nowhere(cluster: Cluster, shared_dir: Path) -> None:
 
 def trainers() -> list[Path]:
     """/proc/<pid>/environ of the light trainers."""
-    pids = [pid for pid, line in command_lines().items() if "slurm_rl.rl.main" in line]
+    pids = [pid for pid, line in command_lines().items() if "slurm_rl.trainers.grpo.main" in line]
     return [Path("/proc") / pid / "environ" for pid in pids if os.access(f"/proc/{pid}/environ", os.R_OK)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import read_json
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.launched import VERSION

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 from tests.slurm.cluster import Cluster
 from tests.slurm.submitting import cli, quote, wait_for_end
 from tests.tiny_llama import build_tiny_llama

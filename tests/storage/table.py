@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slurm_rl.disk import explain_refusal
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.run_dir.disk import explain_refusal
 from tests.storage.faults import HANG, Faults, build
 from tests.storage.writers import WRITERS, Case, Writer
 

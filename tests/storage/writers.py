@@ -17,11 +17,11 @@ import torch
 import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.jsonl import append_row, read_lines, read_rows
-from slurm_rl.nodes.evidence import Evidence, note_evidence, note_passed
-from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
+from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence, note_passed
+from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
     "cli.node._prepare",
 )
 def new_run(folder: Path) -> Case:
-    from slurm_rl.job.create import create_run
+    from slurm_rl.launch.controller.create import create_run
 
     package = folder.parent / "package" / "slurm_rl"
     package.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def new_run(folder: Path) -> Case:
     "job.record.record_end",
 )
 def job_record(folder: Path) -> Case:
-    from slurm_rl.job.record import record_job
+    from slurm_rl.launch.controller.record import record_job
 
     run = RunDir(folder)
     return Case(
@@ -129,7 +129,7 @@ def job_record(folder: Path) -> Case:
 
 @writer("sweep.json arrays/", "sweep.ledger.save_ledger", "sweep.create.create_runs")
 def sweep(folder: Path) -> Case:
-    from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
+    from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
 
     old, new = Ledger("a", "m", False), Ledger("a", "m", False, (SweepRun(0, ("optim.lr=1",)),))
     save_ledger(SweepDir(folder), old)
@@ -142,7 +142,7 @@ def sweep(folder: Path) -> Case:
 
 @writer("pipeline.yaml", "cli.pipeline.run")
 def pipeline(folder: Path) -> Case:
-    from slurm_rl.runs.pipeline import PIPELINE_FILE, find_stages
+    from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, find_stages
 
     def write() -> None:
         write_text(folder / PIPELINE_FILE, "a: seed=1\nb: seed=2\n")
@@ -156,7 +156,7 @@ def pipeline(folder: Path) -> Case:
     "launchers.slurm.sweep_arrays._submit_array",
 )
 def batch_script(folder: Path) -> Case:
-    from slurm_rl.launchers.slurm import submitit_slurm
+    from slurm_rl.launch.slurm import submitit_slurm
 
     run = RunDir(folder)
     executor = submitit_slurm.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
@@ -180,8 +180,8 @@ def batch_script(folder: Path) -> Case:
     "run_secret.keep_secret",
 )
 def attempt_start(folder: Path) -> Case:
-    from slurm_rl.job.controller import Controller
-    from slurm_rl.launchers.here import LocalAllocation
+    from slurm_rl.launch.controller.controller import Controller
+    from slurm_rl.launch.here import LocalAllocation
 
     run = RunDir(folder)
     plan = demo_plan(run)
@@ -331,9 +331,9 @@ class _Unstarted:
 
 @writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "job.holding.take_run")
 def lease(folder: Path) -> Case:
-    from slurm_rl.holder import Holder
-    from slurm_rl.job.holding import hold
-    from slurm_rl.lease import read_standing
+    from slurm_rl.launch.controller.holding import hold
+    from slurm_rl.run_dir.holder import Holder
+    from slurm_rl.run_dir.lease import read_standing
 
     def is_held() -> bool:
         standing = read_standing(folder / "lease")
@@ -411,7 +411,7 @@ def nodes(folder: Path) -> Case:
     "launchers.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
-    from slurm_rl.report.metrics import MetricsLogger
+    from slurm_rl.plugins.report.metrics import MetricsLogger
 
     run = RunDir(folder)
     append_row(run.metrics, {"step": 0, "stage": "grpo"})
@@ -434,7 +434,7 @@ def metrics(folder: Path) -> Case:
 
 @writer("learned.json", "goodput.learned_file.learn")
 def learned(folder: Path) -> Case:
-    from slurm_rl.goodput.learned_file import learn, read_learned
+    from slurm_rl.plugins.goodput.learned_file import learn, read_learned
 
     run = RunDir(folder)
     for seconds in (3.0, 4.0):
@@ -444,7 +444,7 @@ def learned(folder: Path) -> Case:
 
 @writer("attempts/<n>/steps.jsonl", "report.step_log.StepLog.add")
 def steps(folder: Path) -> Case:
-    from slurm_rl.report.step_log import StepLog
+    from slurm_rl.plugins.report.step_log import StepLog
 
     attempt = RunDir(folder).attempt(1)
     log = StepLog(attempt.steps)
@@ -460,7 +460,7 @@ def steps(folder: Path) -> Case:
 
 @writer("metrics.jsonl samples.jsonl, rewound", "report.metrics.keep_rows_up_to")
 def rewind(folder: Path) -> Case:
-    from slurm_rl.report.metrics import keep_rows_up_to
+    from slurm_rl.plugins.report.metrics import keep_rows_up_to
 
     path = folder / "metrics.jsonl"
     for step in range(4):
@@ -470,9 +470,9 @@ def rewind(folder: Path) -> Case:
 
 
 def _group() -> Any:
+    from slurm_rl.data.groups import Completion, Group
     from slurm_rl.data.tokenize import EncodedPrompt
     from slurm_rl.rewards.results import RewardItem, RewardResult
-    from slurm_rl.rl.groups import Completion, Group
 
     prompt = EncodedPrompt(index=3, token_ids=[5, 12], text="3+", answer="7")
     result = RewardResult(item=RewardItem(completion="7", answer="7"), value=1.0, parts={})
@@ -481,7 +481,7 @@ def _group() -> Any:
 
 @writer("samples.jsonl", "rl.loop.trainer_state.log_samples")
 def samples(folder: Path) -> Case:
-    from slurm_rl.rl.loop.trainer_state import log_samples
+    from slurm_rl.trainers.grpo.trainer_state import log_samples
 
     run = RunDir(folder)
     return Case(
@@ -494,7 +494,7 @@ def samples(folder: Path) -> Case:
 @writer("rollouts/", "rl.loop.trainer_state.dump_groups")
 def rollouts(folder: Path) -> Case:
     from slurm_rl.errors import DataError
-    from slurm_rl.rl.loop.trainer_state import dump_groups, replay_groups
+    from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
 
     def is_kept() -> bool:
         try:
@@ -512,11 +512,11 @@ def rollouts(folder: Path) -> Case:
     "rl.rollout.journal.Journal.save",
 )
 def journal(folder: Path) -> Case:
+    from slurm_rl.data.groups import SamplingSpec
     from slurm_rl.envs.facts import Facts
-    from slurm_rl.rl.groups import SamplingSpec
-    from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-    from slurm_rl.rl.rollout.journal_lines import TurnPlace, render_reply
-    from slurm_rl.rl.rollout.packed_reply import PackedReply
+    from slurm_rl.rollout.journal import BatchJournal, Journal
+    from slurm_rl.rollout.journal_lines import TurnPlace, render_reply
+    from slurm_rl.rollout.packed_reply import PackedReply
 
     spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
     line = render_reply(TurnPlace(0, 0, 0), PackedReply.of(_group().completions[0]))
@@ -551,7 +551,7 @@ def journal(folder: Path) -> Case:
 )
 def identity(folder: Path) -> Case:
     from slurm_rl.data.load_data import accept_new_rows, check_same_rows
-    from slurm_rl.report.wandb_run import load_id
+    from slurm_rl.plugins.report.wandb_run import load_id
 
     run = RunDir(folder)
 
@@ -571,8 +571,8 @@ def identity(folder: Path) -> Case:
     "report.html.write_sweep_report",
 )
 def report(folder: Path) -> Case:
-    from slurm_rl.report.html import write_report
-    from slurm_rl.report.summary import write_summary
+    from slurm_rl.plugins.report.html import write_report
+    from slurm_rl.plugins.report.summary import write_summary
 
     run = RunDir(folder)
     write_json(run.plan, demo_plan(run).to_json())
@@ -618,12 +618,12 @@ def background_checkpoint(folder: Path) -> Case:
 
 
 def _checkpoint(folder: Path, *, background: bool) -> Case:
-    from slurm_rl.checkpoints import background as waiting
-    from slurm_rl.checkpoints import step_saver
-    from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
-    from slurm_rl.checkpoints.step_saver import StepSaver
-    from slurm_rl.checkpoints.store import CheckpointStore
-    from slurm_rl.engine.shards import save_rng, save_tensors
+    from slurm_rl.models.checkpoint import background as waiting
+    from slurm_rl.models.checkpoint import step_saver
+    from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
+    from slurm_rl.models.checkpoint.step_saver import StepSaver
+    from slurm_rl.models.checkpoint.store import CheckpointStore
+    from slurm_rl.models.shards import save_rng, save_tensors
 
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
     run, files = RunDir(folder), BackgroundWriter()
@@ -662,7 +662,7 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     "engine.fsdp2.FSDP2Backend.save",
 )
 def torch_save(folder: Path) -> Case:
-    from slurm_rl.disk import naming
+    from slurm_rl.run_dir.disk import naming
 
     path = folder / "mp_rank_00_model_states.pt"
 
@@ -690,8 +690,8 @@ def torch_save(folder: Path) -> Case:
 def export(folder: Path) -> Case:
     from safetensors.torch import load_file
 
-    from slurm_rl.checkpoints.folders import written_beside
-    from slurm_rl.engine.export import write_shards
+    from slurm_rl.models.checkpoint.folders import written_beside
+    from slurm_rl.models.export import write_shards
 
     target = folder / "export"
 
@@ -711,8 +711,8 @@ def export(folder: Path) -> Case:
 
 @writer("checkpoint.url, where it is a folder", "checkpoints.remote.RemoteFolder._write")
 def remote_copy(folder: Path) -> Case:
-    from slurm_rl.checkpoints.remote import RemoteFolder
-    from slurm_rl.checkpoints.store import CheckpointStore
+    from slurm_rl.models.checkpoint.remote import RemoteFolder
+    from slurm_rl.models.checkpoint.store import CheckpointStore
 
     store = CheckpointStore(folder.parent / "local")
     if store.latest() is None:
@@ -734,9 +734,9 @@ def remote_copy(folder: Path) -> Case:
     "checkpoints.remote_saver.RemoteSaver._fetch_reference",
 )
 def fetched_copy(folder: Path) -> Case:
-    from slurm_rl.checkpoints.remote import RemoteFolder
-    from slurm_rl.checkpoints.remote_saver import RemoteSaver
-    from slurm_rl.checkpoints.store import CheckpointStore
+    from slurm_rl.models.checkpoint.remote import RemoteFolder
+    from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
+    from slurm_rl.models.checkpoint.store import CheckpointStore
 
     far, bucket = CheckpointStore(folder.parent / "far"), folder.parent / "bucket"
     remote = RemoteFolder(f"file://{bucket}", key=lambda: "k" * 32, retry_s=())
@@ -758,9 +758,9 @@ def fetched_copy(folder: Path) -> Case:
     "prepare.make_dataset.open_folder",
 )
 def prepared_rows(folder: Path) -> Case:
-    from slurm_rl.prepare.dataset import write_rows
-    from slurm_rl.prepare.make_dataset import open_folder
-    from slurm_rl.prepare.manifest import Manifest, load_manifest
+    from slurm_rl.plugins.prepare.dataset import write_rows
+    from slurm_rl.plugins.prepare.make_dataset import open_folder
+    from slurm_rl.plugins.prepare.manifest import Manifest, load_manifest
 
     place = folder / "gsm8k"
 
@@ -780,9 +780,9 @@ def prepared_rows(folder: Path) -> Case:
 def verl_rows(folder: Path) -> Case:
     import pyarrow.parquet
 
-    from slurm_rl.prepare.dataset import Question
-    from slurm_rl.prepare.recipes.gsm8k import RECIPE
-    from slurm_rl.prepare.verl_rows import render_row, write_parquet
+    from slurm_rl.plugins.prepare.dataset import Question
+    from slurm_rl.plugins.prepare.recipes.gsm8k import RECIPE
+    from slurm_rl.plugins.prepare.verl_rows import render_row, write_parquet
 
     assert RECIPE.verl is not None
     question = Question(text="a" * 3000, answer="1", solution="b")
@@ -804,7 +804,7 @@ def verl_rows(folder: Path) -> Case:
     "prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:
-    from slurm_rl.prepare.archive import extract_archive
+    from slurm_rl.plugins.prepare.archive import extract_archive
 
     archive = folder.parent / "images.tar"
     if not archive.exists():
@@ -832,7 +832,7 @@ def prepared_images(folder: Path) -> Case:
     "cli.image.run_check",
 )
 def image(folder: Path) -> Case:
-    from slurm_rl.image.formats import write_beside
+    from slurm_rl.plugins.image.formats import write_beside
 
     path = folder / "rl.sqsh"
     content = bytearray(96)
@@ -858,7 +858,7 @@ def exported_text(folder: Path) -> Case:
 @writer("goodput --svg", "cli.goodput.save_bar")
 def bar_of_a_ledger(folder: Path) -> Case:
     from slurm_rl.cli.goodput import save_bar
-    from slurm_rl.goodput.nouns import Ledger
+    from slurm_rl.plugins.goodput.nouns import Ledger
 
     path, total = folder / "bar.svg", Ledger("GPU", 1, 100.0, 10.0, 10.0, {"trained": 90.0, "bring_up": 10.0})
     return Case(lambda: save_bar(path, total), lambda: path.read_text().endswith("</svg>\n"), old_or_new(path, b""))

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.math.sequences import TokenPrompt, TrainSequence
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.weight_record import HeldWeights, pack_weights
-from tests.unit.engine.test_store_address import free_port
+from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
+from tests.unit.models.test_store_address import free_port
 
 CONTEXT = 512
 TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)
@@ -88,7 +88,7 @@ class OneEngine:
 
 def send_directly(engine: VLLMEngine, model: torch.nn.Module, probe: TokenPrompt) -> HeldWeights:
     """As version 2, by gloo."""
-    from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
+    from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 
     class Source:
         def metadata(self) -> list[Any]:

@@ -21,6 +21,9 @@ from typing import Any
 import numpy as np
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from slurm_rl.algorithms.packing import distribute
+from slurm_rl.algorithms.policy_loss import build_warmup_loss
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
@@ -29,12 +32,9 @@ from slurm_rl.data.prompts import PromptRow, Text
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.data.tool_syntax import ToolSyntax, as_calls, find_tail, write_calls
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import draw_weights, shape_of
 from slurm_rl.envs.schemas import Schema, read_schemas
-from slurm_rl.math.packing import distribute
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import draw_weights, shape_of
 from tests.templates import END, build_tokenizer
 from tests.train.dialogue_worlds import AGAIN, TURNS
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from slurm_rl.algorithms.sequences import FloatArray, TokenPrompt, TrainSequence
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
-from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, find_parts
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.played import Played, build_completion
-from slurm_rl.rl.rollout.sampling import seed_prompts
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRenderer
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.played import Played, build_completion
+from slurm_rl.rollout.sampling import seed_prompts
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rollout.vllm.tool_calls import ToolCallReader
 from tests.train.dialogue_cases import BADLY, CONTEXT, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
 from tests.train.dialogue_worlds import AGAIN, TURNS
 

@@ -17,11 +17,11 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.row_check import check_rows
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.math.sequences import FloatArray, TrainSequence
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.row_check import check_rows
 from tests.train.lora_families import LORA_PRESETS, LoraFinding, study_adapters
 
 PAGE = Path(__file__).parents[2] / "docs/model-families.md"
@@ -332,7 +332,7 @@ Written by `python -m tests.train.model_families` with transformers {version}; d
 
 The trainer reads several sequences in one row. Some models let them see each other there, without a word: recurrent and
 convolutional layers carry their state over the boundary, and some masks and positions count from the start of the row.
-So when a model is loaded, it is tried on random tokens (`slurm_rl/engine/row_check.py`), with its own weights
+So when a model is loaded, it is tried on random tokens (`slurm_rl/models/row_check.py`), with its own weights
 and type, under its own sharding:
 
 * **packed**: every sequence is computed as it is alone.

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.algorithms.train_sequences import find_parts, join_parts
 from slurm_rl.config.load import conf_dir
+from slurm_rl.data.groups import Branch, Completion, Group, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.engine.vision import ImageReader
-from slurm_rl.math.sequences import FloatArray
+from slurm_rl.models.vision import ImageReader
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.train_sequences import find_parts, join_parts
-from slurm_rl.rl.groups import Branch, Completion, Group, Turn
 from tests.image_kit import build_sequence
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.rollout.vllm.engine import VLLMEngine
 
 CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]

@@ -12,24 +12,24 @@ from typing import Any
 
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import WeightSyncError
-from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.rl.build import start_engine
-from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
-from slurm_rl.rl.rollout.vllm.transfer import _build_source
-from slurm_rl.rl.rollout.vllm.worker_extension import RolloutWorkerExtension
-from slurm_rl.rl.weights.sync import ObjectStore, Push, WeightSync, choose_tolerance
-from slurm_rl.rl.weights.weight_record import SentWeights
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
-from slurm_rl.rl.workers.ray_driver import Actor
+from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
+from slurm_rl.rollout.vllm.transfer import _build_source
+from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension
+from slurm_rl.rollout.weights.sync import ObjectStore, Push, WeightSync, choose_tolerance
+from slurm_rl.rollout.weights.weight_record import SentWeights
+from slurm_rl.trainers.grpo.build import start_engine
+from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers.ray_driver import Actor
 from tests.tiny_moe import build_tiny_moe
 from tests.train.continuous_script import OneEngine
-from tests.unit.engine.test_store_address import free_port
+from tests.unit.models.test_store_address import free_port
 from tests.unit.rl.test_sync_order import Handle
 
 PROBE = TokenPrompt(token_ids=[2 + (5 * place) % 12 for place in range(32)])

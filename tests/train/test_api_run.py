@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import slurm_rl
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import wait_until
 from tests.slurm.light_python import make_light_python
 

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, logging
 
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine import attention
-from slurm_rl.engine.attention import FLASH, VARLEN, choose_attention, settle_attention
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.row_check import RowCheck, check_rows
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.engine.tiny_vl import build_tiny_vl
-from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.report.meta import describe_event, read_events
-from slurm_rl.run_dir import RunDir
-from slurm_rl.train.model_folder import tell_rows
+from slurm_rl.models import attention
+from slurm_rl.models.attention import FLASH, VARLEN, choose_attention, settle_attention
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.model_folder import tell_rows
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.row_check import RowCheck, check_rows
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.models.tiny_vl import build_tiny_vl
+from slurm_rl.models.vision import load_image_reader
+from slurm_rl.plugins.report.meta import describe_event, read_events
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.image_kit import build_sequence, write_image
 from tests.live_bytes import LiveBytes
 from tests.train import flash_stand_in

@@ -13,11 +13,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from slurm_rl.config.model import LoraConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine import gather
-from slurm_rl.engine.backend import Backend, build_backend
-from slurm_rl.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.engine.lora import add_adapters, is_adapter
-from tests.unit.engine.test_store_address import free_port
+from slurm_rl.models import gather
+from slurm_rl.models.backend import Backend, build_backend
+from slurm_rl.models.distributed import init_process_group, leave_process_group
+from slurm_rl.models.lora import add_adapters, is_adapter
+from tests.unit.models.test_store_address import free_port
 
 # Neither 2 nor 3 divides these rows: 25 of the vocabulary, 14 of the keys' weights, 35 of a layer's inner ones.
 ODD = Qwen2Config(

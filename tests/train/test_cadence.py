@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.run_supervised import train
-from slurm_rl.train import cadence
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.trainers.common import cadence
+from slurm_rl.trainers.supervised.rank_info import RankInfo
+from slurm_rl.trainers.supervised.run_supervised import train
 from tests.train.test_supervised import TASKS, make_run
 from tests.whole_run import exact_rows, start_run
 

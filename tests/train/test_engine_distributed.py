@@ -20,16 +20,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, multiprocessing
 
+from slurm_rl.algorithms.packing import distribute
+from slurm_rl.algorithms.schedule import schedule_lr
+from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
-from slurm_rl.math.packing import distribute
-from slurm_rl.math.schedule import schedule_lr
-from slurm_rl.math.sequences import PackedBatch, TrainSequence
+from slurm_rl.models.convert import convert_checkpoint
+from slurm_rl.models.distributed import init_process_group, leave_process_group
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.

@@ -13,18 +13,18 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.lora import merge_into_base, read_base
-from slurm_rl.engine.lora_layers import check_targets
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
-from tests.unit.engine.test_store_address import free_port
+from slurm_rl.models.convert import convert_checkpoint
+from slurm_rl.models.distributed import init_process_group, leave_process_group
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.lora import merge_into_base, read_base
+from slurm_rl.models.lora_layers import check_targets
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
+from tests.unit.models.test_store_address import free_port
 
 CPU = torch.device("cpu")
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
-from slurm_rl.engine.load_model import load_model, load_tokenizer
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
+from slurm_rl.models.load_model import load_model, load_tokenizer
+from slurm_rl.models.tiny import build_tiny_model
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from slurm_rl.checkpoints.background import wait_for_files
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, TrainingError
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.math.sequences import PackedBatch, TrainSequence
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
+from slurm_rl.models.checkpoint.background import wait_for_files
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.workers.policy_worker import PolicyWorker
 from tests.small_disk import small_disk
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)

@@ -22,12 +22,12 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_character_tokenizer
-from slurm_rl.math.sequences import PackedBatch, TrainSequence
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_character_tokenizer
 
 WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.beats.pulse import BEATS
-from slurm_rl.jsonl import read_rows
+from slurm_rl.node.beats.pulse import BEATS
 from slurm_rl.node.hang import read_beats
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.train.test_run import find_processes
 from tests.whole_run import exact_rows, start_run
 

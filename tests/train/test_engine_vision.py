@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.mrope import build_rope_positions
+from slurm_rl.algorithms.policy_loss import build_warmup_loss
+from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny_vl import build_tiny_vl
-from slurm_rl.engine.vision import ImageReader, load_image_reader
 from slurm_rl.errors import DataError
-from slurm_rl.math.mrope import build_rope_positions
-from slurm_rl.math.sequences import FloatArray, TrainSequence
-from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+from slurm_rl.models.convert import convert_checkpoint
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny_vl import build_tiny_vl
+from slurm_rl.models.vision import ImageReader, load_image_reader
 from tests.image_kit import build_sequence, write_image
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.ray_cluster import node_resource
-from slurm_rl.rl.workers.environment_hosts import open_environments
-from slurm_rl.rl.workers.ray_driver import Cluster
-from slurm_rl.rl.workers.ray_nodes import OwnRayNodes
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.workers.environment_hosts import open_environments
+from slurm_rl.workers.ray_driver import Cluster
+from slurm_rl.workers.ray_nodes import OwnRayNodes
 
 pytestmark = pytest.mark.slow
 

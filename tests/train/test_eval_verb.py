@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import HERE, ROOT, SMALL
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.checkpoints.store import CheckpointStore
-from slurm_rl.job.ends import newest_step
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.launch.controller.ends import newest_step
+from slurm_rl.models.checkpoint.store import CheckpointStore
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.storage.disks import Disk, full, read_only
 from tests.whole_run import exact_rows, start_run
 

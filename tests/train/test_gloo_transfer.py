@@ -14,15 +14,15 @@ import torch
 vllm = pytest.importorskip("vllm")
 
 from slurm_rl.plan.layout import CPU_HEAD_SIZES  # noqa: E402 - as the next
-from slurm_rl.rl.rollout.vllm.gloo_transfer import (  # noqa: E402 - needs vLLM
+from slurm_rl.rollout.vllm.gloo_transfer import (  # noqa: E402 - needs vLLM
     GlooEngine,
     GlooTrainerEngine,
     GlooTrainerInitInfo,
     register,
 )
-from slurm_rl.rl.rollout.vllm.transfer import _build_source  # noqa: E402 - as the next
-from slurm_rl.rl.rollout.vllm.worker_extension import RolloutWorkerExtension  # noqa: E402 - imports vLLM
-from slurm_rl.rl.weights.weight_record import pack_weights  # noqa: E402 - as the others
+from slurm_rl.rollout.vllm.transfer import _build_source  # noqa: E402 - as the next
+from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension  # noqa: E402 - imports vLLM
+from slurm_rl.rollout.weights.weight_record import pack_weights  # noqa: E402 - as the others
 
 STATE = {
     "embed.weight": torch.arange(12.0).view(3, 4),

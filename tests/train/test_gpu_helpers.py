@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.trainer_throughput import SHAPES, build_model
 from slurm_rl.config.model import TinyModelConfig
-from slurm_rl.engine.tiny import build_character_tokenizer, build_tiny_model
+from slurm_rl.models.tiny import build_character_tokenizer, build_tiny_model
 from tests.gpu.cases import CASES, device_words, fill
 from tests.gpu.conftest import render, why_not
 from tests.gpu.layout_rank import CHARACTERS, LAYOUTS

@@ -9,8 +9,8 @@ from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_re
 
 from benchmarks.environments_vs_trl import TINY
 from benchmarks.guessing_world import RESPONSE, TEMPLATE, TURNS, OurGuess, TrlGuess
-from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.envs.environment import Reply, Row
+from slurm_rl.models.tiny import build_character_tokenizer
 
 
 @pytest.fixture(scope="module")

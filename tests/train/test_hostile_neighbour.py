@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.hostile_neighbour import Neighbour
 from tests.train.test_run import find_temp_dirs
 from tests.whole_run import exact_rows, start_run

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
 from slurm_rl.node.hang import read_beats
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import PATIENCE_S, Game
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.story import Left

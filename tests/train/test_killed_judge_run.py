@@ -15,8 +15,8 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.train.test_run import find_processes
 from tests.whole_run import OVERRIDES, exact_rows, start_run
 
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 @pytest.fixture(scope="module")
 def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Of a run whose completions a model scores, with a head that begins at random."""
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.models.tiny import build_tiny_model
 
     folder = tmp_path_factory.mktemp("judge")
     build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 0, folder / "model")

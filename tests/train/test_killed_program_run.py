@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import PATIENCE_S
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.program_game import ProgramGame

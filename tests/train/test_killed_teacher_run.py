@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.train.test_engine_run import wait_for_phase
 from tests.train.test_run import find_processes
 from tests.whole_run import OVERRIDES, exact_rows, start_run
@@ -22,7 +22,7 @@ WORDS = ("+algorithm=distill", "algorithm.kl.coefficient=1.0", "warmup.num_steps
 @pytest.fixture(scope="module")
 def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Of a policy that learns from another model with its tokens; both begin at random."""
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     teacher = tmp_path_factory.mktemp("teacher") / "model"
     build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 1, teacher)

@@ -11,17 +11,17 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
+from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.load_model import require_whole_files
-from slurm_rl.engine.lora import merge_into_base, read_base
-from slurm_rl.engine.lora_layers import check_targets
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.engine.tiny_vl import build_tiny_vl
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.math.sequences import FloatArray
+from slurm_rl.models.convert import convert_checkpoint
+from slurm_rl.models.load_model import require_whole_files
+from slurm_rl.models.lora import merge_into_base, read_base
+from slurm_rl.models.lora_layers import check_targets
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.models.tiny_vl import build_tiny_vl
 from tests.train.model_families import FAMILIES, build_model
 from tests.train.test_engine_lora import build_sequences, cross_entropy, logprobs_of
 

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 import torch
 
+from slurm_rl.algorithms.advantages import whiten
+from slurm_rl.algorithms.kl import compute_kl
+from slurm_rl.algorithms.logprobs import compute_token_logprobs
+from slurm_rl.algorithms.losses import ClipRange, LossInputs, aggregation_weights
 from slurm_rl.config.algorithm import AggregationName
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES
-from slurm_rl.math.advantages import whiten
-from slurm_rl.math.kl import compute_kl
-from slurm_rl.math.logprobs import compute_token_logprobs
-from slurm_rl.math.losses import ClipRange, LossInputs, aggregation_weights
 from tests.train.trl_kit import (
     CLIP,
     LENGTHS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.tiny_moe import build_tiny_moe
 from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
 

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.filters import weigh
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.policy_loss import build_policy_loss
+from slurm_rl.algorithms.schedule import schedule_lr
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.tables import ADVANTAGES
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.engine.backend import build_optimizer, clip_gradients
-from slurm_rl.engine.forward import build_noise
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.math.schedule import schedule_lr
-from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.data.groups import SamplingSpec
+from slurm_rl.models.backend import build_optimizer, clip_gradients
+from slurm_rl.models.forward import build_noise
 from slurm_rl.rewards.results import RewardItem, build_result
-from slurm_rl.rl.algorithm.filters import weigh
-from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
-from slurm_rl.rl.groups import SamplingSpec
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 from tests.train import test_losses_against_trl as losses
 from tests.train import test_supervised_against_trl as supervised
@@ -41,7 +41,7 @@ from tests.train.trl_kit import (
     compute_theirs,
     make_case,
 )
-from tests.unit.math import test_preference_against_trl as preference
+from tests.unit.algorithms import test_preference_against_trl as preference
 
 trl = pytest.importorskip("trl")
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.frozen import FrozenModel
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.frozen import FrozenModel
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
 from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, SMALL, cross_entropy
 from tests.train.test_shared_prompts import build_groups
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,8 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
     """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.engine.policy import PolicyEngine
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.models.tiny import build_tiny_model
 
     tiny = load_config(OVERRIDES).model.require_tiny()
     build_tiny_model(tiny, 0, tmp_path / "model")

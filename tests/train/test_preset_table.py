@@ -15,24 +15,24 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.algorithms.filters import keep_mask
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, shape_overlong
 from slurm_rl.cli.common import compose_run
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.engine.tiny_vl import build_tiny_vl
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.plan.role_memory import holds_reference
-from slurm_rl.rl.algorithm.filters import keep_mask
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, shape_overlong
-from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.workers.critic import Critic, CriticWorker
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
-from slurm_rl.rl.workers.worker_group import TrainWorker, WorkerGroup
-from slurm_rl.runs.checks import check_inputs
+from slurm_rl.trainers.grpo.learner import Learner
+from slurm_rl.workers.critic import Critic, CriticWorker
+from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers.worker_group import TrainWorker, WorkerGroup
 from tests.image_kit import write_image
 from tests.train.preset_kinds import KINDS, PRESETS, build_groups, with_logprobs
 

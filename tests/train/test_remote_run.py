@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_secret import TOKEN_VARIABLE
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
 from tests.train.test_run import kill_driver_when
 from tests.whole_run import exact_rows, start_run
 

@@ -17,21 +17,21 @@ from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.load_data import load_pairs
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
-from slurm_rl.engine.load_model import load_tokenizer
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
+from slurm_rl.models.load_model import load_tokenizer
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.node.stop import StopFlag
 from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.rollout.sampling import score_groups
-from slurm_rl.run_dir import RunDir
-from slurm_rl.supervised.objective import micro_batches_of
-from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.run_supervised import build_engine, build_objective, train
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.rollout.sampling import score_groups
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.supervised.objective import micro_batches_of
+from slurm_rl.trainers.supervised.rank_info import RankInfo
+from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective, train
 
 TINY = TinyModelConfig(
     characters="".join(map(chr, range(32, 127))), hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1

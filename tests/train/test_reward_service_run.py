@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
 from slurm_rl.node.ports import FIRST_PORT
+from slurm_rl.run_dir.jsonl import read_rows
 from tests.whole_run import exact_rows, start_run
 
 

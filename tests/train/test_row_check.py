@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.head import _BENDS, apply_head
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.row_check import build_probe, check_rows
-from slurm_rl.engine.row_layout import build_row_layout
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.head import _BENDS, apply_head
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.row_check import build_probe, check_rows
+from slurm_rl.models.row_layout import build_row_layout
+from slurm_rl.models.tiny import build_tiny_model
 from tests.train.model_families import CPU, build_model, build_sequences
 
 

@@ -21,7 +21,7 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.node.tmp_dir import tmp_stem
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import read_json
+from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained
 from tests.whole_run import OVERRIDES, exact_rows, start_run
 
@@ -229,7 +229,7 @@ def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Cal
 
 
 def find_driver(run_dir: Path) -> int:
-    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.rl.main" in command_line(pid)]
+    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.trainers.grpo.main" in command_line(pid)]
     return driver
 
 

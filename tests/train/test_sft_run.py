@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
 from slurm_rl.node.processes import attempt_mark, find_marked
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.whole_run import exact_rows
 
 pytestmark = pytest.mark.slow

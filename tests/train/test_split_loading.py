@@ -14,19 +14,19 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.load_memory import BACKENDS, measure, write_model
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.engine.frozen import FrozenModel
-from slurm_rl.engine.load_model import load_model, open_model
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_character_tokenizer
-from slurm_rl.engine.tiny_vl import build_tiny_vl
-from slurm_rl.engine.weight_files import find_weights
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.models.distributed import init_process_group, leave_process_group
+from slurm_rl.models.frozen import FrozenModel
+from slurm_rl.models.load_model import load_model, open_model
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_character_tokenizer
+from slurm_rl.models.tiny_vl import build_tiny_vl
+from slurm_rl.models.weight_files import find_weights
 from tests.tiny_llama import build_tiny_llama
-from tests.unit.engine.test_store_address import free_port
+from tests.unit.models.test_store_address import free_port
 
 KINDS: dict[str, tuple[ModelConfig, int | None]] = {
     "bfloat16": (ModelConfig(path="", dtype="bfloat16"), None),

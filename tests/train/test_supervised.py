@@ -19,12 +19,12 @@ from torch import multiprocessing
 
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.engine.convert import convert_checkpoint
 from slurm_rl.errors import StopRequested
-from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.run_supervised import build_objective, run_training, train
-from slurm_rl.train.stop import StopFlag, run_to_outcome
+from slurm_rl.models.convert import convert_checkpoint
+from slurm_rl.node.stop import StopFlag, run_to_outcome
+from slurm_rl.run_dir.run_dir import RunDir, read_json
+from slurm_rl.trainers.supervised.rank_info import RankInfo
+from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
 
 SMALL = [
     "model.tiny.hidden_size=32",
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
-    words = ["slurm_rl.supervised", str(run.path)]
+    words = ["slurm_rl.trainers.supervised", str(run.path)]
     first = start_torchrun(*words)
     wait_for_row(first, run, 3)
     ranks = children_of(first.pid)
@@ -220,7 +220,7 @@ def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_by_hand_from_overrides_gives_the_same_numbers(root: Path, tmp_path: Path) -> None:
     task, *more = TASKS["dpo-cached"]
-    words = ["slurm_rl.supervised", task, *SMALL, *more, f"run_dir={tmp_path / 'by-hand'}"]
+    words = ["slurm_rl.trainers.supervised", task, *SMALL, *more, f"run_dir={tmp_path / 'by-hand'}"]
     assert start_torchrun(*words).wait(timeout=300) == 0
     assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
     # Its end is saved: the same words have nothing left to do.

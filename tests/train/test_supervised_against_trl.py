@@ -5,7 +5,7 @@ where:
 
     TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
     TRL RM    center_rewards_coefficient                             rm.centering
-    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/math)    dpo.loss
+    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/algorithms)    dpo.loss
               ["sigmoid", "sft"] with loss_weights                   dpo.chosen_nll
               reference logprobs of 0                                dpo.reference=none
               (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
@@ -21,18 +21,18 @@ from typing import Any
 import pytest
 import torch
 
+from slurm_rl.algorithms.schedule import count_steps
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.load_model import load_tokenizer
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.math.schedule import count_steps
-from slurm_rl.supervised.objective import Example, add_cached_logprobs, load_live_reference, micro_batches_of
-from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.run_supervised import build_engine, build_objective
+from slurm_rl.models.load_model import load_tokenizer
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.trainers.supervised.objective import Example, add_cached_logprobs, load_live_reference, micro_batches_of
+from slurm_rl.trainers.supervised.rank_info import RankInfo
+from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

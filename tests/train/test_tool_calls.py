@@ -10,7 +10,7 @@ import pytest
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import ConfigError
-from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.rollout.vllm.tool_calls import ToolCallReader
 from tests.templates import ADD, build_tokenizer
 
 CALL = '{"a": 17, "why": "Zwischenruf"}'

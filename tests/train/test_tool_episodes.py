@@ -14,24 +14,24 @@ import yaml
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.endpoint.conversation import DialogueRenderer
-from slurm_rl.endpoint.episode import Ask, Bounds, refuse_tools
-from slurm_rl.endpoint.requests import SamplingRule
-from slurm_rl.endpoint.server import Endpoint
-from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.models.tiny import build_character_tokenizer
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
-from slurm_rl.train.stop import Timer
+from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
+from slurm_rl.rollout.endpoint.episode import Ask, Bounds, refuse_tools
+from slurm_rl.rollout.endpoint.requests import SamplingRule
+from slurm_rl.rollout.endpoint.server import Endpoint
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 
 EXAMPLE = Path(__file__).parents[2] / "examples/calculator"
 SPEC = SamplingSpec(num_completions=1, max_tokens=24, temperature=1.0, top_p=1.0, seed=7)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.whole_run import exact_rows, start_run
 
 MINE = Path(__file__).parents[1] / "unit" / "functions"

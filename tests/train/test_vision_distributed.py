@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from torch import multiprocessing
 
+from slurm_rl.algorithms.policy_loss import build_warmup_loss
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny_vl import build_tiny_vl
-from slurm_rl.engine.vision import load_image_reader
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+from slurm_rl.models.distributed import init_process_group, leave_process_group
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny_vl import build_tiny_vl
+from slurm_rl.models.vision import load_image_reader
 from tests.image_kit import build_sequence, write_image
 
 pytestmark = pytest.mark.slow

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.policy_loss import build_warmup_loss
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
-from slurm_rl.engine.load_model import load_tokenizer
-from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.tiny_vl import build_tiny_vl
-from slurm_rl.engine.vision import load_image_reader
-from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.models.load_model import load_tokenizer
+from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.models.tiny_vl import build_tiny_vl
+from slurm_rl.models.vision import load_image_reader
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
-from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
-from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.rollout.sampling import seed_prompts
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.weight_record import HeldWeights, pack_weights
+from slurm_rl.rollout.sampling import seed_prompts
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
 from tests.image_kit import write_image
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.examples.kit import HERE, ROOT
 from tests.whole_run import exact_rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_rl.math.losses import ClipRange
+from slurm_rl.algorithms.losses import ClipRange
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

@@ -16,9 +16,9 @@ import pytest
 
 import slurm_rl
 from slurm_rl.cli.find import find_run
-from slurm_rl.job.record import record_job
-from slurm_rl.jsonl import append_row
-from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.launch.controller.record import record_job
+from slurm_rl.run_dir.jsonl import append_row
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.whole_run import read_examples
 
 ROOT = Path(__file__).parents[2]

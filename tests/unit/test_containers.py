@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from slurm_rl.image.recipe import OTHERS as OF_OTHERS
+from slurm_rl.plugins.image.recipe import OTHERS as OF_OTHERS
 
 ROOT = Path(__file__).parents[2]
 ALL = sorted((ROOT / "containers").glob("*/Containerfile"))

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.checkpoints import background
-from slurm_rl.checkpoints.background import BackgroundWriter, wait_for_files
-from slurm_rl.checkpoints.step_saver import StepSaver
-from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.load import load_config
-from slurm_rl.disk import describe_disk, keep_room
 from slurm_rl.errors import CheckpointError
-from slurm_rl.job import controller
-from slurm_rl.job.attempts import AttemptEnd
-from slurm_rl.job.controller import STOP_SIGNALS, Controller
-from slurm_rl.launchers.here import LocalAllocation
+from slurm_rl.launch.controller import controller
+from slurm_rl.launch.controller.attempts import AttemptEnd
+from slurm_rl.launch.controller.controller import STOP_SIGNALS, Controller
+from slurm_rl.launch.here import LocalAllocation
+from slurm_rl.models.checkpoint import background
+from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files
+from slurm_rl.models.checkpoint.step_saver import StepSaver
+from slurm_rl.models.checkpoint.store import CheckpointStore
+from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
-from slurm_rl.train.stop import run_to_outcome
+from slurm_rl.run_dir.disk import describe_disk, keep_room
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from tests.small_disk import small_disk
 
 NEVER = 3600.0

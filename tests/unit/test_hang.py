@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl import hang
 from slurm_rl.__main__ import main
-from slurm_rl.hang import Watch, run_beside
-from slurm_rl.job.attempts import EXIT_INTERRUPTED
-from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
+from slurm_rl.run_dir import hang
+from slurm_rl.run_dir.hang import Watch, run_beside
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.hanging_disk import HangingDisk, hanging_disk
 from tests.slurm.cluster.waiting import wait_until
 
@@ -24,7 +24,7 @@ from tests.slurm.cluster.waiting import wait_until
 SUPERVISED = """
 import os, subprocess, sys, time
 from pathlib import Path
-from slurm_rl.job.supervisor import STOP_SIGNALS, Supervisor
+from slurm_rl.launch.controller.supervisor import STOP_SIGNALS, Supervisor
 
 disk, told = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -76,7 +76,7 @@ def test_the_node_agent_needs_the_standard_library_alone() -> None:
 def test_the_driver_starts_with_what_it_needs_of_torch_alone() -> None:
     """Every second of its imports is one of bring-up; workers import the rest beside each other."""
     late = ("vllm", "deepspeed", "transformers", "ray", "torch.distributed.tensor", "torch._dynamo")
-    script = f"import slurm_rl.rl.run_grpo, sys; print([m for m in {late!r} if m in sys.modules])"
+    script = f"import slurm_rl.trainers.grpo.run_grpo, sys; print([m for m in {late!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.job.watch import PhaseWatch
-from slurm_rl.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
-from slurm_rl.run_dir import RunDir, append_event, report_damage
-from slurm_rl.run_dir import append_row as append_row_of
+from slurm_rl.launch.controller.watch import PhaseWatch
+from slurm_rl.run_dir.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, append_event, report_damage
+from slurm_rl.run_dir.run_dir import append_row as append_row_of
 from tests.small_disk import small_disk
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
 APPEND = """
 import sys, threading
 from pathlib import Path
-from slurm_rl.jsonl import append_row
+from slurm_rl.run_dir.jsonl import append_row
 def work(who):
     for n in range(100):
         append_row(Path(sys.argv[1]), {"who": who, "n": n, "text": "x" * 9000})

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from slurm_rl import jsonl
-from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import CheckpointError, LeaseError
-from slurm_rl.holder import RESUME, Holder, Standing, Verdict, judge
-from slurm_rl.jsonl import read_rows
-from slurm_rl.lease import Lease, read_standing, take
-from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import RunDir, append_event, append_row, write_json, write_last
+from slurm_rl.models.checkpoint.store import CheckpointStore
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.run_dir import jsonl
+from slurm_rl.run_dir.holder import RESUME, Holder, Standing, Verdict, judge
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lease import Lease, read_standing, take
+from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json, write_last
 from tests.other_host import start_on_other_host
 
 QUICK: dict[str, Any] = {"beat_s": 0.05, "silence_s": 0.6, "look_s": 0.05}
@@ -130,9 +130,9 @@ def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_p
 
 HOLD = """
 import sys, time
-from slurm_rl.holder import Holder
-from slurm_rl.lease import take
-from slurm_rl.run_dir import RunDir, append_row
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.lease import take
+from slurm_rl.run_dir.run_dir import RunDir, append_row
 run = RunDir(sys.argv[1])
 with take(run.lease, Holder.of_this_process("local", "1"), beat_s=0.05) as lease:
     run.epoch = lease.epoch

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from slurm_rl import meter
-from slurm_rl.checkpoints.remote import RemoteFolder
-from slurm_rl.image.rootfs import unpack_root
-from slurm_rl.meter import Work, measure
-from slurm_rl.prepare.archive import extract_archive
+from slurm_rl.models.checkpoint.remote import RemoteFolder
+from slurm_rl.plugins.image.rootfs import unpack_root
+from slurm_rl.plugins.prepare.archive import extract_archive
+from slurm_rl.run_dir import meter
+from slurm_rl.run_dir.meter import Work, measure
 
 DEADLINE_S = 20.0
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.wire import Outbox, Wire, pack
+from slurm_rl.run_dir.wire import Outbox, Wire, pack
 
 MESSAGES: Any = st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=10)
 

@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from trainer import Counter
 
-from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
+from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import open_attempt
-from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.report.step_log import SAVE
-from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.stop import StopFlag, run_to_outcome
+from slurm_rl.node.stop import StopFlag, run_to_outcome
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.step_log import SAVE
+from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 
 class Ranks:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
-from slurm_rl.goodput.nouns import Ledger
-from slurm_rl.goodput.read import read_ledger, read_steps
-from slurm_rl.goodput.words import render_line
-from slurm_rl.job.create import create_run
-from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.jobs import submit_run
+from slurm_rl.launch.controller.create import create_run
+from slurm_rl.launch.jobs import submit_run
 from slurm_rl.node.tmp_dir import tmp_stem
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.plugins.goodput.nouns import Ledger
+from slurm_rl.plugins.goodput.read import read_ledger, read_steps
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")

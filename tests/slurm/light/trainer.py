@@ -2,7 +2,7 @@
 
     python trainer.py --run-dir <run> --attempt <n> --num-steps 30 --step-s 0.2 --save-every 5
 
-It stands for slurm_rl.rl.main: a Ray driver with one actor on each node, a loop of steps whose
+It stands for slurm_rl.trainers.grpo.main: a Ray driver with one actor on each node, a loop of steps whose
 numbers depend on all steps before, checkpoints, metrics, a stop flag, and outcome.json at the end. All of
 that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what is missing is the model:
 no torch, no vLLM. An actor's step is arithmetic and a sleep. Where the plan places reward services, each step asks one.
@@ -17,19 +17,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
+from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
+from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.report.step_log import SAVE
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.step_log import SAVE
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.run_dir import RunDir, append_event, read_json
-from slurm_rl.train.stop import StopFlag, run_to_outcome
+from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
+from slurm_rl.workers.ray_driver import Actor, Cluster
 
 _STEP_TIMEOUT_S = 120.0
 
@@ -132,7 +132,7 @@ def open_placed(run: RunDir, args: argparse.Namespace, cluster: Cluster) -> Iter
     import yaml
 
     from slurm_rl.config.load import parse_config
-    from slurm_rl.rl.workers.reward_services import open_rewards
+    from slurm_rl.workers.reward_services import open_rewards
 
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     with open_rewards(cluster, config.reward, run, run.attempt(args.attempt)) as scorer:

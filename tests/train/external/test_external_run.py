@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 
 SCRIPT = """
 import os, sys, ray

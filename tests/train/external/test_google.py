@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv
-from slurm_rl.external.argv import RunValues, build_external_argv
 from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plugins.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv
+from slurm_rl.plugins.external.argv import RunValues, build_external_argv
 from tests.train.external.google import unpack
 
 PARSER = Path(__file__).parent / "parse_xpk.py"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.model import TinyModelConfig
-from slurm_rl.jsonl import read_rows
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -25,7 +25,7 @@ NUM_STEPS = 400
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The preset as shipped, but for a model, data and a machine of this size."""
-    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.models.tiny import build_tiny_model
 
     folder = tmp_path_factory.mktemp("trl")
     build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=1), seed=0, folder=folder / "model")

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_rl.prepare.dataset import BadRows, Workspace
-from slurm_rl.prepare.recipes import RECIPES
-from slurm_rl.prepare.verl_rows import build_for_verl
+from slurm_rl.plugins.prepare.dataset import BadRows, Workspace
+from slurm_rl.plugins.prepare.recipes import RECIPES
+from slurm_rl.plugins.prepare.verl_rows import build_for_verl
 from tests.tiny_llama import build_tiny_llama
-from tests.unit.prepare.small_sets import gsm8k, math
+from tests.unit.plugins.prepare.small_sets import gsm8k, math
 
 SETS = {"gsm8k": (gsm8k, "So it is\n#### ANSWER"), "math": (math, "So it is $\\boxed{ANSWER}$.")}
 

@@ -12,9 +12,9 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
+from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.runs.model_shape import find_shape
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 H100 = ("+cluster=nvidia_h100",)

@@ -13,11 +13,11 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli import cancel
 from slurm_rl.cli.find import find_run, find_sweep, require_sweep, resolve
 from slurm_rl.errors import RunDirError
-from slurm_rl.job.record import record_job
-from slurm_rl.run_dir import RunDir, write_json
-from slurm_rl.runs.pipeline import PIPELINE_FILE
-from slurm_rl.runs.recent import read_recent, remember, state_file
-from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from slurm_rl.launch.controller.record import record_job
+from slurm_rl.launch.runs.pipeline import PIPELINE_FILE
+from slurm_rl.launch.runs.recent import read_recent, remember, state_file
+from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 
 def make_run(path: Path, job_id: str | None = None, *, age_s: float = 0.0, sent: bool = True) -> Path:

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.checkpoints.store import Checkpoint
 from slurm_rl.cli import convert
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.config.load import load_config
-from slurm_rl.job.create import create_run
+from slurm_rl.launch.controller.create import create_run
+from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.checkpoint.store import Checkpoint
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, append_event, write_text
-from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from slurm_rl.run_dir.run_dir import RunDir, append_event, write_text
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_rl.cli.here import run
 from slurm_rl.errors import ConfigError
-from slurm_rl.launchers.slurm.granted import parse_counts, read_allocation
+from slurm_rl.launch.slurm.granted import parse_counts, read_allocation
 
 ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"}
 

@@ -9,11 +9,11 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.image.files import check_image_is_there, describe_image
-from slurm_rl.launchers.slurm.launcher import SlurmLauncher
+from slurm_rl.launch.slurm.launcher import SlurmLauncher
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from tests.unit.image.test_image_files import sqsh
+from slurm_rl.plugins.image.files import check_image_is_there, describe_image
+from tests.unit.plugins.image.test_image_files import sqsh
 
 
 def plan_for(*words: str) -> JobPlan:

@@ -10,8 +10,8 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.interpreter import check_interpreter, find_activated
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.runs.interpreter import check_interpreter, find_activated
 
 LACK = "the job's Python lacks ray, transformers, vllm"
 

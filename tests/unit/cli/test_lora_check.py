@@ -9,8 +9,8 @@ import pytest
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.model_checks import check_lora_targets, read_linear_names
 from slurm_rl.plan.memory import parse_shape
-from slurm_rl.runs.model_checks import check_lora_targets, read_linear_names
 
 
 def write_header(path: Path, shapes: dict[str, list[int]]) -> None:

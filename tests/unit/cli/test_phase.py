@@ -14,11 +14,11 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.cli import logs, status
 from slurm_rl.cli.phase import describe_phase
-from slurm_rl.job.record import RunState
-from slurm_rl.report import progress
-from slurm_rl.rl.build import wait_until_ready
-from slurm_rl.run_dir import RunDir, append_event, write_json
-from tests.unit.report.sample_run import fill, make_row
+from slurm_rl.launch.controller.record import RunState
+from slurm_rl.plugins.report import progress
+from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
+from slurm_rl.trainers.grpo.build import wait_until_ready
+from tests.unit.plugins.report.sample_run import fill, make_row
 
 ENGINES = {"kind": "workers/loading", "who": "rollout engines", "ready": 2, "of": 8}
 PHASE = "loading weights, 2 of 8 rollout engines ready"
@@ -111,7 +111,7 @@ def test_foreground_says_that_the_run_continues_after_sigterm(tmp_path: Path) ->
     script = f"""
 from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.told import run_told
-from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.run_dir.run_dir import RunDir, append_event
 class Job:
     def done(self): return False
 run = RunDir({str(tmp_path)!r})

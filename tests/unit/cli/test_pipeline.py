@@ -11,10 +11,10 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.job.record import record_end, record_job
-from slurm_rl.run_dir import RunDir, append_event, append_row, write_text
-from slurm_rl.runs.pipeline import PIPELINE_FILE, Stage, find_stages, parse_stages, place_stages
-from slurm_rl.runs.start import create_stages
+from slurm_rl.launch.controller.record import record_end, record_job
+from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, Stage, find_stages, parse_stages, place_stages
+from slurm_rl.launch.runs.start import create_stages
+from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILE = "sft: +exp=sft_tiny\ngrpo: +exp=demo model=hf 'model.path={sft}/export'\n"

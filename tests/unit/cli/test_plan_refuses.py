@@ -109,7 +109,7 @@ def test_plan_asks_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     def fail(*args: object) -> None:
         raise AssertionError("plan is offline")
 
-    monkeypatch.setattr("slurm_rl.launchers.slurm.admission.check_admission", fail)
-    monkeypatch.setattr("slurm_rl.launchers.ray.launcher.open_dashboard", fail)
+    monkeypatch.setattr("slurm_rl.launch.slurm.admission.check_admission", fail)
+    monkeypatch.setattr("slurm_rl.launch.ray.launcher.open_dashboard", fail)
     assert main(["plan", "+exp=demo", "+cluster=slurm_cpu"]) == 0
     assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)

@@ -11,8 +11,8 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.runs.checks import check_inputs
-from slurm_rl.runs.model_checks import check_reward_model
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.model_checks import check_reward_model
 
 ONE = {"id2label": {"0": "LABEL_0"}}
 

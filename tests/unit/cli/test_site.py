@@ -15,7 +15,7 @@ from slurm_rl.config.load import load_config, own_dir
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
 from tests.unit.cli.test_light_install import run_light
-from tests.unit.site.samples import H100_PARTITIONS, H100_SINFO, SETTINGS
+from tests.unit.plugins.site.samples import H100_PARTITIONS, H100_SINFO, SETTINGS
 
 FEW = "%P|%l|%D|%c|%m|%G"
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.status_table import RunLine, join_row, render_runs
-from slurm_rl.run_dir import RunDir, append_event, append_row, write_json
+from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json
 
 EVIL = "\x1b[2J\x9b31m\u202e\ttxt"
 SCREEN = os.terminal_size((80, 33))
@@ -115,7 +115,7 @@ def test_the_steps_of_one_run_are_told_of_all(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_run_that_goes_on_tells_its_pace_and_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from slurm_rl.cli import status
-    from slurm_rl.job.record import RunState
+    from slurm_rl.launch.controller.record import RunState
 
     monkeypatch.setattr(status, "read_states", lambda runs: [RunState("running", is_alive=True) for _ in runs])
     text = status.render_status(make_run(tmp_path, 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.runs.model_checks import check_weight_files, read_shapes
+from slurm_rl.launch.runs.model_checks import check_weight_files, read_shapes
 from tests.unit.cli.test_lora_check import write_header
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"

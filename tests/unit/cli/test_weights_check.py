@@ -11,8 +11,8 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.runs.checks import check_inputs
-from slurm_rl.runs.model_checks import check_same_model
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.model_checks import check_same_model
 from tests.unit.cli.test_lora_check import write_header
 from tests.unit.plan.test_layout import LLAMA3_70B, QWEN25_7B
 

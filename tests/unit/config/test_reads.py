@@ -95,7 +95,7 @@ def look_into(module: str) -> tuple[frozenset[str], frozenset[str]]:
             imports |= {child for child in children if is_module(child)} or ({parent} if not is_package else set())
             imports |= {parent} if is_package else set()
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("slurm_rl."):
-            # A row of a table: "slurm_rl.engine.fsdp2:FSDP2Backend".
+            # A row of a table: "slurm_rl.models.fsdp2:FSDP2Backend".
             named = node.value.removeprefix("slurm_rl.").partition(":")[0]
             imports |= {named} if is_module(named) else set()
         elif isinstance(node, ast.Attribute):

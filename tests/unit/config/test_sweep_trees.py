@@ -9,8 +9,8 @@ import pytest
 from slurm_rl.config.load import compose, open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.sweep import composed
-from slurm_rl.sweep.sweeper import Composer
+from slurm_rl.launch.sweep import composed
+from slurm_rl.launch.sweep.sweeper import Composer
 
 SWEEPS = {
     "plain values": ["seed=1 optim.lr=1e-4", "seed=2 optim.lr=1", "seed=2 optim.lr=3e-5", "seed=7 optim.lr='1e-4'"],
@@ -54,7 +54,7 @@ def test_runs_that_differ_in_plain_values_are_resolved_once(monkeypatch: pytest.
         seen.append(config)
         return {"seed": 9}
 
-    monkeypatch.setattr("slurm_rl.sweep.sweeper.resolve_tree", resolve)
+    monkeypatch.setattr("slurm_rl.launch.sweep.sweeper.resolve_tree", resolve)
     with open_hydra(None) as extra:
         composer = Composer(extra)
         assert [composer.compose(["exp=demo", f"seed={seed}"])["seed"] for seed in range(5)] == [9, 1, 2, 3, 4]

@@ -12,7 +12,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
 from slurm_rl.config.overrides import GROUPS, normalise_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.sweep.sweeper import Composer
+from slurm_rl.launch.sweep.sweeper import Composer
 
 WORDS = ["+exp=grpo_mathv60k", "+cluster=amd_mi300", "algorithm=dapo", "+network=ib", "cluster.num_nodes=2"]
 OWN = ["model=hf", "model.path=Qwen/Qwen3-4B", "+data=gsm8k", "reward=math"]

@@ -12,7 +12,7 @@ from slurm_rl.data.curriculum import choose_rows, note_scores
 from slurm_rl.data.mixing import BLOCK, MixedOrder, Quotas, list_candidates
 from slurm_rl.data.split import PromptOrder
 from slurm_rl.errors import ConfigError
-from slurm_rl.rl.loop.step_metrics import curriculum_metrics
+from slurm_rl.trainers.grpo.step_metrics import curriculum_metrics
 
 CONFIG = CurriculumConfig(revisit=0.0)
 IDS = [str(row) for row in range(6)]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 from slurm_rl.errors import DataError
-from slurm_rl.supervised.rm import encode_for_training
+from slurm_rl.trainers.supervised.rm import encode_for_training
 from tests.templates import ADD, build_tokenizer
 
 CHATML = (

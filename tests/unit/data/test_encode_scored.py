@@ -17,7 +17,7 @@ from slurm_rl.rewards.classifier import RewardModel
 from slurm_rl.rewards.protocol import build_request, parse_request
 from slurm_rl.rewards.queries import build_items
 from slurm_rl.rewards.results import RewardItem
-from slurm_rl.supervised.rm import encode_for_training
+from slurm_rl.trainers.supervised.rm import encode_for_training
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

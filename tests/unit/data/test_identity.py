@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.sequences import ImageSpan, TrainSequence
 from slurm_rl.data.load_data import accept_new_rows, check_same_rows, knows_rows, prompt_content
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
-from slurm_rl.math.sequences import ImageSpan, TrainSequence
-from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.supervised.objective import Example
+from slurm_rl.run_dir.run_dir import RunDir, read_json
+from slurm_rl.trainers.supervised.objective import Example
 
 
 def place(source: str) -> ImageSpan:

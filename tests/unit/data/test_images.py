@@ -15,7 +15,7 @@ from PIL import Image
 
 from slurm_rl.data.images import check_source, open_image, parse_source, read_size
 from slurm_rl.errors import DataError
-from slurm_rl.prepare.recipes.mathv60k import describe_damage
+from slurm_rl.plugins.prepare.recipes.mathv60k import describe_damage
 
 
 @pytest.fixture

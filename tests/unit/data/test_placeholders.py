@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.config.model import TinyVLConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.placeholders import collapse_placeholders, expand_placeholders
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import DataError
-from slurm_rl.math.sequences import ImageSpan
 from tests.image_kit import write_image
 
 
@@ -70,7 +70,7 @@ def encode(tokenizer: Any, rows: list[PromptRow], counter: AreaCounter | None) -
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from slurm_rl.engine.tiny_vl import build_byte_tokenizer
+    from slurm_rl.models.tiny_vl import build_byte_tokenizer
 
     return build_byte_tokenizer(TinyVLConfig().context_length)
 

@@ -10,11 +10,6 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_rl.endpoint.episode import Call
-from slurm_rl.endpoint.programs import Verdict, parse_verdict, read_verdict
-from slurm_rl.endpoint.requests import SamplingRule, parse_body, parse_chat
-from slurm_rl.endpoint.residents import Resident
-from slurm_rl.endpoint.responses import parse_response
 from slurm_rl.envs.answers import Answer, Said, decode, encode, pack_answer
 from slurm_rl.envs.environment import Step, ToolCall
 from slurm_rl.envs.steps import check_step
@@ -23,7 +18,12 @@ from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import RequestError, parse_answer
 from slurm_rl.rewards.results import Failure, RewardItem
 from slurm_rl.rewards.values import is_name
-from slurm_rl.wire import Wire
+from slurm_rl.rollout.endpoint.episode import Call
+from slurm_rl.rollout.endpoint.programs import Verdict, parse_verdict, read_verdict
+from slurm_rl.rollout.endpoint.requests import SamplingRule, parse_body, parse_chat
+from slurm_rl.rollout.endpoint.residents import Resident
+from slurm_rl.rollout.endpoint.responses import parse_response
+from slurm_rl.run_dir.wire import Wire
 from tests.unit.fuzz.values import json_values, mangled
 
 RULE = SamplingRule(1.0, 1.0, 8)

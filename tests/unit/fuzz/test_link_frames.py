@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from slurm_rl import __version__
 from slurm_rl.errors import ConfigError
-from slurm_rl.launchers.machines.hub import Hub, Member
-from slurm_rl.launchers.machines.link import _MAGIC, _MOST_BYTES, Link, LinkClosed
-from slurm_rl.launchers.machines.place import HeadPlace
-from slurm_rl.run_dir import RunDir
+from slurm_rl.launch.machines.hub import Hub, Member
+from slurm_rl.launch.machines.link import _MAGIC, _MOST_BYTES, Link, LinkClosed
+from slurm_rl.launch.machines.place import HeadPlace
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.unit.fuzz.values import costs_at_most, json_values, mangled
 
 SECRET = "s" * 16

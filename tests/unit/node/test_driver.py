@@ -12,7 +12,7 @@ import pytest
 
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.driver import catches, check_driver_end, exit_status, may_signal
-from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 HANDLES = "import signal,time; signal.signal(signal.SIGUSR2, lambda *_: None); print('up', flush=True); time.sleep(60)"
 DEAF = "import time; print('up', flush=True); time.sleep(60)"

@@ -11,7 +11,7 @@ from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import derive_port_block
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
 
 
 def environment_of(run: Path, *words: str, rank: int = 0) -> dict[str, str]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels, render_gpu_labels
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names, normalise_gpu_visibility
-from slurm_rl.rl.workers.ray_driver import Cluster
-from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, find_ours
+from slurm_rl.workers.ray_driver import Cluster
+from slurm_rl.workers.ray_nodes import OwnRayNodes, find_ours
 
 HEX = st.text("0123456789abcdef", min_size=8, max_size=8)
 INDEX = st.integers(0, 15).map(str)

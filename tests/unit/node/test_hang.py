@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.beats.pulse import BEATS
-from slurm_rl.beats.stacks import Stack, describe_groups, group_stacks, name_suspects, parse_stack
 from slurm_rl.errors import TrainingError
-from slurm_rl.job.ends import read_end
-from slurm_rl.jsonl import read_rows
+from slurm_rl.launch.controller.ends import read_end
 from slurm_rl.node import hang
+from slurm_rl.node.beats.pulse import BEATS
+from slurm_rl.node.beats.stacks import Stack, describe_groups, group_stacks, name_suspects, parse_stack
 from slurm_rl.node.hang import HangWatch, read_beats, read_told
 from slurm_rl.node.processes import mark_env
-from slurm_rl.nodes.evidence import find_bad, read_evidence
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.plugins.health.nodes.evidence import find_bad, read_evidence
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
 
 RANK = """
 import sys, time
-from slurm_rl.beats import pulse
+from slurm_rl.node.beats import pulse
 pulse.start_pulse(sys.argv[1])
 def all_reduce():
     time.sleep(600)
@@ -149,7 +149,7 @@ def test_ranks_that_get_on_are_left_alone_and_told_of(nodes: Nodes) -> None:
 
 SLOW_RANK = """
 import sys, time
-from slurm_rl.beats import pulse
+from slurm_rl.node.beats import pulse
 pulse.start_pulse(sys.argv[1])
 while True:
     with pulse.phase("train"):

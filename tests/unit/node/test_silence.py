@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from slurm_rl.cli.status import render_status
-from slurm_rl.holder import Holder
-from slurm_rl.job.record import RunState, record_job
-from slurm_rl.jsonl import read_rows
-from slurm_rl.lease import BEAT_S
+from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.node.silence import SILENCE_S, ControllerWatch
-from slurm_rl.run_dir import RunDir, append_event, write_json
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lease import BEAT_S
+from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 from tests.storage.writers import demo_plan
 
 HOLDER = Holder("slurm", "7", 0, "n1", "", 9, 9)

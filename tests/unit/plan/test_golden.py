@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
-from slurm_rl.runs.model_shape import find_shape
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))

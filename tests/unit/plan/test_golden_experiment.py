@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
-from slurm_rl.runs.model_shape import find_shape
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = [("grpo_mathv60k", "amd_mi300"), ("grpo_mathv60k", "nvidia_a100"), ("ppo_llama3_8b", "nvidia_h100")]

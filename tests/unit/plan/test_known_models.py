@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.launch.runs.model_shape import find_shape, sees_images
 from slurm_rl.plan.known_models import find_known, load_known
-from slurm_rl.runs.model_shape import find_shape, sees_images
 
 # As model cards and papers have them.
 PUBLISHED = {

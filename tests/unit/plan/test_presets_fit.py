@@ -11,13 +11,13 @@ import pytest
 from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.model_shape import find_shape
+from slurm_rl.launch.sweep.sweeper import Composer
 from slurm_rl.plan.explain import WIDTH, render_explanation
 from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plan.topology import find_idle
-from slurm_rl.runs.model_shape import find_shape
-from slurm_rl.sweep.sweeper import Composer
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml"))

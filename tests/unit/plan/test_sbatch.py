@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from slurm_rl.config.load import load_config, parse_config, section_defaults
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.export.dstack import quote_for_hydra
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.sbatch import sbatch_argv
+from slurm_rl.plugins.export.dstack import quote_for_hydra
 
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=4, version="0")
 printable = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), min_size=1, max_size=40)

@@ -17,8 +17,8 @@ from ray._private.label_utils import parse_node_labels_string
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.ray_cluster import parse_gpu_labels, render_gpu_labels
 from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names, normalise_gpu_visibility
-from slurm_rl.rl.workers.ray_driver import Cluster
-from slurm_rl.rl.workers.ray_nodes import OwnRayNodes
+from slurm_rl.workers.ray_driver import Cluster
+from slurm_rl.workers.ray_nodes import OwnRayNodes
 
 CUDA, ROCR, HIP, ORDINAL = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 UUIDS = [f"GPU-{0x8932F937D72CEA2C + place:016x}" for place in range(8)]

@@ -16,16 +16,16 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardConfig, RewardModelConfig
-from slurm_rl.engine.reward_model import ScoreStatistics, describe_scores
-from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.errors import ConfigError
+from slurm_rl.models.reward_model import ScoreStatistics, describe_scores
+from slurm_rl.models.tiny import build_character_tokenizer
 from slurm_rl.rewards.classifier import load_model, require_loadable, specify_model
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
-from slurm_rl.rl.workers.critic import Critic, CriticWorker, read_unit
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
+from slurm_rl.workers.critic import Critic, CriticWorker, read_unit
+from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
 
 TOKENIZER = build_character_tokenizer(TinyModelConfig())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
 
 
 def make_result(value: float | None, parts: dict[str, float] | None = None) -> RewardResult:

@@ -12,15 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rl.rollout.reply_server import ReplyServer
-from slurm_rl.rl.rollout.sampling import seed_prompts
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.rollout.reply_server import ReplyServer
+from slurm_rl.rollout.sampling import seed_prompts
+from slurm_rl.workers.ray_driver import Actor
 
 
 class Letters:

@@ -19,12 +19,12 @@ from typing import Any
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
-from slurm_rl.run_dir import write_json
-from slurm_rl.train.stop import Timer
+from slurm_rl.node.stop import Timer
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.run_dir.run_dir import write_json
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 STEPS = 4

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.episode import Bounds
-from slurm_rl.endpoint.programs import find_argv
-from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.envs.facts import Facts
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline, load_rollouts, save_rollouts
-from slurm_rl.rl.rollout.journal import PROGRAM, Journal
-from slurm_rl.rl.rollout.programs import Programs
-from slurm_rl.run_dir import write_json
-from slurm_rl.train.stop import Timer
-from tests.unit.endpoint.kit import make_renderer
+from slurm_rl.rollout.endpoint.episode import Bounds
+from slurm_rl.rollout.endpoint.programs import find_argv
+from slurm_rl.rollout.endpoint.requests import SamplingRule
+from slurm_rl.rollout.journal import PROGRAM, Journal
+from slurm_rl.rollout.programs import Programs
+from slurm_rl.run_dir.run_dir import write_json
+from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline, load_rollouts, save_rollouts
 from tests.unit.rl.episode_kit import SPEC, sampler_of
 from tests.unit.rl.killed_episodes import Watched, WatchedEngine
+from tests.unit.rollout.endpoint.kit import make_renderer
 
 STEPS = 4
 # One reply, two at once, a dialogue behind each of these at the same time, and a last one: eight replies.

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_rl.config.functions import program_files
 from slurm_rl.config.load import load_config
-from slurm_rl.endpoint.programs import ADAPTERS, find_argv
+from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
 from tests.unit.rl.test_programs import letters, play
 
 WORLD = '''

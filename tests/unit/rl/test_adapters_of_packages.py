@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.episode import Bounds
-from slurm_rl.endpoint.programs import ADAPTERS, find_argv
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.rollout.endpoint.episode import Bounds
+from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.reply_request import Refused, ReplyRequest
 from tests.adapters_python import adapters_python
-from tests.unit.endpoint.test_tools import Engine as ToolEngine
-from tests.unit.endpoint.test_tools import called, complete
 from tests.unit.rl.test_programs import Engine, play_prompts
+from tests.unit.rollout.endpoint.test_tools import Engine as ToolEngine
+from tests.unit.rollout.endpoint.test_tools import called, complete
 
 VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 

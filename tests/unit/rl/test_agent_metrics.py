@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_rl.rl.groups import Group, Turn
-from slurm_rl.rl.loop.agent_metrics import agent_metrics, name_agent
-from slurm_rl.rl.loop.step_metrics import sampling_metrics
+from slurm_rl.data.groups import Group, Turn
+from slurm_rl.trainers.grpo.agent_metrics import agent_metrics, name_agent
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.batch_kit import make_group
 
 Said = Sequence[tuple[str, float | None]]

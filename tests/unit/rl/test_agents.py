@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences, compute_advantages
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.groups import Branch, Group
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, compute_advantages
-from slurm_rl.rl.groups import Branch, Group
-from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
-from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.workers.ray_driver import ActorLost
-from slurm_rl.train.stop import Timer
+from slurm_rl.node.stop import Timer
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
+from slurm_rl.workers.ray_driver import ActorLost
 from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 LIMITS = Limits(max_turns=20, turn_tokens=4, max_tokens=400, max_prompt_tokens=20)

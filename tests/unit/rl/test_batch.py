@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
-from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.filters import drop_without_gradient, split_minibatches
-from slurm_rl.rl.algorithm.train_sequences import (
+from slurm_rl.algorithms.filters import drop_without_gradient, split_minibatches
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.algorithms.train_sequences import (
     build_train_sequences,
     correct_sampler,
     group_rewards,
     overlong_penalty,
     shape_overlong,
 )
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.step_metrics import kept_metrics
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
+from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.trainers.grpo.step_metrics import kept_metrics
 
 
 def prompt(answer: str = "7") -> EncodedPrompt:

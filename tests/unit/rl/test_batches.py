@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.build import build_rollouts
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.judges import Judge
-from slurm_rl.rl.loop.collect import BatchSource
+from slurm_rl.trainers.grpo.build import build_rollouts
+from slurm_rl.trainers.grpo.collect import BatchSource
+from slurm_rl.trainers.grpo.judges import Judge
 
 NUM_PROMPTS = 40
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
-from slurm_rl.math.losses import CorrectionInputs, geometric_mask
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.rl.algorithm.filters import keep_sequences, split_minibatches
-from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
-from slurm_rl.rl.algorithm.train_sequences import (
+from slurm_rl.algorithms.filters import keep_sequences, split_minibatches
+from slurm_rl.algorithms.losses import CorrectionInputs, geometric_mask
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.policy_loss import build_policy_loss
+from slurm_rl.algorithms.train_sequences import (
     build_plain_sequences,
     build_train_sequences,
     completion_kl,
     find_parts,
     join_parts,
 )
-from slurm_rl.rl.groups import Branch, Completion, Group, Turn
-from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.data.groups import Branch, Completion, Group, Turn
+from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
 # Read 1 2, said 11 12; read 3, said 13; and another dialogue from 11 12 on, which read 4 5 and said 14 15.

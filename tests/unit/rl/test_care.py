@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import ray
 
+from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import TrainingError
-from slurm_rl.jsonl import read_rows
-from slurm_rl.nodes.evidence import read_evidence
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.care import MOST, EngineCare
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
-from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
-from slurm_rl.run_dir import RunDir, write_json
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.plugins.health.nodes.evidence import read_evidence
+from slurm_rl.rollout.care import MOST, EngineCare
+from slurm_rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 
 SPEC = SamplingSpec(1, 8, 1.0, 1.0, seed=3)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.collect import BatchCollector, collect_groups
-from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
-from slurm_rl.train.stop import Timer
+from slurm_rl.trainers.grpo.collect import BatchCollector, collect_groups
+from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
 
 # Rewards of the two groups of each round: equal ones carry no signal.
 ROUNDS = [[(1.0, 1.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 0.0)], [(0.0, 1.0), (1.0, 0.0)]]

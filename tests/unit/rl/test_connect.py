@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import slurm_rl
-from slurm_rl.rl.workers.ray_driver import Cluster
+from slurm_rl.workers.ray_driver import Cluster
 
 
 def test_actors_find_the_code_of_the_driver_first_and_not_that_of_the_working_directory(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.rl.groups import SamplingSpec
-from slurm_rl.rl.rollout.reply_request import ReplyRequest
-from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
-from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
+from slurm_rl.data.groups import SamplingSpec
+from slurm_rl.rollout.reply_request import ReplyRequest
+from slurm_rl.rollout.vllm.continuous import ContinuousEngine
+from slurm_rl.rollout.vllm.ended_replies import EndedReplies
 
 PARAMS = SimpleNamespace(n=1)
 

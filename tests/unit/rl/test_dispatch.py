@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.node.stop import StopFlag, Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.train.stop import StopFlag, Timer
+from slurm_rl.rollout.dispatch import max_calls
+from slurm_rl.rollout.sampling import ContinuousSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
+from slurm_rl.workers.ray_driver import Actor, Cluster
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.filters import drop_without_gradient
+from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.frozen import FrozenModel
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.sequences import FloatArray
-from slurm_rl.rl.algorithm.filters import drop_without_gradient
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences
-from slurm_rl.train.model_folder import require_same_tokens
+from slurm_rl.models.frozen import FrozenModel
+from slurm_rl.models.model_folder import require_same_tokens
+from slurm_rl.models.tiny import build_tiny_model
 from tests.unit.rl.batch_kit import make_group
 
 LENGTHS = [[3, 5, 2], [1, 4, 6]]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.trainer_state import dump_groups, replay_groups
+from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
 
 
 def group(*scores: float | None) -> Group:

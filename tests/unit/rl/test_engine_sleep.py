@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.engine_args import OURS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.groups import Prompts
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl import run_grpo
-from slurm_rl.rl.groups import Prompts
-from slurm_rl.rl.judges import Judge
-from slurm_rl.rl.loop.collect import Collected
-from slurm_rl.rl.loop.learner import Learned
-from slurm_rl.rl.loop.trainer import GRPOTrainer
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.run_dir import RunDir
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo import run_grpo
+from slurm_rl.trainers.grpo.collect import Collected
+from slurm_rl.trainers.grpo.judges import Judge
+from slurm_rl.trainers.grpo.learner import Learned
+from slurm_rl.trainers.grpo.trainer import GRPOTrainer
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3", answer="")

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.groups import Completion, Group, SamplingSpec, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import StopRequested
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec, Turn
-from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
-from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.ended import item_of, result_of
-from slurm_rl.rl.rollout.episode import Episode, Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.train.stop import Timer
+from slurm_rl.rollout.ended import item_of, result_of
+from slurm_rl.rollout.episode import Episode, Limits
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.episode_kit import Letters
 
 WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"

@@ -12,10 +12,10 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.sources import each_set
 from slurm_rl.data.load_data import load_set
 from slurm_rl.errors import ConfigError
-from slurm_rl.rl.loop.eval_sets import EvalSet, build_sets, set_metrics
-from slurm_rl.rl.loop.evaluation import Evaluator
-from slurm_rl.rl.loop.trainer_state import TrainerState
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.eval_sets import EvalSet, build_sets, set_metrics
+from slurm_rl.trainers.grpo.evaluation import Evaluator
+from slurm_rl.trainers.grpo.trainer_state import TrainerState
 from tests.unit.rl.test_batch import group
 
 WORDS = ("+exp=demo", "+eval.sets.big.data=addition", "++eval.sets.big.num_samples=4", "+eval.sets.big.num_rows=3")

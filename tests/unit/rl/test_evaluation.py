@@ -9,9 +9,9 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rl.loop.evaluation import Evaluator
-from slurm_rl.rl.loop.trainer_state import TrainerState
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.evaluation import Evaluator
+from slurm_rl.trainers.grpo.trainer_state import TrainerState
 
 PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.groups import Group
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Group
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.reply_request import Replied, ReplyRequest
-from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
-from slurm_rl.train.stop import Timer
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.reply_request import Replied, ReplyRequest
+from slurm_rl.workers.ray_driver import Actor, ActorLost
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 

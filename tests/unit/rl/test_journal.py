@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import Step, ToolCall
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.worker import Snapshot
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.journal_lines import (
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.journal_lines import (
     TurnPlace,
     build_histories,
     parse_lines,
@@ -24,7 +24,7 @@ from slurm_rl.rl.rollout.journal_lines import (
     render_reply,
     render_verdict,
 )
-from slurm_rl.rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.packed_reply import PackedReply
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=7, batch="rollout-3")
 PROMPTS = [EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.math.sequences import FloatArray, TrainSequence
-from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.rl.groups import Group, Prompts
-from slurm_rl.rl.loop.collect import Collected
-from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.loop.trainer import GRPOTrainer, StepResult
-from slurm_rl.run_dir import RunDir
+from slurm_rl.data.groups import Group, Prompts
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.collect import Collected
+from slurm_rl.trainers.grpo.learner import Learner
+from slurm_rl.trainers.grpo.trainer import GRPOTrainer, StepResult
 from tests.unit.rl.batch_kit import make_group
 
 WORDS = ("+algorithm=ppo", "trainer.prompts_per_step=4", "trainer.num_minibatches=2", "trainer.num_epochs=2")

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_rl.algorithms.filters import drop_without_gradient, has_signal, keep_mask, split_minibatches
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.algorithms.train_sequences import build_train_sequences, shape_overlong
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.algorithm.filters import drop_without_gradient, has_signal, keep_mask, split_minibatches
-from slurm_rl.rl.algorithm.train_sequences import build_train_sequences, shape_overlong
-from slurm_rl.rl.groups import Group
-from slurm_rl.rl.loop.collect import collect_groups
-from slurm_rl.rl.loop.step_metrics import sampling_metrics
+from slurm_rl.data.groups import Group
+from slurm_rl.trainers.grpo.collect import collect_groups
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.batch_kit import make_group, make_result
 
 DAPO = load_config(["+exp=demo", "+algorithm=dapo"]).algorithm

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics, sampling_metrics, source_accuracy
-from slurm_rl.rl.rollout.mixture import Mixture, Part
-from slurm_rl.train.stop import Timer
+from slurm_rl.rollout.mixture import Mixture, Part
+from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, source_accuracy
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.rl.rollout import pace
-from slurm_rl.rl.rollout.pace import Pace
+from slurm_rl.rollout import pace
+from slurm_rl.rollout.pace import Pace
 
 
 class Clock:

@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_rl.data.groups import Completion
 from slurm_rl.envs.environment import ToolCall
-from slurm_rl.rl.groups import Completion
-from slurm_rl.rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.packed_reply import PackedReply
 
 TOKENS = st.tuples(
     st.integers(0, 2**31 - 1), st.floats(max_value=0.0, allow_nan=False), st.integers(-1, 2**31 - 1)

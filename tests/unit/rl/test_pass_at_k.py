@@ -5,11 +5,11 @@ from statistics import mean
 
 import pytest
 
+from slurm_rl.algorithms.estimates import pass_at_k
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.math.estimates import pass_at_k
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.step_metrics import pass_metrics
+from slurm_rl.trainers.grpo.step_metrics import pass_metrics
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 0, 2), (4, 1, 2), (5, 2, 3), (6, 6, 1), (6, 5, 6)])

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.algorithms.sequences import ImageSpan
+from slurm_rl.data.groups import Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
-from slurm_rl.math.sequences import ImageSpan
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.pipeline import (
+from slurm_rl.trainers.grpo.pipeline import (
     Batch,
     RolloutPipeline,
     load_rollouts,

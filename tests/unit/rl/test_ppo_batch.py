@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.filters import split_minibatches, weigh
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
+from slurm_rl.data.groups import Branch, Completion, Group, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.packing import build_packed_batch
-from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.filters import split_minibatches, weigh
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
-from slurm_rl.rl.groups import Branch, Completion, Group, Turn
-from slurm_rl.rl.workers.critic import build_critic_loss, read_before, value_metrics
+from slurm_rl.workers.critic import build_critic_loss, read_before, value_metrics
 
 PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(discount=1.0, smoothing=1.0, whiten=False))
 WITH_KL = PPO.model_copy(update={"kl": KLConfig(coefficient=0.1, estimator="k1", where="reward")})

@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.algorithms.train_sequences import build_plain_sequences
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.conversation import DialogueRenderer
-from slurm_rl.endpoint.episode import Bounds
-from slurm_rl.endpoint.requests import SamplingRule
-from slurm_rl.endpoint.residents import Residents
 from slurm_rl.envs.tools import read_arguments
 from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
-from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
-from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.played import drop_costly
-from slurm_rl.rl.rollout.programs import Programs
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.train.stop import Timer
-from tests.unit.endpoint.kit import BOUNDS, make_renderer, sampled
+from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
+from slurm_rl.rollout.endpoint.episode import Bounds
+from slurm_rl.rollout.endpoint.requests import SamplingRule
+from slurm_rl.rollout.endpoint.residents import Residents
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.played import drop_costly
+from slurm_rl.rollout.programs import Programs
+from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
+from slurm_rl.workers.ray_driver import Actor
 from tests.unit.rl.episode_kit import ServedEngine
+from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer, sampled
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
 # Speaks HTTP by itself: an import of openai takes a second.

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.conversation import Conversation
-from slurm_rl.endpoint.programs import Verdict, find_version
-from slurm_rl.endpoint.requests import SamplingRule, parse_chat
 from slurm_rl.envs.facts import Facts
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import SamplingSpec
-from slurm_rl.rl.rollout.journal import PROGRAM, Journal
-from slurm_rl.rl.rollout.journal_lines import History, build_histories, parse_lines, render_histories
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.played import Played, build_completion
-from slurm_rl.rl.rollout.recorded import Record
-from tests.unit.endpoint.kit import make_renderer, sampled
+from slurm_rl.rollout.endpoint.conversation import Conversation
+from slurm_rl.rollout.endpoint.programs import Verdict, find_version
+from slurm_rl.rollout.endpoint.requests import SamplingRule, parse_chat
+from slurm_rl.rollout.journal import PROGRAM, Journal
+from slurm_rl.rollout.journal_lines import History, build_histories, parse_lines, render_histories
+from slurm_rl.rollout.packed_reply import PackedReply
+from slurm_rl.rollout.played import Played, build_completion
+from slurm_rl.rollout.recorded import Record
+from tests.unit.rollout.endpoint.kit import make_renderer, sampled
 
 PROMPT = EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")
 FIRST: Message = {"role": "user", "content": "guess"}

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from slurm_rl.errors import TrainingError
-from slurm_rl.rl.rollout import reply_server
-from slurm_rl.rl.rollout.replies import ReplySampler
-from slurm_rl.rl.rollout.reply_link import ReplyLink
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
+from slurm_rl.rollout import reply_server
+from slurm_rl.rollout.replies import ReplySampler
+from slurm_rl.rollout.reply_link import ReplyLink
+from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.workers.ray_driver import Actor, ActorLost
 from tests.unit.rl.episode_kit import SPEC, Engine, sampler_of
 
 REQUESTS = [ReplyRequest(f"7.{at}.0", array("i", [at, at + 1]).tobytes(), at, SPEC) for at in range(20)]

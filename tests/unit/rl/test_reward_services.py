@@ -18,12 +18,12 @@ import ray
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.errors import RewardError
-from slurm_rl.jsonl import read_rows
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.results import RewardItem
-from slurm_rl.rl.workers import reward_services
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.workers import reward_services
+from slurm_rl.workers.ray_driver import Actor
 
 
 class Handle:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.math.schedule import derive_seed
-from slurm_rl.rl.loop.step_metrics import accuracy, sampling_metrics, training_metrics
-from slurm_rl.rl.rollout.sampling import split_evenly
+from slurm_rl.algorithms.schedule import derive_seed
+from slurm_rl.rollout.sampling import split_evenly
+from slurm_rl.trainers.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
 from tests.unit.rl.test_batch import group, result
 
 

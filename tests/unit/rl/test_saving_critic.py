@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 
 
 class Workers:

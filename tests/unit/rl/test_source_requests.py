@@ -15,20 +15,20 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.sources import each_source
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.rollout import programs
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.mixture import Mixture, Part
-from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
-from slurm_rl.rl.rollout.single_turn import Rollouts
-from tests.unit.endpoint.kit import BOUNDS, make_renderer
+from slurm_rl.rollout import programs
+from slurm_rl.rollout.endpoint.requests import SamplingRule
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rollout.mixture import Mixture, Part
+from slurm_rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.rollout.single_turn import Rollouts
 from tests.unit.rl import test_programs
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer
 
 WAYS = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": (3,)}
 
@@ -101,7 +101,7 @@ def test_a_program_may_ask_for_the_temperature_of_its_source_alone(
     words = ["+exp=demo", "data.train=''", f"+data.sources.games.train={tmp_path}/rows.jsonl"]
     words += ["+data.sources.games.env={program: [python], turn_tokens: 2}", "+data.sources.games.temperature=0.5"]
     config = load_config([*words, "+data.sources.games.top_p=0.9"])
-    monkeypatch.setattr("slurm_rl.engine.load_model.load_tokenizer", lambda *_, **__: Letters())
+    monkeypatch.setattr("slurm_rl.models.load_model.load_tokenizer", lambda *_, **__: Letters())
     monkeypatch.setattr(programs, "DialogueRenderer", lambda *_: make_renderer(chat=False))
     engine: Any = Asked()
     built = programs.build_programs(each_source(config)["games"], engine, None, "a model")

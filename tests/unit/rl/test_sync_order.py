@@ -14,21 +14,21 @@ import pytest
 import ray
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.engine import distributed
-from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.rollout.vllm import transfer
-from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.rollout.vllm.transfer import EngineClient
-from slurm_rl.rl.weights.checksum import WeightChecksum
-from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightSync
-from slurm_rl.rl.weights.weight_record import pack_weights
-from slurm_rl.rl.workers import policy_worker
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.models import distributed
+from slurm_rl.rollout.vllm import transfer
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rollout.vllm.transfer import EngineClient
+from slurm_rl.rollout.weights.checksum import WeightChecksum
+from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightSync
+from slurm_rl.rollout.weights.weight_record import pack_weights
+from slurm_rl.workers import policy_worker
+from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.worker_group import WorkerGroup
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 WEIGHTS = {"w": torch.ones(3)}

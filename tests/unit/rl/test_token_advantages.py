@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.filters import split_minibatches
+from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.tables import ADVANTAGES
-from slurm_rl.math.sequences import FloatArray
-from slurm_rl.rl.algorithm.filters import split_minibatches
-from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from tests.unit.rl.batch_kit import make_group
 
 REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]

@@ -12,19 +12,19 @@ import pytest
 import ray
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
-from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
-from slurm_rl.rl.rollout.vllm import transfer
-from slurm_rl.rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
-from slurm_rl.rl.weights.checksum import WeightChecksum
-from slurm_rl.rl.weights.sync import Direct, WeightSync
-from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights, pack_weights
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.rollout.vllm import transfer
+from slurm_rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
+from slurm_rl.rollout.weights.checksum import WeightChecksum
+from slurm_rl.rollout.weights.sync import Direct, WeightSync
+from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
+from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.worker_group import WorkerGroup
 
 
 class Remote:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Qwen3Config
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.rl.turn_check import check_turns
+from slurm_rl.rollout.chat_template_check import check_turns
 from tests.templates import ADD, build_tokenizer
 
 

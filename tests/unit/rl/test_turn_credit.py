@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.train_sequences import compute_advantages
 from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.data.groups import Completion, Group, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.train_sequences import compute_advantages
-from slurm_rl.rl.groups import Completion, Group, Turn
 
 # Two turns of one token each. The second has a state of its own behind each first action, so three choices in all.
 LOGITS = np.array([0.4, -0.3, 0.8])

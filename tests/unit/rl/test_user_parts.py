@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.filters import keep_mask
+from slurm_rl.algorithms.losses import ClipRange, LossInputs
+from slurm_rl.algorithms.policy_loss import compute_loss
+from slurm_rl.algorithms.train_sequences import build_train_sequences, compute_scores
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.functions import find_advantage, find_loss
 from slurm_rl.config.load import load_config
 from slurm_rl.config.tables import AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.losses import ClipRange, LossInputs
-from slurm_rl.rl.algorithm.filters import keep_mask
-from slurm_rl.rl.algorithm.policy_loss import compute_loss
-from slurm_rl.rl.algorithm.train_sequences import build_train_sequences, compute_scores
 from tests.unit.rl.batch_kit import make_group
 
 FILE = Path(__file__).parents[1] / "functions" / "my_parts.py"
@@ -89,7 +89,7 @@ def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: 
     "returned", ["None", "inputs.logprobs", "TokenLoss(loss=inputs.logprobs.sum(), clipped=0 * inputs.logprobs)"]
 )
 def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
-    body = f"from slurm_rl.math.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
+    body = f"from slurm_rl.algorithms.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
     with pytest.raises(ConfigError, match=r"returns slurm_rl\.math\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
         compute_loss(LossRow(write(tmp_path, body)), INPUTS, CLIP)
 

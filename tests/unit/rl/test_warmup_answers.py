@@ -9,9 +9,9 @@ import pytest
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import PromptRow
-from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.errors import DataError
-from slurm_rl.rl.prompts import encode_answers
+from slurm_rl.models.tiny import build_character_tokenizer
+from slurm_rl.trainers.grpo.prompts import encode_answers
 from tests.templates import build_tokenizer
 
 

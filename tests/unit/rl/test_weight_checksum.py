@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slurm_rl.rl.weights import checksum
-from slurm_rl.rl.weights.checksum import WeightChecksum, hash_tensor
+from slurm_rl.rollout.weights import checksum
+from slurm_rl.rollout.weights.checksum import WeightChecksum, hash_tensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn]
 

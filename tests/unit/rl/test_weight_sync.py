@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
-from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
-from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import WeightSyncError
-from slurm_rl.math.sequences import TokenPrompt, TrainSequence
-from slurm_rl.rl.weights.sync import ObjectStore, WeightSync, choose_tolerance
-from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights, pack_weights
-from slurm_rl.rl.workers.ray_driver import Actor
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.load_model import load_model
+from slurm_rl.models.tiny import build_tiny_model
+from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync, choose_tolerance
+from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
+from slurm_rl.workers.ray_driver import Actor
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 

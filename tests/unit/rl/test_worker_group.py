@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.worker_group import WorkerGroup
 
 NOBODY: Any = None
 

@@ -1,0 +1,58 @@
+"""Rewards of a whole group at once: a judge that compares the answers to one prompt. A function of the user's own.
+
+    def score(prompt, completions, rewards):          algorithm.group_reward=file.py:score
+        shortest = min(len(one.token_ids) for one in completions)
+        return [reward if len(one.token_ids) == shortest else 0.0 for one, reward in zip(completions, rewards)]
+
+It is called in the trainer, with the prompt (`EncodedPrompt`), its completions or episodes (`Completion`, with `turns`)
+and what each was given before: a number, or None where that failed. It returns a number for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurm_rl.config.tables import Row
+from slurm_rl.data.groups import Group
+from slurm_rl.rewards.results import Failure, RewardResult
+from slurm_rl.rewards.values import describe_error, read_number, show
+
+
+def apply_group_reward(spec: str, groups: Sequence[Group]) -> list[Group]:
+    """The groups with what the function says of each; one that it cannot judge has failed, and its rewards with it.
+
+    Args:
+        spec: `file.py:name`.
+    """
+    return [replace(group, results=_judge(spec, group)) for group in groups]
+
+
+def _judge(spec: str, group: Group) -> list[RewardResult]:
+    try:
+        said = Row(spec).load()(group.prompt, list(group.completions), [result.value for result in group.results])
+        found = _read(said, len(group.completions))
+    except Exception as error:
+        found = Failure("exception", f"{spec}: {describe_error(error)}")
+    if isinstance(found, Failure):
+        return [
+            replace(result, value=None, failure=found.cause, detail=found.detail, parts={})
+            if result.failure is None
+            else result
+            for result in group.results
+        ]
+    # What failed before stays so: nobody saw it to its end.
+    pairs = zip(group.results, found, strict=True)
+    return [result if result.failure is not None else replace(result, value=value) for result, value in pairs]
+
+
+def _read(said: Any, count: int) -> list[float] | Failure:
+    values = list(said)
+    try:
+        if len(values) == count:
+            return [read_number(value) for value in values]
+        seen = show(values)
+    except ValueError as error:
+        seen = str(error)
+    return Failure("bad score", f"algorithm.group_reward makes one finite number of each of {count}; got {seen}")

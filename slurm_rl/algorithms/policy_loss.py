@@ -1,0 +1,113 @@
+"""From the config's rows to the loss of one packed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from slurm_rl.algorithms.kl import compute_kl
+from slurm_rl.algorithms.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss, exp_bounded
+from slurm_rl.algorithms.sequences import PackedBatch
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
+from slurm_rl.config.functions import find_loss
+from slurm_rl.config.tables import CORRECTIONS, LossRow
+from slurm_rl.errors import ConfigError
+
+BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
+"""(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, sums over tokens for the metrics)."""
+
+
+def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchLoss:
+    """The policy loss with its KL term; token weights come with the batch.
+
+    Its sums are over the tokens of the batch, which are those with a gradient; see `training_metrics`.
+
+    Args:
+        correction: the row for batches with sampler_logprobs. It scales advantages: every loss is linear in them, and
+            the weights are never negative.
+    """
+    row = find_loss(config.loss)
+    correct = None if correction is None else CORRECTIONS[correction].load()
+    clip = ClipRange(low=config.clip_low, high=config.clip_high, dual=config.clip_dual)
+    kl_in_loss = config.kl.where == "loss"
+
+    def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        # In the one optimizer step of a batch the policy is still that of the step's start.
+        old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        # Of the sampler and of the policy, where they should be the same.
+        sampler, policy = old_logprobs, logprobs.detach()
+        advantages = batch.advantages
+        corrected: dict[str, float] = {}
+        if correct is not None and batch.sampler_logprobs is not None:
+            sampler, policy = batch.sampler_logprobs, old_logprobs
+            factors = correct(_compare(batch, policy - sampler, config.correction))
+            advantages = advantages * factors
+            dropped = float((factors == 0).sum())
+            corrected = {"correction/weight_mean": float(factors.sum()), "correction/dropped": dropped}
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old_logprobs,
+            advantages=advantages,
+            sequence_ids=batch.sequence_ids,
+            num_sequences=batch.num_sequences,
+        )
+        token = compute_loss(row, inputs, clip)
+        loss = (token.loss * batch.weights).sum()
+        if config.entropy_bonus > 0:
+            loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
+        sums = {
+            "policy/clip_fraction": float(token.clipped.sum()),
+            "entropy/mean": float(entropy.detach().sum()),
+            # Of the sampler to the policy: what the two programs disagree on for the same weights.
+            "mismatch/kl": float(compute_kl(sampler, policy, "k3").sum()),
+            "mismatch/mean": float((policy - sampler).abs().sum()),
+            "mismatch/max": float((policy - sampler).abs().max()),
+            **corrected,
+        }
+        if batch.ref_logprobs is not None:
+            kl = compute_kl(logprobs, batch.ref_logprobs, config.kl.estimator)
+            sums["kl/reference"] = float(kl.detach().sum())
+            if kl_in_loss:
+                term = kl * exp_bounded(logprobs - old_logprobs) if config.kl.bias_correction else kl
+                loss = loss + config.kl.coefficient * (term * batch.weights).sum()
+        return loss, sums
+
+    return compute
+
+
+def compute_loss(row: LossRow, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """What the function of a row says of each token.
+
+    Raises:
+        ConfigError: a user's function that says something else.
+    """
+    token, shape = row.load()(inputs, clip), inputs.logprobs.shape
+    if not isinstance(token, TokenLoss) or token.loss.shape != shape or token.clipped.shape != shape:
+        parts = (token.loss, token.clipped) if isinstance(token, TokenLoss) else (token,)
+        found = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        raise ConfigError(
+            f"algorithm.loss ({row.function}) returns slurm_rl.algorithms.losses.TokenLoss, a loss and a clip of each token",
+            seen=f"{' and '.join(found)} for {list(shape)} tokens",
+            action="correct the function and submit again",
+        )
+    return token
+
+
+def _compare(batch: PackedBatch, log_ratio: Tensor, config: CorrectionConfig) -> CorrectionInputs:
+    return CorrectionInputs(
+        log_ratio=log_ratio,
+        sequence_ids=batch.sequence_ids,
+        num_sequences=batch.num_sequences,
+        low=config.low,
+        high=config.high,
+    )
+
+
+def build_warmup_loss() -> BatchLoss:
+    """Negative log-likelihood of the reference answers."""
+
+    def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        return (-logprobs * batch.weights).sum(), {"entropy/mean": float(entropy.sum())}
+
+    return compute

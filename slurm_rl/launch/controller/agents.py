@@ -1,0 +1,185 @@
+"""A node agent as a child process: how it is started, in which environment, what is cleaned behind it.
+
+And what ended one before any Python of ours could say so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT
+from slurm_rl.launch.controller.ends import read_record
+from slurm_rl.node.cleaning import clean_node
+from slurm_rl.node.driver import find_lack
+from slurm_rl.node.processes import start_child
+from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE, Wrapped
+from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent, wrap_copy
+from slurm_rl.run_dir.disk import find_refusal
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
+from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
+
+EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED = 126, 127
+"""As a shell says that a program may not be run, or is not there."""
+MOST = 300
+_IMAGE_LINES = 6
+OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
+NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
+_PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
+# What is no cause in the log that it shows of enroot, or follows from an earlier line.
+_PYXIS_NOISE = re.compile(
+    r"pyxis: *($|printing enroot log|container was not started successfully by another"
+    r"|\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d+)"
+)
+_OTHER_PYTHON = re.compile(r"^(ModuleNotFound|Import|Syntax|Attribute|Type)Error\b", re.MULTILINE)
+
+
+def start_agent(
+    plan: JobPlan,
+    attempt: AttemptDir,
+    rank: int,
+    hosts: Sequence[str],
+    job_key: str,
+    env: Mapping[str, str],
+    *,
+    death_signal: int = signal.SIGUSR2,
+) -> subprocess.Popen[bytes]:
+    """The agent of this machine, as a child.
+
+    Args:
+        hosts: of all nodes by rank; empty where this machine is the only one.
+        death_signal: what it gets when this process dies.
+    """
+    wrapped = wrap_agent(plan, attempt.number, job_key, own_user(), *node_words(rank, len(hosts) or 1, job_key))
+    full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
+    full.pop(TOKEN_VARIABLE, None)
+    try:
+        return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
+    except OSError as error:
+        if find_refusal(error) is not None:
+            raise  # it is the log that cannot be written
+        if plan.container["image"] is None:
+            raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
+        raise ConfigError(
+            f"{wrapped.argv[0]} must be on PATH",
+            seen=str(error),
+            action="load its module, or choose another container.runtime",
+        ) from None
+
+
+def start_copy_here(
+    plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """What copies the attempt to checkpoint.url, on this machine."""
+    wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
+    argv, full = with_host_setup(plan, wrapped.argv), agent_environment(plan, env, wrapped)
+    return start_child(argv, full, attempt.log("final-copy"), signal.SIGKILL)
+
+
+def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:
+    """The command that ends the attempt's container on a node; empty where it ends with its processes."""
+    return wrap_agent(plan, attempt.number, job_key, own_user()).cleanup_argv
+
+
+def agent_environment(plan: JobPlan, environ: Mapping[str, str], wrapped: Wrapped) -> dict[str, str]:
+    """The environment in which the step starts; without a container the user's own PYTHONPATH stays, behind ours."""
+    merged = {**environ, **wrapped.env}
+    if plan.container["image"] is None:
+        paths = [*wrapped.env["PYTHONPATH"].split(os.pathsep), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+        merged["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+    return merged
+
+
+def own_user() -> tuple[int, int]:
+    return os.getuid(), os.getgid()
+
+
+def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
+    """Ranks whose agent did not live to its end; none after an attempt that ended in order."""
+    return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
+
+
+def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str, rank: int = 0) -> None:
+    """Clean this machine, if it needs it."""
+    if rank in find_dirty(attempt, rank + 1):
+        clean_node(run, plan, attempt.number, job_key, rank=rank, cleanup=container_cleanup(plan, attempt, job_key))
+
+
+def last_words(log: Path, num_lines: int = 1) -> str:
+    """The last lines of a log that tell something, each cut to what a message can hold; "" of none."""
+    if not log.is_file():
+        return ""
+    lines = choose_telling(log.read_text(encoding="utf-8", errors="replace").splitlines())
+    return "\n".join(line[-MOST:] for line in lines[-num_lines:])
+
+
+def choose_telling(lines: Iterable[str]) -> list[str]:
+    """Lines that hold anything; where pyxis says what went wrong, its lines alone: Slurm says a lot after them.
+
+    >>> choose_telling(["slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x",
+    ...                 "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"])
+    ['slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x']
+    """
+    told = [line.strip() for line in lines if line.strip()]
+    return [line for line in told if _PYXIS.search(line) and not _PYXIS_NOISE.search(line)] or told
+
+
+def explain(words: str, status: int, python: str) -> str:
+    """A cause for people: the rule, what was seen, what to do.
+
+    Args:
+        words: the last ones of what came before Python, or of Python itself.
+        python: the interpreter that was to start.
+    """
+    if SETUP_RULE in words:
+        return f"{words.removeprefix('slurm_rl: ')}. {SETUP_ACTION}"
+    if lack := find_lack(python, words):
+        return str(lack)
+    if status in (2, EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED) and NO_PYTHON.search(words):
+        return (
+            f"{python} must be there on every node; got {words}. "
+            "Next: set cluster.python to an interpreter on a file system that all nodes share"
+        )
+    return f"its agent never started (exit status {status}): {words or 'no word'}"
+
+
+def explain_image(plan: JobPlan, words: str) -> str:
+    """The cause when a container did not start, or has no Python."""
+    return (
+        f"the image must start and have {plan.python} ({plan.container['runtime']} {plan.container['image'] or ''}); "
+        f"got {words or 'no word'}. Next: see whether the image is there on the nodes, and what is in it "
+        "(python -m slurm_rl image check); make it: python -m slurm_rl image build"
+    )
+
+
+def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str, log: Path, status: int) -> None:
+    """Write the record of an agent that ended before it could do so itself."""
+    if status == 0 or attempt.node(rank).is_file():
+        return
+    record = {"host": host, "rank": rank, "state": "ended"}
+    words = last_words(log)
+    if plan.container["image"] is None or SETUP_RULE in words:
+        record["error"] = explain(words, status, plan.python)
+    else:
+        words = last_words(log, _IMAGE_LINES)
+        record["error"] = explain_image(plan, words)
+        # What an image lacks it lacks everywhere and again; a node may fail to start it for once.
+        is_without = NO_PYTHON.search(words) and Path(plan.python).name in words
+        if is_without or _OTHER_PYTHON.search(words):
+            record["exit_code"] = EXIT_BAD_INPUT
+    write_json(attempt.node(rank), record)
+
+
+def settle_late_agents(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]) -> None:
+    """The same for agents that never started, after the deadline for that."""
+    rule = f"the node agent must start within {plan.limits.start_timeout_s:g} s (job.start_timeout_s)"
+    for rank, host in enumerate(hosts):
+        if not attempt.node(rank).is_file():
+            error = f"{rule}; it has not. Next: see {attempt.logs}, and how long a node takes to start the image"
+            write_json(attempt.node(rank), {"host": host, "rank": rank, "state": "ended", "error": error})

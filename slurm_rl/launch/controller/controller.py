@@ -1,0 +1,267 @@
+"""The controller: outside any container, it starts attempts of a run until one settles it.
+
+Written once for all launchers: what differs is the `Allocation` it is given. All state is in the run directory, so a
+controller that is started again, by a requeue or after it was killed, goes on where the last one was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from types import FrameType
+from typing import Any, TypeVar
+
+from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
+from slurm_rl.launch.controller.after import require_finished
+from slurm_rl.launch.controller.allocation import Allocation
+from slurm_rl.launch.controller.attempts import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_OURS,
+    AttemptEnd,
+    Decision,
+    StoppedBy,
+    decide,
+    explain_failure,
+    stands_still,
+)
+from slurm_rl.launch.controller.copies import copy_behind
+from slurm_rl.launch.controller.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.launch.controller.holding import take_run
+from slurm_rl.launch.controller.limit import LimitWatch
+from slurm_rl.launch.controller.memory import remedy_memory
+from slurm_rl.launch.controller.watch import AttemptWatch, end_nodes
+from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plugins.image.files import check_image_file, image_path
+from slurm_rl.run_dir.disk import explain_refusal, find_refusal, keep_room, say
+from slurm_rl.run_dir.lease import Lease
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last
+from slurm_rl.run_dir.run_secret import checkpoint_key
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""What a controller is told; a supervisor keeps them blocked until it can hear."""
+_POLL_S = 0.1
+_ROOM_S = 60.0
+_ROOM_LOOK_S = 2.0
+_STATES = {"finish": "finished", "interrupt": "interrupted"}
+_EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
+T = TypeVar("T")
+
+
+class Controller:
+    """Attempts of one job, one after the other."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation) -> None:
+        self.run_dir, self.plan, self.allocation = run, plan, allocation
+        self.job_key = allocation.job_key
+        self.stopped_by: StoppedBy = ""
+        self.stop_signal = ""
+        """Name of the user's signal: SIGTERM of `cancel` and scancel, SIGINT of Ctrl-C."""
+        self.lease: Lease | None = None
+
+    def main(self) -> int:
+        """The job's exit code."""
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._on_user_stop)
+        signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        try:
+            with self._once_there_is_room(self._take_run) as self.lease:
+                return self._lead()
+        except LeaseError as error:
+            say(str(error))
+            self.allocation.close({"state": "failed", "exit_code": EXIT_NOT_OURS, "cause": str(error)})
+            return EXIT_NOT_OURS
+        except (OSError, RunDirError) as error:
+            cause = str(error) if isinstance(error, RunDirError) else explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            return self._end("fail", [AttemptEnd("failed", cause, saved_step=newest_step(self.run_dir))])
+
+    def is_stopped(self) -> bool:
+        return self.stopped_by != ""
+
+    def _take_run(self) -> Lease:
+        return take_run(self.run_dir, self.allocation, self.is_stopped)
+
+    def _once_there_is_room(self, work: Callable[[], T]) -> T:
+        """What `work` returns; a disk that is full for a moment ends no run whose attempts may fail."""
+        give_up_at = time.monotonic() + (_ROOM_S if self.plan.limits.max_failures else 0.0)
+        while True:
+            try:
+                return work()
+            except (OSError, RunDirError) as error:
+                if find_refusal(error) is None or self.is_stopped() or time.monotonic() > give_up_at:
+                    raise
+                say(f"{error}; looking for {_ROOM_S:g} s whether that changes")
+            time.sleep(_ROOM_LOOK_S)
+
+    def _lead(self) -> int:
+        """Attempts until one settles the run, which is this controller's."""
+        # In an earlier start of this job; to a job that `resume` submits the end is nothing.
+        earlier = load_ends(self.run_dir, self.job_key)
+        if self.run_dir.end.is_file() and earlier and earlier[-1].outcome == "finished":
+            # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
+            return EXIT_FINISHED
+        self.run_dir.end.unlink(missing_ok=True)
+        if self.plan.after is not None and not self.run_dir.attempt_numbers():
+            require_finished(RunDir(self.plan.after))
+        report_damage(self.run_dir)
+        for number in settle_killed_attempts(self.run_dir, self.job_key):
+            gone = self.allocation.find_lost(number)
+            named = {"hosts": gone} if gone else {}
+            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED, **named)
+        ends = load_ends(self.run_dir, self.job_key)
+        decision: Decision = "fail" if stands_still(ends) else "retry"
+        while decision == "retry":
+            attempt = self._once_there_is_room(self._begin_attempt)
+            end = self._run_attempt(attempt)
+            ends = load_ends(self.run_dir, self.job_key)
+            # A full disk may have taken no word of it.
+            ends += [] if attempt.end.is_file() else [end]
+            decision = decide(
+                ends,
+                stopped_by=self.stopped_by,
+                max_failures=self.plan.limits.max_failures,
+                has_nodes=self.allocation.has_nodes,
+            )
+        return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
+
+    # ---- one attempt ---------------------------------------------------------------------------
+
+    def _begin_attempt(self) -> AttemptDir:
+        self.run_dir.require_ours()
+        keep_room(self.run_dir.reserve)
+        newest = max(self.run_dir.attempt_numbers(), default=0)
+        # What was made and then found no room for its first word is this one.
+        is_begun = newest > 0 and self.run_dir.attempt(newest).start.is_file()
+        attempt = self.run_dir.attempt(max(1, newest + is_begun))
+        attempt.logs.mkdir(parents=True, exist_ok=True)
+        fields = self.allocation.prepare(attempt)
+        write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
+        self.run_dir.point_latest_at(attempt.number)
+        if self.plan.signs_copies:
+            # Here, since the trainer's environment has no token that the key could be made of.
+            checkpoint_key(self.run_dir, os.environ)
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        append_event(
+            self.run_dir,
+            "attempt/started",
+            attempt=attempt.number,
+            job=self.job_key,
+            slurm_restarts=restarts,
+            **self._held(),
+        )
+        return attempt
+
+    def _held(self) -> dict[str, Any]:
+        """What the goodput ledger counts: nodes and GPUs, those of spare nodes apart."""
+        plan, known = self.plan, self.allocation.holding()
+        nodes, each = known.get("nodes", plan.num_nodes), plan.gpus_per_node or 1
+        spare = max(0, nodes - plan.num_nodes) * each
+        # Nodes of several kinds have no spares; each has the GPUs of its kind.
+        gpus = {"gpus": sum(plan.gpus_by_node) + spare} if plan.gpus_per_node else {}
+        ends_at = known.get("ends_at") if known else self.allocation.ends_at()
+        limit = {"lead_s": plan.limits.signal_lead_s, "ends_at": ends_at} if ends_at else {}
+        return {"nodes": nodes, **gpus, "spare": spare, **known, **limit}
+
+    def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
+        start = time.monotonic()
+        try:
+            end = self._run_nodes(attempt)
+        except LeaseError:
+            raise
+        except SlurmRLError as error:
+            end = AttemptEnd("failed", str(error), error.exit_code)
+        except OSError as error:
+            cause = explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            end = AttemptEnd("failed", cause, EXIT_FAILED)
+        finally:
+            with contextlib.suppress(OSError):  # how the attempt ended is told all the same
+                token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
+        end = remedy_memory(self.run_dir, self.plan, attempt, self.allocation.judge(attempt, end))
+        end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
+        write_last(self.run_dir, attempt.end, asdict(end))
+        seconds = round(time.monotonic() - start, 1)
+        stopped = {"stopped_by": self.stopped_by} if self.stopped_by else {}
+        told = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
+        append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **told)
+        say(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
+        if self.plan.copies_to is not None and end.has_begun:
+            copy_behind(self.run_dir, self.allocation, attempt, self.is_stopped)
+        return end
+
+    def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:
+        image = image_path(self.plan.container["runtime"], self.plan.container["image"])
+        if image is not None:
+            check_image_file(image)
+        nodes = self.allocation.start(attempt, self.is_stopped)
+        if nodes is None:
+            return AttemptEnd("lost", "asked to stop before the nodes were started")
+        watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.allocation)
+        limit = LimitWatch(self.run_dir, self.plan, self.allocation)
+        while nodes.poll() is None:
+            if self.lease is not None and self.lease.lost is not None:
+                end_nodes(nodes)
+                raise self.lease.lost
+            # Whoever lends the machines takes them back, as Slurm does at the time limit.
+            if not self.stopped_by and (notice := self.allocation.notice or limit.look()):
+                say(notice)
+                self.stopped_by = "scheduler"
+            watch.look(is_stopped=self.is_stopped())
+            time.sleep(_POLL_S)
+        watch.look(is_stopped=False)
+        status = nodes.returncode or 0
+        self.allocation.settle(attempt, status, is_late=watch.is_late)
+        return read_end(attempt, status, asked=self.is_stopped())
+
+    # ---- the end of the job --------------------------------------------------------------------
+
+    def _end(self, decision: Decision, ends: list[AttemptEnd], cause: str | None = None) -> int:
+        self.run_dir.require_ours()
+        last = ends[-1]
+        state = _STATES.get(decision, "failed")
+        code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
+        cause = cause or (explain_failure(ends) if decision == "fail" else self._explain_stop(last))
+        end = {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step}
+        write_last(self.run_dir, self.run_dir.end, end)
+        with contextlib.suppress(OSError):
+            self.run_dir.reserve.unlink(missing_ok=True)
+        append_event(self.run_dir, "job/ended", state=state, cause=cause)
+        say(f"{state} {cause}".rstrip())
+        self.allocation.close(end)
+        return code
+
+    def _explain_stop(self, last: AttemptEnd) -> str:
+        """Return the cause of an end that is no failure; a cancel is called that."""
+        if last.outcome == "finished" or self.stopped_by != "user":
+            return last.cause
+        saved = "" if last.saved_step < 0 else f"step {last.saved_step} is saved"
+        result = saved if last.outcome == "checkpointed" else last.cause
+        return "; ".join(filter(None, [f"cancelled by the user ({self.stop_signal})", result]))
+
+    def _requeue(self, ends: list[AttemptEnd]) -> int:
+        self.run_dir.require_ours()
+        # From here on a SIGTERM is the scheduler's, which ends this start of the job.
+        self.stopped_by = ""
+        refusal = self.allocation.requeue(ends[-1], self.is_stopped)
+        if refusal is None:
+            return EXIT_FINISHED
+        decision: Decision = "fail" if ends[-1].outcome == "failed" else "interrupt"
+        return self._end(decision, ends, "; ".join(filter(None, [ends[-1].cause, refusal])))
+
+    # ---- signals -------------------------------------------------------------------------------
+
+    def _on_user_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped_by, self.stop_signal = "user", signal.Signals(signum).name
+
+    def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped_by = self.stopped_by or "scheduler"

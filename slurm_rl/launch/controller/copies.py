@@ -1,0 +1,70 @@
+"""What an attempt leaves goes to checkpoint.url also where its head could not copy it, in a process of its own.
+
+The head's agent makes the copy at its end. It cannot when it was killed, when its node is gone, or when another node's
+failure had Slurm end the whole step: then KillWait is all the time that it has.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.controller.allocation import Allocation, IsStopped
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+
+MOST_S = 600.0
+"""The next attempt waits for it."""
+_POLL_S = 0.2
+_END_S = 2.0
+
+
+def needs_copy(events: Iterable[Mapping[str, Any]], attempt: int) -> bool:
+    """Whether nobody has said of this attempt that it was copied, or why it cannot be.
+
+    >>> events = [{"kind": "attempt/started", "attempt": 1}]
+    >>> needs_copy(events, 1), needs_copy([*events, {"kind": "run/copied", "what": "attempt-1-20261123-140000"}], 1)
+    (True, False)
+    >>> needs_copy([*events, {"kind": "run/copy_failed", "attempt": 1, "cause": "not done in 9 s", "is_late": True}], 1)
+    True
+    """
+    for row in reversed([*events]):
+        kind, is_own = row.get("kind"), row.get("attempt") == attempt
+        if kind == "attempt/started" and is_own:
+            return True  # what stands before is of a life before
+        is_copied = kind == "run/copied" and str(row.get("what")).startswith(f"attempt-{attempt}-")
+        if is_copied or (kind == "run/copy_failed" and is_own and not row.get("is_late")):
+            return False
+    return True
+
+
+def copy_behind(
+    run: RunDir, allocation: Allocation, attempt: AttemptDir, is_stopped: IsStopped, most_s: float = MOST_S
+) -> None:
+    """Make the copy that is missing; what fails is an event, and no failure of the run."""
+    if is_stopped() or not needs_copy(read_rows(run.events), attempt.number):
+        return
+    try:
+        copying = allocation.start_copy(attempt)
+    except (SlurmRLError, OSError) as error:
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=str(error))
+        return
+    if copying is None:
+        return
+    give_up_at = time.monotonic() + most_s
+    while copying.poll() is None and not is_stopped() and time.monotonic() < give_up_at:
+        time.sleep(_POLL_S)
+    if copying.poll() is None:
+        cause = "asked to stop" if is_stopped() else f"not done within {most_s:.0f} s"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)
+        copying.terminate()
+        # It ignores SIGTERM, which Slurm sends to all that run; who is asked to stop has no time to wait for it.
+        if not comes_true(lambda: copying.poll() is not None, _END_S):
+            copying.send_signal(signal.SIGKILL)
+    elif needs_copy(read_rows(run.events), attempt.number):
+        cause = f"ended with status {copying.returncode}; see {attempt.log('final-copy')}"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause)

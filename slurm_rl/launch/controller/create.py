@@ -1,0 +1,145 @@
+"""From a plan to a run directory that a job can start from, in a folder that is free and this user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+import slurm_rl
+from slurm_rl.config.functions import named_functions, program_files
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_parts.read import copy_files
+from slurm_rl.errors import RunDirError
+from slurm_rl.node.private_folder import name_of_user
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_json, write_text
+
+# A sweep writes thousands of configs; the dumper in C, where PyYAML has it, takes a third of the time.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = False) -> None:
+    """Write config, plan and code snapshot.
+
+    Args:
+        again: go on where this function was cut off by a requeue of its own job.
+
+    Raises:
+        RunDirError: the directory already holds a run, or other files.
+    """
+    check_is_free(run, again=again)
+    with expect_writable(run.path, "or choose another run_dir"):
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            snapshot_code(run.code)
+            copy_functions(run.code, [config])
+            write_run(run, config, plan)
+        except OSError:
+            remove_run(run)
+            raise
+
+
+def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
+    """Write config and plan. The plan comes last: its presence says that the run directory is whole."""
+    write_text(run.config, yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False))
+    write_json(run.plan, plan.to_json())
+
+
+def remove_run(run: RunDir) -> None:
+    """Take back what `create_run` and a refused submission left; nothing has run yet."""
+    for folder in (run.code, run.submitit, run.model):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for file in (run.plan, run.config):
+            file.unlink(missing_ok=True)
+        run.path.rmdir()
+
+
+def snapshot_code(target: Path) -> None:
+    """Copy the package, so that edits in the checkout do not reach a queued or resumed job."""
+    source = Path(slurm_rl.__file__).parent
+    if target in source.parents:
+        return
+    require_own(target.parent)
+    package = target / "slurm_rl"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(
+        source,
+        package,
+        ignore=shutil.ignore_patterns("__pycache__", "conf", "containers", "sbatch_templates"),
+    )
+    _close_to_others(target)
+
+
+def copy_functions(code: Path, configs: Iterable[RunConfig]) -> None:
+    """Copy the files of the user's functions into a snapshot, for the same reason."""
+    specs = {spec for config in configs for spec in (*named_functions(config).values(), *program_files(config))}
+    if specs:
+        copy_files(code, sorted(specs))
+        _close_to_others(code)
+
+
+def _close_to_others(code: Path) -> None:
+    # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
+    for path in (code.parent, code, *code.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)
+
+
+def snapshot_environment(run: RunDir) -> dict[str, str]:
+    """What lets a process import the run's snapshot, not the checkout."""
+    path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
+    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def check_is_free(run: RunDir, *, again: bool = False) -> None:
+    """Refuse a directory with anything in it.
+
+    Args:
+        again: without a plan it may be half a run of our own.
+    """
+    if run.plan.exists():
+        raise RunDirError(
+            "run_dir must not hold another run",
+            seen=str(run.path),
+            action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
+        )
+    # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
+    if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
+    require_own(run.path)
+
+
+def require_own(path: Path) -> None:
+    """Refuse what another user made: he could put his code in the place of ours, and what it says is his word.
+
+    Raises:
+        RunDirError: it is there, and is another user's; of a link the link itself counts.
+    """
+    try:
+        owner = path.lstat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if owner != os.geteuid():
+        raise RunDirError(
+            "a run directory must be your own",
+            seen=f"{path} of {name_of_user(owner)}",
+            action="have that user do it, or choose a run_dir that is not there yet",
+        )
+
+
+def require_own_run(run: RunDir) -> RunDir:
+    """The run, when what its directory says is this user's word; for a verb that runs what it says.
+
+    Raises:
+        RunDirError: it is another user's.
+    """
+    for path in (run.path.resolve(), run.plan, run.job):
+        require_own(path)
+    return run

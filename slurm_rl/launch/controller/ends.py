@@ -1,0 +1,111 @@
+"""How attempts ended, read from what they left in the run directory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
+from slurm_rl.plugins.external.layouts import newest_step_by_name
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+
+KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
+_MAX_CAUSES = 5
+
+
+def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
+    """What the trainer said; where it could not, what the nodes and srun said.
+
+    Args:
+        status: of srun, or of the only node agent.
+        asked: the attempt had been asked to save and leave.
+    """
+    found = read_json(attempt.outcome) if attempt.outcome.is_file() else None
+    # A trainer that saved although nobody asked was told to by a node's end; the node is the cause.
+    if found and (found["outcome"] == "finished" or (found["outcome"] == "checkpointed" and asked)):
+        return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
+    if attempt.hang.is_file():
+        return AttemptEnd("lost", read_json(attempt.hang)["cause"])
+    if asked and "running" not in read_record(attempt, 0).get("phases", {}):
+        return AttemptEnd("lost", "asked to stop before the trainer had started")
+    causes = find_causes(attempt)
+    is_input = any(record.get("exit_code") == EXIT_BAD_INPUT for record in _read_records(attempt))
+    if found and found["outcome"] == "failed":
+        # When a node died the trainer may only know that an actor of its own did.
+        code = EXIT_BAD_INPUT if is_input else found["exit_code"]
+        return AttemptEnd("failed", "; ".join([*causes, found.get("cause", "")]), code)
+    cause = "; ".join(causes) or f"the trainer died without a word (exit status {status})"
+    cause = f"{cause}; see {attempt.logs}"
+    if asked:
+        return AttemptEnd("lost", f"not all was saved in time: {cause}")
+    return AttemptEnd("failed", cause, EXIT_BAD_INPUT if is_input else EXIT_FAILED)
+
+
+def find_causes(attempt: AttemptDir) -> list[str]:
+    """What ended the nodes' step, the first to go first; what several nodes say is told once."""
+    hosts_of: dict[str, list[str]] = {}
+    for record in _read_records(attempt):
+        if "error" in record:
+            hosts_of.setdefault(record["error"], []).append(record["host"])
+    errors = [f"{', '.join(hosts)}: {error}" for error, hosts in hosts_of.items()]
+    return (find_dead_tasks(attempt) + errors)[:_MAX_CAUSES]
+
+
+def _read_records(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted(attempt.path.glob("node-*.json"))]
+
+
+def find_dead_tasks(attempt: AttemptDir) -> list[str]:
+    """Tasks that could not say why they ended, and lost nodes, in srun's words: `n2: task 1: Killed`."""
+    # An agent that exits has written why into its record.
+    lines = find_task_errors(attempt)
+    return [line for line in lines if not re.search(r": tasks? [\d,-]+: Exited with exit code", line)][:_MAX_CAUSES]
+
+
+def find_task_errors(attempt: AttemptDir) -> list[str]:
+    """Every end of a task that srun found worth a word, before it ended the others."""
+    path = attempt.log("srun")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    # After this line srun tells of those that it ended itself.
+    said = text.partition("Terminating StepId")[0]
+    return re.findall(r"^srun: error: (.*)$", said, re.MULTILINE)
+
+
+def find_lost_nodes(attempt: AttemptDir) -> list[str]:
+    """Nodes that Slurm gave up while the attempt ran."""
+    found = [re.fullmatch(r"Node failure on (\S+)", line) for line in find_dead_tasks(attempt)]
+    return [match.group(1) for match in found if match]
+
+
+def read_record(attempt: AttemptDir, rank: int) -> dict[str, Any]:
+    """What a node agent wrote about itself; empty when it wrote nothing."""
+    path = attempt.node(rank)
+    record: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return record
+
+
+def newest_step(run: RunDir) -> int:
+    """Newest step in the checkpoints, -1 for none, by names alone: the trainer finds out what verifies."""
+    try:
+        return newest_step_by_name(run.checkpoints)
+    except OSError:  # a file system that does not even let itself be read
+        return -1
+
+
+def load_ends(run: RunDir, job_key: str) -> list[AttemptEnd]:
+    """Ends of this job's attempts, those before a requeue included, oldest first."""
+    paths = [run.attempt(number).end for number in run.attempt_numbers()]
+    ends = [AttemptEnd(**read_json(path)) for path in paths if path.is_file()]
+    return [end for end in ends if end.job_key == job_key]
+
+
+def settle_killed_attempts(run: RunDir, job_key: str) -> list[int]:
+    """Give every attempt of this job an end whose controller could not; returns their numbers."""
+    attempts = [run.attempt(number) for number in run.attempt_numbers()]
+    open_ones = [attempt for attempt in attempts if attempt.start.is_file() and not attempt.end.is_file()]
+    killed = [attempt for attempt in open_ones if read_json(attempt.start)["job"] == job_key]
+    for attempt in killed:
+        end = AttemptEnd("lost", KILLED, saved_step=newest_step(run), job_key=job_key)
+        write_json(attempt.end, asdict(end))
+    return [attempt.number for attempt in killed]

@@ -1,0 +1,53 @@
+"""Who may drive a run: its controller holds the lease, and so does a command that resumes it while it submits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_rl.launch.controller.allocation import Allocation
+from slurm_rl.run_dir.disk import say
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.lease import Lease, read_standing, take
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json
+
+
+def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> Lease:
+    """The run is this controller's from here on, and `run` knows its epoch.
+
+    Raises:
+        LeaseError: another controller has it and lives.
+        RunDirError: the run directory cannot be written.
+    """
+    lease = hold(run, allocation.holder(), allocation.is_known_alive, is_stopped)
+    run.epoch = lease.epoch
+    job = allocation.job
+    # Who submitted writes it later, or never if it died; of two at one moment, the other's id may be there.
+    if job and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
+        write_json(run.job, job)
+    return lease
+
+
+def hold(
+    run: RunDir,
+    own: Holder,
+    is_known_alive: Callable[[Holder], bool] = lambda holder: False,
+    is_stopped: Callable[[], bool] = lambda: False,
+    *,
+    then: str = "then resume",
+) -> Lease:
+    """The lease of a run; raises as `take_run` does.
+
+    Args:
+        then: what to do once the run directory can be written.
+    """
+    with expect_writable(run.path, then):
+        return take(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=say)
+
+
+def own_epoch(run: RunDir, own: Holder) -> int:
+    """The epoch of this job's newest controller, for the process that keeps it; 0 when another job has the run."""
+    standing = read_standing(run.lease)
+    holder = standing.holder if standing else None
+    mine = (own.launcher, own.job, own.restart)
+    is_mine = holder is not None and (holder.launcher, holder.job, holder.restart) == mine
+    return standing.epoch if standing and is_mine else 0

@@ -1,0 +1,207 @@
+"""A job from its start to its exit code: a controller, and the first process of the batch step, which keeps it.
+
+That process does nothing else, so that it is hard to kill.
+
+When the batch step's process is gone, Slurm kills the srun below it, and what srun leaves behind (its shepherd)
+sends SIGKILL to the node agents, which then cannot clean their nodes. So the controller is a child. If the kernel
+or an operator kills it, its srun tells the agents to save and leave, this process waits for that, and starts a
+new controller, which finds everything it needs in the run directory.
+
+It touches no file, so a file system that hangs does not hold it: once the user asked to stop, it looks whether the run
+directory still answers (hang.py has the rule), and if not ends all processes below it, and itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from slurm_rl.launch.controller.allocation import Allocation
+from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.launch.controller.controller import STOP_SIGNALS, Controller
+from slurm_rl.launch.controller.ends import newest_step
+from slurm_rl.launch.controller.holding import own_epoch
+from slurm_rl.launch.controller.results import write_results
+from slurm_rl.node.driver import name_signal
+from slurm_rl.node.limits import raise_limits
+from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.node.tmp_dir import remove_tmp_dirs
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plugins.goodput.learned_file import lead_in_force
+from slurm_rl.run_dir.disk import say
+from slurm_rl.run_dir.hang import LOST_S, Beside, Watch
+from slurm_rl.run_dir.run_dir import RunDir, append_event, write_last
+
+EXIT_KILLED = 137
+_MAX_RESTARTS = 3
+_STEADY_S = 60.0
+_POLL_S = 0.05
+_END_S = 5.0
+_TRY_S = 3.0
+_PATIENT = (None, signal.SIGUSR2)
+
+_CLEANING_S = 20.0
+
+
+def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
+    """Drive the run to its end on these machines; the job's exit code."""
+    raise_limits()  # a controller lives as long as the run, and its soft limits are those of the login shell
+
+    def note(how: str) -> None:
+        run.epoch = own_epoch(run, allocation.holder())
+        append_event(run, "controller/killed", by=how)
+
+    status = Supervisor(
+        Controller(run, plan, allocation).main,
+        run.path,
+        # Told to leave, the trainer may take as long as before a time limit.
+        patience_s=lead_in_force(run, plan.limits.signal_lead_s, learns=plan.limits.learns_lead) + _CLEANING_S,
+        on_death=note,
+        on_hang=allocation.abandon,
+        # Other nodes are cleaned by the run's next attempt on them.
+        clean_up=lambda: remove_tmp_dirs(plan),
+    ).main()
+    if status == EXIT_KILLED:
+        cause = "its controller was killed again and again; see dmesg for the kernel's reason"
+        end = {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)}
+        write_last(run, run.end, end)
+        status = EXIT_FAILED
+    if status != EXIT_NOT_OURS:
+        write_results(run)
+    return status
+
+
+class Supervisor:
+    """Runs `work` in a child process, anew when it was killed."""
+
+    def __init__(
+        self,
+        work: Callable[[], int],
+        folder: Path,
+        *,
+        patience_s: float,
+        on_death: Callable[[str], None],
+        on_hang: Callable[[str], None],
+        clean_up: Callable[[], None],
+        lost_s: float = LOST_S,
+        steady_s: float = _STEADY_S,
+    ) -> None:
+        """
+        Args:
+            work: what the child does, its exit status the result. It unblocks STOP_SIGNALS once it handles them.
+            folder: what all of it writes to.
+            patience_s: how long orphans of a killed child may take to end by themselves.
+            on_death: told how the child was killed.
+            on_hang: told why all is ended, in a child process that has little time; ends what is not below this one.
+            clean_up: removes what the processes below this one have left, after that.
+            lost_s: how long the folder may leave a question unanswered once it was asked to stop.
+            steady_s: a child that lived for longer starts the count of killed ones anew.
+        """
+        self.work, self.folder, self.patience_s = work, folder, patience_s
+        self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
+        self.child = 0
+        self.asked: int | None = None
+        self.watch = Watch(folder, lost_s)
+        self.steady_s = steady_s
+
+    def main(self) -> int:
+        """The exit status of the first child that ended by itself; EXIT_KILLED when one after the other was killed."""
+        become_subreaper()
+        # From here on every signal is either forwarded or waits for the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, self._on_signal)
+        num_killed = 0
+        while num_killed <= _MAX_RESTARTS:
+            began = time.monotonic()
+            status = self._run_once()
+            if status >= 0:
+                return status
+            # One that led for a while was not killed for what it is: a job of weeks meets a few such deaths.
+            num_killed = 1 if time.monotonic() - began > self.steady_s else num_killed + 1
+            self._end_orphans()
+            self.on_death(name_signal(-status))
+        return EXIT_KILLED
+
+    def _run_once(self) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.child = os.fork()
+        if self.child == 0:
+            die_with_parent(signal.SIGKILL, parent)
+            os._exit(self._work())
+        if self.asked is not None:
+            os.kill(self.child, self.asked)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        status = self._wait()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        self.watch.close()
+        return os.waitstatus_to_exitcode(status)
+
+    def _wait(self) -> int:
+        """Until the child has ended; does not return when the user asked to stop and the folder hangs."""
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                return status
+            # A time limit gives a file system until the job's end to come back.
+            if self.asked not in _PATIENT and self.watch.hangs():
+                self._give_up()
+            time.sleep(_POLL_S)
+
+    def _give_up(self) -> None:
+        cause = (
+            f"asked to stop, but {self.folder} has not answered for {self.watch.patience_s:g} s: ended without saving"
+        )
+        _try_to(lambda: self.on_hang(cause))
+        end_descendants(_END_S)
+        _try_to(self.clean_up)
+        _try_to(lambda: say(cause))  # what it prints on may hang, too
+        os._exit(EXIT_INTERRUPTED)
+
+    def _work(self) -> int:
+        try:
+            return self.work()
+        except BaseException:
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _end_orphans(self) -> None:
+        """Until every process that the child left is gone: they were told to leave when it died."""
+        if comes_true(self._are_gone, self.patience_s):
+            return
+        for pid in filter(lambda pid: parent_of(pid) == os.getpid(), all_pids()):
+            os.kill(pid, signal.SIGTERM)  # an srun kills its tasks at that
+        comes_true(self._are_gone, self.patience_s)
+
+    def _are_gone(self) -> bool:
+        """Reap those that have ended; whether none is left."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        return False
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        # What the user asked for is not taken back by a time limit.
+        self.asked = signum if self.asked in _PATIENT else self.asked
+        os.kill(self.child, signum)
+
+
+def _try_to(work: Callable[[], None]) -> None:
+    """In a child process, and not for long."""
+    trying = Beside(work)
+    comes_true(lambda: trying.poll() is not None, _TRY_S)
+    trying.leave()

@@ -1,0 +1,144 @@
+"""What the controller does while an attempt runs: pass on a stop, notice a dead node, time the bring-up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from slurm_rl.launch.controller.allocation import Allocation, Nodes
+from slurm_rl.launch.controller.ends import find_task_errors, read_record
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
+
+# Agents that have not started by then (an image on its way) have no trainer that could save.
+_LISTEN_S = 15.0
+_END_S = 30.0
+# Event -> the phase that it ends. Of several nodes the last one counts.
+PHASES = {
+    "attempt/started": "controller_s",
+    "preflight/passed": "preflight_s",
+    "node/started": "agents_s",
+    "ray/head_ready": "head_s",
+    "torchrun/started": "head_s",
+    "ray/cluster_ready": "nodes_s",
+    "trainer/started": "trainer_s",
+}
+
+
+class AttemptWatch:
+    """One attempt, from the outside."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: Nodes, allocation: Allocation) -> None:
+        self.run_dir, self.attempt, self.nodes, self.num_agents = run, attempt, nodes, allocation.num_agents
+        self.phases = PhaseWatch(run, attempt, allocation.granted_at)
+        self.srun_log_size = 0
+        self.forwarded = False
+        self.stopped_at: float | None = None
+        self.late_at = time.monotonic() + plan.limits.start_timeout_s
+        self.is_late = False
+        """Agents had not started when they should have, and the attempt was ended."""
+
+    def look(self, *, is_stopped: bool) -> None:
+        self.phases.look()
+        self._look_for_dead_nodes()
+        if is_stopped and not self.forwarded:
+            self._forward_stop()
+        elif time.monotonic() > self.late_at:
+            # An image that never comes starts no agent, who could look at the time; asked once.
+            self.late_at = math.inf
+            if not self._agents_listen():
+                self.is_late = True
+                self.nodes.terminate()
+
+    def _forward_stop(self) -> None:
+        """SIGUSR2 to the agents: the head tells the trainer to save, the others stay until it has."""
+        self.stopped_at = self.stopped_at or time.monotonic()
+        if self._agents_listen():
+            # Once: srun hands every signal on, and who has it already has nothing to learn.
+            self.nodes.send_signal(signal.SIGUSR2)
+        elif time.monotonic() > self.stopped_at + _LISTEN_S:
+            self.nodes.terminate()
+        else:
+            return
+        self.forwarded = True
+
+    def _agents_listen(self) -> bool:
+        """An agent writes its record when its handlers are set; before that a signal would kill it."""
+        names = {path.name for path in self.attempt.path.iterdir()}
+        return all(self.attempt.node(rank).name in names for rank in range(self.num_agents))
+
+    def _look_for_dead_nodes(self) -> None:
+        """Tell the others when an agent died before the head was through: they would wait for Slurm to kill them."""
+        log = self.attempt.log("srun")
+        size = log.stat().st_size if log.is_file() else 0
+        if size == self.srun_log_size or self.attempt.abort.is_file():
+            return
+        self.srun_log_size = size
+        dead = find_task_errors(self.attempt)
+        if dead and read_record(self.attempt, 0).get("state") not in ("ending", "ended"):
+            write_json(self.attempt.abort, {"cause": dead[0]})
+            append_event(self.run_dir, "node/died", attempt=self.attempt.number, cause=dead[0])
+
+
+def end_nodes(nodes: Nodes) -> None:
+    """End agents that nobody asks to save; whoever has not left in time is killed."""
+    nodes.terminate()
+    if not comes_true(lambda: nodes.poll() is not None, _END_S):
+        nodes.send_signal(signal.SIGKILL)
+
+
+class PhaseWatch:
+    """Follows the events of one attempt and writes `attempt/brought_up` once the trainer has started."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, granted_at: Callable[[], float | None]) -> None:
+        """Args:
+        granted_at: when the job got its nodes, in seconds since 1970; None when nobody knows.
+        """
+        self.run_dir, self.attempt, self.granted_at = run, attempt, granted_at
+        self.size, self.is_done = -1, False
+
+    def look(self) -> None:
+        """Cheap when nothing has happened; call it while waiting for the nodes."""
+        if self.is_done or not self.run_dir.events.is_file():
+            return
+        size = self.run_dir.events.stat().st_size
+        if size == self.size:
+            return
+        self.size = size
+        # From this attempt's start on.
+        start = ("attempt/started", self.attempt.number)
+        rows = read_rows(self.run_dir.events)
+        events = list(itertools.dropwhile(lambda row: (row.get("kind"), row.get("attempt")) != start, rows))
+        if any(event.get("kind") == "trainer/started" for event in events):
+            self.is_done = True
+            phases = compute_phases(events, self._zero(events))
+            append_event(self.run_dir, "attempt/brought_up", attempt=self.attempt.number, **phases)
+
+    def _zero(self, events: list[dict[str, Any]]) -> float:
+        """When the allocation began; a later attempt in it counts from its own start, as a local run does."""
+        own = float(events[0]["time"])
+        is_first = self.attempt.number == 1 or self._follows_a_requeue()
+        granted = self.granted_at() if is_first else None
+        return own if granted is None else granted
+
+    def _follows_a_requeue(self) -> bool:
+        started = [row for row in read_rows(self.run_dir.events) if row.get("kind") == "attempt/started"]
+        starts = [(row["job"], row["slurm_restarts"]) for row in started]
+        return len(starts) < 2 or starts[-1] != starts[-2]
+
+
+def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str, float]:
+    """Seconds from `zero` to the end of each phase.
+
+    >>> compute_phases([{"kind": "node/started", "time": 12.5}, {"kind": "node/started", "time": 13.0}], 10.0)
+    {'agents_s': 3.0}
+    """
+    times = {PHASES[row["kind"]]: float(row["time"]) for row in events if row.get("kind") in PHASES}
+    # Slurm counts in whole seconds, so a phase may seem to end before the job began.
+    return {name: round(max(0.0, time - zero), 2) for name, time in times.items()}

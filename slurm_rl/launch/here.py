@@ -1,0 +1,147 @@
+"""Jobs whose controller is a process of the machine that submits. submitit starts it; the job's id is its number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.launch.controller.agents import (
+    clean_here,
+    settle_late_agents,
+    settle_silent_agent,
+    start_agent,
+    start_copy_here,
+)
+from slurm_rl.launch.controller.allocation import IsStopped, Nodes, UnscheduledAllocation
+from slurm_rl.launch.controller.attempts import AttemptEnd
+from slurm_rl.launch.controller.create import snapshot_environment
+from slurm_rl.launch.controller.record import SILENT_END, Job, RunState
+from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
+from slurm_rl.node.processes import all_pids, command_line
+from slurm_rl.node.ray_cluster import create_token
+from slurm_rl.plan.container import Wrapped
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import with_host_setup
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
+
+LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
+"""In such a controller: the number of the process that `submit` started."""
+_FIRST = b"submitit.local._local"
+
+
+class HereAllocation(UnscheduledAllocation):
+    """What all of them have."""
+
+    def __init__(self, run: RunDir, plan: JobPlan) -> None:
+        super().__init__(run, plan, f"local-{os.getpid()}-{int(time.time())}")
+        job_id = os.environ.get(LOCAL_JOB_VARIABLE)
+        self.job = {"launcher": plan.launcher, "job_id": job_id, "host": socket.gethostname()} if job_id else None
+
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        return start_copy_here(self.plan, attempt, self.job_key, os.environ)
+
+
+class LocalAllocation(HereAllocation):
+    """This machine alone, as the controller of a local run asks it; see `Allocation`."""
+
+    num_agents = 1
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
+        return {}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        return None if is_stopped() else start_agent(self.plan, attempt, 0, (), self.job_key, os.environ)
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        if is_late:
+            settle_late_agents(self.plan, attempt, [socket.gethostname()])
+        settle_silent_agent(self.plan, attempt, 0, socket.gethostname(), attempt.log("node-0"), status)
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        clean_here(self.run_dir, self.plan, attempt, self.job_key)
+        return end
+
+
+class HereLauncher(Launcher):
+    """Submits to this machine."""
+
+    def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
+        if LAUNCHERS[plan.launcher].by_node:
+            raise ConfigError(
+                "a run on machines without Slurm starts on each of them",
+                seen=f"submit, with cluster.launcher={plan.launcher}",
+                action="python -m slurm_rl node and the same overrides, on every machine",
+            )
+        return plan, []
+
+    def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
+        from slurm_rl.launch.session import SessionExecutor
+
+        executor = SessionExecutor(run.submitit, snapshot_environment(run), plan.gpus_per_node)
+        job = executor.submit(load_entry(), str(run.path))
+        return Submitted(str(job.job_id), {"host": socket.gethostname()}, process=job)
+
+    def cancel_unseen(self, run: RunDir) -> list[str]:
+        asked = []
+        for pid in filter(lambda pid: _is_controller(pid, os.fsencode(run.path)), all_pids()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                asked.append(f"process {pid}")
+        return asked
+
+    def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
+        return [_read_state(job) for job in jobs]
+
+    def cancel(self, jobs: Sequence[Job]) -> int:
+        for job in jobs:
+            if is_elsewhere(job):
+                raise RunDirError(
+                    "a run without Slurm is cancelled on the machine of its controller",
+                    seen=f"this is {socket.gethostname()}, it was started on {job.host}",
+                    action=f"there: python -m slurm_rl cancel {shlex.quote(str(job.run.path))}",
+                )
+        alive = [job for job in jobs if is_process_alive(job)]
+        for job in alive:
+            os.kill(int(job.job_id), signal.SIGTERM)
+        return len(alive)
+
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
+        return with_host_setup(plan, wrapped.argv)
+
+
+def _read_state(job: Job) -> RunState:
+    if is_elsewhere(job):
+        return RunState("unknown", f"its controller is a process of {job.host}; ask there")
+    return RunState("running", is_alive=True) if is_process_alive(job) else RunState("dead", SILENT_END)
+
+
+def is_elsewhere(job: Job) -> bool:
+    """Its controller is a process of another machine, so that its number says nothing to us."""
+    return job.host is not None and job.host != socket.gethostname()
+
+
+def is_process_alive(job: Job) -> bool:
+    """Whether it is the process that submitit started: the number may have been given to somebody else since."""
+    return str(job.run.submitit).encode() in command_line(job.job_id)
+
+
+def _is_controller(pid: int, path: bytes) -> bool:
+    """Whether this is the first process of a run in this folder, or below it."""
+    try:
+        if Path("/proc", str(pid)).stat().st_uid != os.getuid():
+            return False
+    except OSError:
+        return False
+    words = command_line(pid)
+    return _FIRST in words and any(word.startswith(path + b"/") and word.endswith(b"/submitit") for word in words)

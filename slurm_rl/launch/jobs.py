@@ -1,0 +1,233 @@
+"""Runs and their jobs, whatever launches them: the launchers' table at work."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.errors import RunDirError, SlurmRLError, UnknownJobError, WaitError
+from slurm_rl.launch.controller.holding import hold
+from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
+from slurm_rl.launch.protocol import Launcher, Submitted
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.holder import RESUME, Holder
+from slurm_rl.run_dir.lease import read_standing
+from slurm_rl.run_dir.run_dir import RunDir, read_json
+
+# A scheduler serves everybody; who waits for a sweep asks ever less often.
+_FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
+_LOOK_S = 0.2
+# Between a controller's word that the run has ended and its own end.
+_RELEASE_S = 10.0
+
+
+def open_launcher(name: str) -> Launcher:
+    found: Launcher = load_function(LAUNCHERS[name].launcher)()
+    return found
+
+
+def drive_run(run_dir: str) -> int:
+    """Drive the run to its end and return the job's exit code; the entry point of every job."""
+    from slurm_rl.launch.controller.supervisor import (
+        drive,  # of a job alone: who submits or asks would import it for nothing
+    )
+
+    run = RunDir(run_dir)
+    plan = JobPlan.from_json(read_json(run.plan))
+    allocation = LAUNCHERS[plan.launcher].allocation
+    assert allocation is not None, plan.launcher
+    return drive(run, plan, load_function(allocation)(run, plan))
+
+
+def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
+    """Start the job; returns at once."""
+    end = run.end.read_bytes() if run.end.is_file() else None
+    run.end.unlink(missing_ok=True)
+    try:
+        submitted = open_launcher(plan.launcher).submit(run, plan)
+    except UnknownJobError:
+        raise
+    except SlurmRLError:
+        if end is not None:
+            # A resume that was refused: the run is still what it was.
+            run.end.write_bytes(end)
+        raise
+    record_job(run, plan.launcher, submitted.job_id, **submitted.where)
+    return submitted
+
+
+def find_open_job(run: RunDir) -> Job | None:
+    """The job that its launcher must be asked about; None where the run directory says all."""
+    job, end = load_job(run), read_end_state(run)
+    # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
+    is_open = end is None or (end.word == "interrupted" and job is not None and LAUNCHERS[job.launcher].is_queue)
+    return job if is_open else None
+
+
+def _by_launcher(runs: Iterable[RunDir]) -> dict[str, list[Job]]:
+    """The open jobs of these runs."""
+    jobs: dict[str, list[Job]] = {}
+    for job in filter(None, map(find_open_job, runs)):
+        jobs.setdefault(job.launcher, []).append(job)
+    return jobs
+
+
+def read_states(runs: Sequence[RunDir]) -> list[RunState]:
+    """The state of each run, by one question to each launcher for all that have not ended by their own word."""
+    told: dict[Path, RunState] = {}
+    for name, jobs in _by_launcher(runs).items():
+        told |= zip([job.run.path for job in jobs], open_launcher(name).read_states(jobs), strict=True)
+    states = []
+    for run in runs:
+        end, state = read_end_state(run), told.get(run.path)
+        # A job that waits to start again is not over, whatever the run directory says.
+        is_news = state is not None and (end is None or state.word == "pending")
+        states.append((state if is_news else end) or RunState("not submitted"))
+    return states
+
+
+def cancel_runs(runs: Iterable[RunDir]) -> int:
+    """Ask all runs that have not ended to save and end; how many these are.
+
+    Raises:
+        RunDirError: one is, or was, a process of another machine.
+    """
+    return sum(open_launcher(name).cancel(jobs) for name, jobs in _by_launcher(runs).items())
+
+
+def cancel_unseen(run: RunDir) -> list[str]:
+    """Ask what runs for a directory that does not answer, also a sweep's, to save and end; no file of it is touched.
+
+    Returns:
+        Which processes and jobs were asked.
+    """
+    # A process of this machine is known to two of them.
+    return list(dict.fromkeys(asked for name in LAUNCHERS for asked in open_launcher(name).cancel_unseen(run)))
+
+
+def is_job_number(word: str) -> bool:
+    """`12`, or `12_3` of an array."""
+    return re.fullmatch(r"\d+(_\d+)?", word) is not None
+
+
+def cancel_by_number(job_id: str) -> list[str]:
+    """Ask this job of a queue to save and end, whatever it runs; which jobs were asked."""
+    queues = [name for name, row in LAUNCHERS.items() if row.is_queue]
+    return [asked for name in queues for asked in open_launcher(name).cancel_number(job_id)]
+
+
+def read_far_log(run: RunDir) -> str | None:
+    """The log of a run whose files this machine does not see; None where they are here.
+
+    Raises:
+        SlurmRLError: its cluster does not answer.
+    """
+    job = load_job(run)
+    return None if job is None or run.attempt_numbers() else open_launcher(job.launcher).read_log(job)
+
+
+@contextlib.contextmanager
+def held_to_resume(run: RunDir) -> Iterator[None]:
+    """Of several commands that resume a run at once, one gets in here, and none while the run's job is there.
+
+    Raises:
+        LeaseError: another command, or a controller that lives, has the run.
+        RunDirError: its job has not ended; or the run directory cannot be written.
+        SlurmRLError: nobody says whether it has.
+    """
+    with hold(run, Holder.of_this_process(RESUME, str(os.getpid())), lambda holder: _is_known_alive(run, holder)):
+        # A job that waits in a queue has no controller yet.
+        [state] = read_states([run])
+        if state.error is not None:
+            raise state.error
+        if state.is_alive:
+            raise RunDirError(
+                "a run that is going cannot be resumed",
+                seen=str(run.path),
+                action=f"wait, or end it first: python -m slurm_rl cancel {shlex.quote(str(run.path))}",
+            )
+        yield
+
+
+def _is_known_alive(run: RunDir, holder: Holder) -> bool:
+    """Whether a queue says that the holder's job has not ended; elsewhere the holder's own beat tells."""
+    row = LAUNCHERS.get(holder.launcher)
+    if row is None or not row.is_queue:
+        return False
+    [state] = open_launcher(holder.launcher).read_states([Job(run, holder.launcher, holder.job)])
+    return state.is_alive
+
+
+def count_states(states: Iterable[RunState]) -> str:
+    """`2 running, 5 pending`, the most first."""
+    return ", ".join(f"{number} {word}" for word, number in Counter(state.word for state in states).most_common())
+
+
+def wait_for_runs(
+    runs: Sequence[RunDir], tell: Callable[[str], object] = lambda text: None, *, timeout_s: float = math.inf
+) -> list[RunState]:
+    """Wait until every run has ended; `tell` hears when something has changed.
+
+    Args:
+        timeout_s: seconds; a sweep has none, its jobs have time limits of their own.
+
+    Raises:
+        WaitError: some have not ended; names their states.
+    """
+    give_up = time.monotonic() + timeout_s
+    told, pause = "", _FIRST_POLL_S
+    while True:
+        states = read_states(runs)
+        if (text := count_states(states)) != told:
+            told, pause = text, _FIRST_POLL_S
+            tell(text)
+        # Slurm away for a moment is no end.
+        if not any(state.is_alive or state.word == "unknown" for state in states):
+            return states
+        if (left := give_up - time.monotonic()) <= 0:
+            raise _explain_wait(runs, states, timeout_s)
+        _rest(runs, min(pause, left))
+        pause = min(_LAST_POLL_S, pause * 1.5)
+
+
+def _rest(runs: Sequence[RunDir], pause_s: float) -> None:
+    """Sleep; no longer than until a single run says that it has ended, which its directory is asked more often than
+    a scheduler may be."""
+    end = time.monotonic() + pause_s
+    is_watched = len(runs) == 1 and not runs[0].end.is_file()
+    while (left := end - time.monotonic()) > 0 and not (is_watched and runs[0].end.is_file()):
+        time.sleep(min(left, _LOOK_S))
+
+
+def _explain_wait(runs: Sequence[RunDir], states: Sequence[RunState], timeout_s: float) -> WaitError:
+    rule = f"{'the run' if len(runs) == 1 else 'all runs'} must have ended after {timeout_s:g} s of waiting"
+    if len(runs) > 1:
+        return WaitError(rule, seen=count_states(states), action="wait longer, or cancel them")
+    path = shlex.quote(str(runs[0].path))
+    seen = f"{runs[0].path} is {states[0]}"
+    return WaitError(rule, seen=seen, action=f"wait longer, or end it: python -m slurm_rl cancel {path}")
+
+
+def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
+    """Wait until the controller of a run that has ended has given it up, so that it can be resumed; for a moment only,
+    since one that was killed never does."""
+    give_up = time.monotonic() + min(timeout_s, _RELEASE_S)
+    while time.monotonic() < give_up:
+        standing = read_standing(run.lease)
+        if standing is None or standing.is_ended:
+            return
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(drive_run(sys.argv[1]))

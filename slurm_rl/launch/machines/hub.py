@@ -1,0 +1,283 @@
+"""The head's side: it lets the other machines in, gives them ranks, and notices when one is gone.
+
+Nothing blocks and there are no threads: whoever waits for something calls `poll` meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_rl import __version__
+from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
+from slurm_rl.launch.machines.link import Link, LinkClosed, WrongSecret
+from slurm_rl.launch.machines.place import HeadPlace, find_difference, listen
+from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.strangers import Crowd, SeldomEvents, at_most
+
+_POLL_S = 0.05
+BEAT_S = 5.0
+SILENCE_S = 60.0
+"""Without a word for so long a machine is gone: its power was cut, or the network between is."""
+_PROOF_S = 20.0
+# What waits in the kernel's queue is taken the next time; nobody keeps the head from everything else.
+_ACCEPTED_AT_ONCE = 64
+_GOODBYE_S = 5.0
+_LEAST_STRANGERS = 64
+# Of the descriptors that this process may have: it also starts agents and writes files.
+_SHARE_OF_DESCRIPTORS = 4
+
+
+class _StillHere(ConfigError):
+    """Its former connection has not been given up yet; or somebody started it twice."""
+
+
+@dataclass(eq=False)
+class Member:
+    """Another machine, as the head knows it."""
+
+    link: Link
+    came_at: float
+    heard_at: float
+    rank: int = -1
+    name: str = ""
+    is_ready: bool = False
+    shares_run_dir: bool = False
+    inbox: list[dict[str, Any]] = field(default_factory=list)
+    """What it said that is for the attempt."""
+
+    @property
+    def host(self) -> str:
+        return f"{self.name} ({self.link.peer})" if self.name != self.link.peer else self.name
+
+
+def most_strangers(num_nodes: int) -> int:
+    """How many connections may wait: twice those of a run that comes all at once, as far as descriptors go."""
+    return at_most(max(_LEAST_STRANGERS, 2 * num_nodes), share=_SHARE_OF_DESCRIPTORS)
+
+
+class Hub:
+    """All other machines of a run.
+
+    Args:
+        num_nodes: of the run, with the head.
+        config: of the run; the others must have the same.
+    """
+
+    def __init__(
+        self, run: RunDir, num_nodes: int, place: HeadPlace, secret: str, job_key: str, config: dict[str, Any]
+    ) -> None:
+        self.run_dir, self.num_nodes, self.job_key, self.config = run, num_nodes, job_key, config
+        self._place, self._secret = place, secret
+        self._listener: socket.socket | None = None
+        self._strangers: Crowd[Member] = Crowd()
+        self.members: dict[int, Member] = {}
+        self.lost: dict[int, str] = {}
+        """Ranks whose machine went away, until another takes the place; how it is called."""
+        self.notice: str | None = None
+        """Which machine was told to stop, and by what."""
+        self._beat_at = 0.0
+        self._most_strangers = most_strangers(num_nodes)
+        self._seldom = SeldomEvents(functools.partial(append_event, run))
+
+    def open(self) -> None:
+        """Listen, unless it does already.
+
+        Raises:
+            ConfigError: somebody else does.
+        """
+        if self._listener is None:
+            self._listener = listen(self._place.port)
+            self._listener.setblocking(False)
+
+    # ---- who is there ----------------------------------------------------------------------------
+
+    def wait_for_all(self, timeout_s: float, is_stopped: Callable[[], bool]) -> None:
+        """Until exactly the machines of the run are there.
+
+        Raises:
+            BringUpError: some are not at the deadline; they are named.
+        """
+        deadline = time.monotonic() + timeout_s
+        while missing := self.missing():
+            if is_stopped():
+                return
+            if time.monotonic() > deadline:
+                came = ", ".join(f"{m.host} as node {rank}" for rank, m in sorted(self.members.items())) or "nobody"
+                raise BringUpError(
+                    f"all {self.num_nodes} nodes must come to the head before job.start_timeout_s ({timeout_s:g} s)",
+                    seen=f"missing: {', '.join(missing)}; came: {came}",
+                    action="start `python -m slurm_rl node` there too, and see what it says",
+                )
+            self.poll()
+            time.sleep(_POLL_S)
+
+    def missing(self) -> list[str]:
+        """The nodes that are not ready, by name where there is one."""
+        ready = {rank for rank, member in self.members.items() if member.is_ready}
+        return [self._describe(rank) for rank in range(1, self.num_nodes) if rank not in ready]
+
+    def _describe(self, rank: int) -> str:
+        name = self.lost.get(rank) or (self._place.hosts[rank] if rank < len(self._place.hosts) else "")
+        return f"node {rank} ({name})" if name else f"node {rank}"
+
+    # ---- talking ---------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Let in who knocks, read what came, send what is queued."""
+        self._accept()
+        now = time.monotonic()
+        if now > self._beat_at + BEAT_S:
+            self._beat_at = now
+            self.broadcast("beat")
+        for stranger in self._strangers:
+            self._hear(stranger)
+        for member in list(self.members.values()):
+            self._hear(member)
+
+    def broadcast(self, kind: str, **fields: Any) -> None:
+        for member in self.members.values():
+            member.link.send(kind, **fields)
+
+    def say_goodbye(self, **fields: Any) -> None:
+        """Tell everybody how the run ended, and close."""
+        self.broadcast("end", **fields)
+        deadline = time.monotonic() + _GOODBYE_S
+        while any(member.link.has_unsent for member in self.members.values()) and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(_POLL_S)
+        for member in [*self.members.values(), *self._strangers]:
+            member.link.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._seldom.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE if self._listener is not None else 0):
+            assert self._listener is not None
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # nobody
+                break
+            try:
+                link = Link(sock, self._secret, is_head=True)
+            except OSError:  # somebody who left at once
+                sock.close()
+                continue
+            now = time.monotonic()
+            self._strangers.add(Member(link, now, now), link.peer)
+        for stranger in self._strangers.choose(self._most_strangers):
+            self._turn_away(stranger, f"more than {self._most_strangers} at once had not said who they are")
+
+    def _hear(self, member: Member) -> None:
+        now = time.monotonic()
+        try:
+            messages = member.link.poll()
+        except (LinkClosed, WrongSecret) as error:
+            return self._drop(member, str(error))
+        member.heard_at = now if messages else member.heard_at
+        for message in messages:
+            self._handle(member, message)
+        if member in self._strangers and now > member.came_at + _PROOF_S:
+            self._drop(member, "did not say who it is")
+        elif now > member.heard_at + SILENCE_S:
+            self._drop(member, f"was silent for {SILENCE_S:g} s")
+        return None
+
+    def _handle(self, member: Member, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        # Once, and before all else.
+        if (kind == "hello") != (member in self._strangers):
+            return
+        if kind == "hello":
+            self._greet(member, message)
+        elif kind == "ready":
+            member.is_ready, member.shares_run_dir = True, message["shares_run_dir"]
+            self.lost.pop(member.rank, None)
+            append_event(
+                self.run_dir, "node/joined", rank=member.rank, host=member.host, shares_run_dir=member.shares_run_dir
+            )
+        elif kind == "notice":
+            self.notice = f"node {member.rank} ({member.host}) was told to stop ({message['signal']})"
+            append_event(self.run_dir, "node/notice", rank=member.rank, host=member.host, signal=message["signal"])
+        elif kind in ("record", "event", "exited"):
+            member.inbox.append(message)
+
+    def _drop(self, member: Member, how: str) -> None:
+        if member in self._strangers:
+            self._strangers.remove(member)
+            return self._turn_away(member, how)
+        member.link.close()
+        if self.members.get(member.rank) is member:
+            del self.members[member.rank]
+            self.lost[member.rank] = member.host
+            append_event(self.run_dir, "node/left", rank=member.rank, host=member.host, cause=how)
+        return None
+
+    def _turn_away(self, stranger: Member, how: str) -> None:
+        stranger.link.close()
+        self._seldom.add("node/turned_away", address=stranger.link.peer, cause=how)
+
+    # ---- letting in ------------------------------------------------------------------------------
+
+    def _greet(self, member: Member, hello: dict[str, Any]) -> None:
+        member.name = str(hello["name"])
+        try:
+            self._check(hello)
+            member.rank = self._find_rank(hello["rank"], member)
+        except SlurmRLError as error:
+            member.link.send("refused", cause=str(error), is_final=not isinstance(error, _StillHere))
+            with contextlib.suppress(SlurmRLError):
+                member.link.poll()
+            # It leaves by itself when it has read that.
+            self._seldom.add("node/refused", host=member.host, cause=str(error))
+            return
+        self._strangers.remove(member)
+        self.members[member.rank] = member
+        member.link.send(
+            "welcome",
+            rank=member.rank,
+            num_nodes=self.num_nodes,
+            run_dir=str(self.run_dir.path),
+            job_key=self.job_key,
+            word=self._place.word,
+        )
+
+    def _check(self, hello: dict[str, Any]) -> None:
+        if hello["version"] != __version__:
+            raise ConfigError(
+                "all machines must have one version of slurm_rl", seen=f"{hello['version']}, {__version__}"
+            )
+        if (size := hello["num_nodes"]) is not None and size != self.num_nodes:
+            raise ConfigError(
+                "all machines must agree on the number of nodes", seen=f"{size}, on the head {self.num_nodes}"
+            )
+        if difference := find_difference(self.config, hello["config"]):
+            raise ConfigError(
+                "the command line must be the same on every machine",
+                seen=difference,
+                action="start `node` with the head's overrides",
+            )
+
+    def _find_rank(self, wanted: int | None, member: Member) -> int:
+        """The rank it says it has; else the one it had, or the lowest that is free."""
+        if any(other.host == member.host for other in self.members.values()):
+            raise _StillHere("a machine joins once", seen=f"{member.host} is connected already")
+        free = [rank for rank in range(1, self.num_nodes) if rank not in self.members]
+        if wanted is not None and wanted not in free:
+            has_it = self.members.get(wanted)
+            seen = f"node {wanted} is {has_it.host}" if has_it else f"node {wanted} of {self.num_nodes}"
+            raise ConfigError("every node of a run has a rank of its own: the head 0, the others from 1 on", seen=seen)
+        if not free:
+            raise ConfigError(
+                f"a run has exactly the nodes it asked for, and all {self.num_nodes} are there",
+                seen=f"one more: {member.host}",
+                action="raise EXPECTED_WORKERS (--nodes) on the head, or leave this machine out",
+            )
+        had = [rank for rank in free if self.lost.get(rank) == member.host]
+        return wanted if wanted is not None else (had or free)[0]

@@ -1,0 +1,205 @@
+"""Are the weights and the reward model that a config names what this run needs?
+
+Told from headers and config alone: no torch, and no more than a few kilobytes are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
+from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.chat import has_template
+from slurm_rl.launch.runs.model_shape import find_shape, read_object
+
+
+def read_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape by name of all tensors in a folder's files; empty where there are none.
+
+    Raises:
+        ConfigError: a file is not whole.
+    """
+    return {
+        name: entry["shape"]
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, entry in read_header(file).items()
+    }
+
+
+def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
+    """Entry by name: `shape` and more."""
+    # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > _MAX_HEADER:
+                raise ValueError(f"not a safetensors file: its header would have {length} bytes")
+            header = json.loads(opened.read(length))
+        if not isinstance(header, dict):
+            raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        data = max((entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry), default=0)
+        if (size := file.stat().st_size) < 8 + length + data:
+            raise ValueError(f"the file is cut off: it has {size} of {8 + length + data} bytes")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the model's safetensors must be whole", seen=f"{file}: {error}", action="download or copy the file again"
+        ) from None
+    return entries
+
+
+# The library's own bound.
+_MAX_HEADER = 100_000_000
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_INDEX = "model.safetensors.index.json"
+
+
+def check_weight_files(field: str, folder: Path) -> None:
+    """Refuse a folder whose weights no trainer can load: git-lfs pointers, missing shards, pickles without safetensors.
+
+    Raises:
+        ConfigError: names the files.
+    """
+    if pointers := [file.name for file in sorted(folder.iterdir()) if _is_pointer(file)]:
+        raise ConfigError(
+            f"{field} has git-lfs pointers in place of files",
+            seen=f"{_some(pointers)} in {folder}",
+            action="run `git lfs pull` in that folder",
+        )
+    if (folder / _INDEX).is_file():
+        shards = set(read_object(folder / _INDEX).get("weight_map", {}).values())
+        if missing := sorted(name for name in shards if not (folder / name).is_file()):
+            raise ConfigError(
+                f"{field} lacks {len(missing)} of the {len(shards)} files that its {_INDEX} names",
+                seen=f"{_some(missing)} missing in {folder}",
+                action="download or copy the folder again",
+            )
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{field} must have its weights as safetensors; pickles, which can run code, are never loaded",
+            seen=f"{_some(pickles)} in {folder}",
+            action="convert it once: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
+        )
+
+
+def _is_pointer(file: Path) -> bool:
+    if not file.is_file() or file.stat().st_size > 1024:
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_POINTER)) == _POINTER
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+# Of the models that are built here.
+_TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+
+
+def check_lora_targets(model: ModelConfig) -> None:
+    """Refuse a model without linear layers and targets that are not linear layers, as far as its weights are here.
+
+    Raises:
+        ConfigError: names the targets that exist.
+    """
+    if model.lora is None:
+        return
+    known = set(_TINY) if model.path is None else read_linear_names(expand_user(model.path))
+    if known is not None:
+        model.lora.choose_targets(known, model.path or "the tiny model")
+
+
+def read_linear_names(folder: Path) -> set[str] | None:
+    """Last parts of the names of the linear layers inside blocks; None where there are no safetensors.
+
+    Experts are fused when the model is loaded. GPT-2's Conv1D layers are transposed: their bias fits the columns.
+    """
+    shapes, names, transposed = read_shapes(folder), set(), set()
+    for name, shape in shapes.items():
+        layer, _, kind = name.rpartition(".")
+        parts = layer.split(".")
+        if kind != "weight" or len(shape) != 2 or not any(part.isdigit() for part in parts) or "experts" in parts:
+            continue
+        names.add(parts[-1])
+        bias = shapes.get(f"{layer}.bias")
+        if bias == shape[1:] != shape[:1]:
+            transposed.add(parts[-1])
+    return names - transposed if shapes else None
+
+
+_SHOWN = 3
+_EMBEDDING = "embed_tokens.weight"
+
+
+def check_same_model(field: str, weights: str | None, model: ModelConfig) -> None:
+    """Refuse weights whose shapes are not the model's, as far as this machine sees both.
+
+    Raises:
+        ConfigError: gives both shapes.
+    """
+    found = {} if weights is None else read_shapes(expand_user(weights))
+    wanted = _expected(model)
+    # Some models have names of their own once they are loaded; the trainer compares those, too.
+    wrong = {name: shape for name, shape in found.items() if (short := _find(wanted, name)) and wanted[short] != shape}
+    if wrong:
+        told = "; ".join(f"{name} {wrong[name]}" for name in sorted(wrong)[:_SHOWN])
+        needed = "; ".join(f"{wanted[_find(wanted, name) or name]}" for name in sorted(wrong)[:_SHOWN])
+        raise ConfigError(
+            f"the weights of {field} must have the shapes of the model ({needed})",
+            seen=f"{told} in {weights}",
+            action=f"point {field} at weights of the same architecture and size",
+        )
+
+
+def _find(wanted: dict[str, list[int]], name: str) -> str | None:
+    return name if name in wanted else next((key for key in wanted if name.endswith(f".{key}")), None)
+
+
+def _expected(model: ModelConfig) -> dict[str, list[int]]:
+    """Shapes by name; where no weights are to be seen, that of the embedding alone, which tells most models apart."""
+    if model.path is not None and (shapes := read_shapes(expand_user(model.path))):
+        return shapes
+    # That of tiny_vl is rounded up.
+    shape = None if model.tiny_vl is not None else find_shape(model)
+    return {} if shape is None else {_EMBEDDING: [shape.vocab_size, shape.hidden_size]}
+
+
+def check_reward_model(config: RewardModelConfig, chat_template: bool | None) -> None:
+    """Refuse a folder that this machine sees and that is no such model; a hub name is looked at on the node.
+
+    Args:
+        chat_template: Whether prompts are chats; None if unknown, as for a service of several runs.
+
+    Raises:
+        ConfigError: more than one output, scores that were never measured, or chats for a model of text.
+    """
+    folder = expand_user(config.path or "")
+    if config.path is None or not (folder / "config.json").is_file():
+        return
+    model = read_object(folder / "config.json")
+    num_outputs = len(model["id2label"]) if "id2label" in model else model.get("num_labels", 2)  # as Hugging Face
+    if num_outputs != 1:
+        raise ConfigError(
+            "reward.model.path must be a sequence classifier with one output",
+            seen=f"{num_outputs} in {folder}",
+            action="name a folder that task=rm exported",
+        )
+    if config.normalize and not ("mean" in model and model.get("std", 0) > 0):
+        raise ConfigError(
+            "reward.model.normalize needs mean and std > 0 of the model's scores in its config.json",
+            seen=f"mean={model.get('mean')}, std={model.get('std')} in {folder}",
+            action="train it with task=rm to its end, which measures them, or set reward.model.normalize=false",
+        )
+    if chat_template and not (model.get("scores_chats", True) and has_template(folder)):
+        raise ConfigError(
+            "data.chat_template=true needs a reward model of chats, with a chat template of its own",
+            seen=f"{folder}, trained on text" if has_template(folder) else f"{folder} without a template",
+            action="train it with data.chat_template=true, or set data.chat_template=false for both",
+        )

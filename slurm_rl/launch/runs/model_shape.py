@@ -1,0 +1,116 @@
+"""The model's shape, from a config.json that this machine can see, or by its name; without torch or a network."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slurm_rl.config.load import parse_config
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.known_models import find_known
+from slurm_rl.plan.memory import ModelShape, parse_shape
+from slurm_rl.run_dir.run_dir import RunDir
+
+_AGAIN = "fetch it again"
+_NUM_SPECIAL = 2
+_NUM_BYTES = 288
+"""Tokens of the vocabulary of bytes, special ones included, rounded up."""
+
+
+def find_shape(model: ModelConfig) -> ModelShape | None:
+    """The shape; None for a family that is not known, or a name that only the hub knows.
+
+    Raises:
+        ConfigError: config.json is no JSON object.
+    """
+    if model.path is None:
+        return _shape_of_tiny(model)
+    if (planned := find_planned(model.path)) is not None:
+        return find_shape(planned)
+    return find_shape_at(model.path)
+
+
+def find_shape_at(path: str | None) -> ModelShape | None:
+    """Of the model in a folder, or of this name on the hub; None as above, and for no path."""
+    if path is None:
+        return None
+    found = find_config(path)
+    return find_known(path) if found is None else parse_shape(read_object(found))
+
+
+def sees_images(model: ModelConfig) -> bool | None:
+    """Whether it is a vision-language model; None when its config.json cannot be seen from here."""
+    if model.path is None:
+        return model.tiny_vl is not None
+    if (planned := find_planned(model.path)) is not None:
+        return sees_images(planned)
+    tree = _load_config(model)
+    if tree is not None:
+        return "vision_config" in tree
+    shape = find_known(model.path)
+    return None if shape is None else shape.vision_parameters > 0
+
+
+def find_planned(path: str) -> ModelConfig | None:
+    """The model that a run will export to this path; None where it is no such export, or is there already."""
+    folder = expand_user(path).absolute()
+    run = RunDir(folder.parent)
+    if folder != run.export or folder.exists() or not run.config.is_file():
+        return None
+    return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))).model
+
+
+def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
+    """Of a model that engine/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
+    tiny = model.tiny or model.tiny_vl
+    if tiny is None:
+        return None
+    return ModelShape(
+        num_layers=tiny.num_layers,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=3 * tiny.hidden_size,
+        vocab_size=_NUM_SPECIAL + len(model.tiny.characters) if model.tiny else _NUM_BYTES,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        head_dim=tiny.hidden_size // tiny.num_heads,
+        is_tied=True,
+        context_length=tiny.context_length,
+    )
+
+
+def _load_config(model: ModelConfig) -> dict[str, Any] | None:
+    path = None if model.path is None else find_config(model.path)
+    return None if path is None else read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a model's folder.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model's {path.name} must be JSON", seen=f"{path}: {error}", action=_AGAIN) from None
+    if not isinstance(tree, dict):
+        seen = f"{path}: {type(tree).__name__}"
+        raise ConfigError(f"the model's {path.name} must be a JSON object", seen=seen, action=_AGAIN)
+    return tree
+
+
+def find_config(name: str) -> Path | None:
+    folder = expand_user(name)
+    if folder.is_dir():
+        return folder / "config.json" if (folder / "config.json").is_file() else None
+    # As huggingface_hub lays out its cache: models--<org>--<name>/snapshots/<commit>/.
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None

@@ -1,0 +1,121 @@
+"""A new run, and one that goes on: every check, the run directory, then the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import SlurmRLError, UnknownJobError
+from slurm_rl.launch.controller.create import create_run, remove_run, require_own_run
+from slurm_rl.launch.jobs import held_to_resume, open_launcher, submit_run
+from slurm_rl.launch.protocol import Submitted
+from slurm_rl.launch.runs.checks import check_submission
+from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.runs.interpreter import check_interpreter
+from slurm_rl.launch.runs.planning import choose_directory, plan_in
+from slurm_rl.launch.runs.recent import remember
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plugins.image.files import check_image_is_there
+from slurm_rl.run_dir.run_dir import RunDir
+
+
+class Started(NamedTuple):
+    """A run whose job is on its way."""
+
+    directory: RunDir
+    plan: JobPlan
+    submitted: Submitted
+
+
+def start_run(
+    config: RunConfig, tell: Callable[[str], object], write_model: Callable[[Path], object] | None = None
+) -> Started:
+    """Check all that can be checked before, write the run directory, start the job; returns at once.
+
+    Args:
+        tell: is given what the user should know of a run that is not refused, a line at a time.
+        write_model: called once every check has passed, with a folder in the run directory; writes the model of the run
+            there. Until then model.path names a model of the same shape, for the checks.
+
+    Raises:
+        UnknownJobError: the job may be queued; the run directory stays.
+        SlurmRLError: it is refused, by us or in the cluster's own words; nothing is left of it.
+    """
+    directory = choose_directory(config)
+    plan = plan_in(config, directory)
+    check_submission(config, plan, directory, tell)
+    plan = ask_cluster(plan, tell)
+    create_run(directory, config if write_model is None else _with_model(config, directory.model), plan)
+    try:
+        if write_model is not None:
+            write_model(directory.model)
+    except (SlurmRLError, KeyboardInterrupt):
+        remove_run(directory)
+        raise
+    try:
+        submitted = submit_run(directory, plan)
+    except UnknownJobError:
+        raise
+    except SlurmRLError:
+        remove_run(directory)
+        raise
+    remember(directory.path, [submitted.job_id])
+    return Started(directory, plan, submitted)
+
+
+def _with_model(config: RunConfig, folder: Path) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
+
+
+def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -> list[RunDir]:
+    """The run directories of a pipeline, each checked when those before it are there; no job is started.
+
+    Raises:
+        SlurmRLError: one is refused; nothing is left of any.
+    """
+    made: list[RunDir] = []
+    try:
+        for config in configs:
+            directory = choose_directory(config)
+            plan = plan_in(config, directory)
+            check_submission(config, plan, directory, tell, is_stage=True)
+            create_run(directory, config, ask_cluster(plan, tell))
+            made.append(directory)
+    except SlurmRLError:
+        for directory in made:
+            remove_run(directory)
+        raise
+    return made
+
+
+def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
+    """Submit the same plan and code again; the trainer goes on from its newest checkpoint.
+
+    Raises:
+        SlurmRLError: the run is going, is another user's, or is refused by the cluster.
+    """
+    plan = load_plan(require_own_run(directory))
+    with held_to_resume(directory):
+        check_image_is_there(plan)
+        plan = ask_cluster(plan, tell)
+        submitted = submit_run(directory, plan)
+    remember(directory.path, [submitted.job_id])
+    return Started(directory, plan, submitted)
+
+
+def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:
+    """Check the job's Python, ask the launcher whether it takes this job, and pass on what it says.
+
+    Returns:
+        The plan in the cluster's own words.
+
+    Raises:
+        ConfigError, SubmitError: the Python lacks a library, or the launcher refuses, in its own words.
+    """
+    check_interpreter(plan, tell)
+    plan, notes = open_launcher(plan.launcher).check(plan)
+    for line in notes:
+        tell(line)
+    return plan

@@ -1,0 +1,196 @@
+"""The nodes of a Slurm job, as the controller of its batch step asks them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError, SubmitError
+from slurm_rl.launch.controller.agents import OURS, settle_late_agents
+from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
+from slurm_rl.launch.controller.attempts import AttemptEnd
+from slurm_rl.launch.controller.ends import find_lost_nodes, find_task_errors
+from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
+from slurm_rl.launch.slurm.commands import (
+    cancel,
+    element_id,
+    kill_wait_s,
+    note_in_comment,
+    query_hold,
+    query_jobs,
+    requeue,
+)
+from slurm_rl.launch.slurm.guard import Guard
+from slurm_rl.launch.slurm.hosts import Hosts
+from slurm_rl.launch.slurm.partitions import nodes_out_of_service
+from slurm_rl.launch.slurm.silent import STOPPED, settle_silent_tasks
+from slurm_rl.launch.slurm.srun import clean_nodes, start_slurm_agents, start_slurm_copy
+from slurm_rl.node.ray_cluster import create_token
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+
+# A restart of Slurm's controller, an upgrade of it even.
+_UNAVAILABLE_S = 900.0
+# Slurm ends this process once it has put the job back.
+_END_S = 90.0
+# Of a job that was submitted with --no-requeue, or made so by its site: there is nothing to wait for.
+_FORBIDDEN = "operation is presently disabled"
+
+
+class SlurmAllocation(Allocation):
+    """See `Allocation`. Slurm's own notice is a signal, and it sees the exit status."""
+
+    signals_limit = True
+
+    def __init__(self, run: RunDir, plan: JobPlan) -> None:
+        self.run_dir, self.plan = run, plan
+        self.job_key = os.environ["SLURM_JOB_ID"]
+        self.num_agents = plan.num_nodes
+        self.job_id = element_id(self.job_key, os.environ)
+        self.job = {"launcher": plan.launcher, "job_id": self.job_id}
+        self.hosts = Hosts(run, plan)
+        self.chosen: list[str] = []
+        self.guard = Guard(plan, self.job_id)
+
+    @property
+    def has_nodes(self) -> bool:
+        return self.hosts.are_enough
+
+    def holder(self) -> Holder:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        return Holder.of_this_process(self.plan.launcher, self.job_id, restarts)
+
+    def is_known_alive(self, holder: Holder) -> bool:
+        try:
+            found = query_jobs([holder.job]).get(holder.job)
+        except SlurmRLError:
+            return False  # Slurm is away; its beat tells
+        return found is not None and not found.state.is_ended
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        self.chosen = []
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
+        return {"kill_wait_s": kill_wait_s(), "job_id": self.job_id}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        self.chosen, found = self.hosts.choose(attempt, os.environ)
+        fields = {**found.to_event(), **({"left_out": self.hosts.unfit} if self.hosts.unfit else {})}
+        append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
+        if is_stopped():
+            return None
+        self.guard.keep(self.hosts.fit, attempt.log("guard"), os.environ)
+        return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        if is_late:
+            settle_late_agents(self.plan, attempt, self.chosen)
+        settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        if end.outcome == "failed" and self.hosts.lacks_good:
+            # Nothing was started: other nodes are wanted, and the run has not failed.
+            return replace(end, outcome="lost", has_begun=False)
+        silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
+        lost = self.hosts.note_losses([*find_lost_nodes(attempt), *silent]) if end.outcome == "failed" else []
+        if not lost:
+            return end
+        append_event(self.run_dir, "nodes/lost", attempt=attempt.number, hosts=lost)
+        return replace(end, outcome="lost", cause=f"lost {', '.join(lost)}; {end.cause}")
+
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        return start_slurm_copy(self.plan, attempt, self.chosen, self.job_key, os.environ)
+
+    def granted_at(self) -> float | None:
+        try:
+            # Slurm sets SLURM_JOB_START_TIME only since 23.02; squeue always knew.
+            job = query_jobs([self.job_key]).get(self.job_key)
+        except SlurmRLError:
+            return None
+        return None if job is None else job.start_time
+
+    def holding(self) -> dict[str, Any]:
+        times: dict[str, float] = {}
+        with contextlib.suppress(SlurmRLError):
+            times = query_hold(self.job_id)
+        return {"nodes": len(self.hosts.names), **times}
+
+    def ends_at(self) -> float | None:
+        with contextlib.suppress(SlurmRLError):
+            return query_hold(self.job_id).get("ends_at")
+        return None
+
+    def find_lost(self, attempt: int) -> list[str]:
+        events = read_rows(self.run_dir.events)
+        passed = [row for row in events if row.get("kind") == "preflight/passed" and row.get("attempt") == attempt]
+        try:
+            down = nodes_out_of_service()
+        except SlurmRLError:
+            return []
+        return [host for host in passed[-1]["nodes"] if host in down] if passed else []
+
+    def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
+        # Before: Slurm may end this process while it asks.
+        append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
+        refusal = _requeue(self.run_dir, self.job_key, is_ended, self._plan_exclusion())
+        if refusal is None:
+            return None
+        command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
+        return f"Slurm did not requeue the job: {refusal}. Next: {command}"
+
+    def _plan_exclusion(self) -> Callable[[], None]:
+        """What tells Slurm to keep the next start off bad nodes; decided before the requeue, since there is little
+        time after it."""
+        memory, within_s = self.hosts.memory, max(1.0, kill_wait_s() - 2.0)
+        try:
+            found = memory.choose(self.hosts.names)
+        except SlurmRLError as error:
+            append_event(self.run_dir, "nodes/not_excluded", job=self.job_id, cause=str(error))
+            return lambda: None
+        return lambda: memory.tell_slurm(self.job_id, found, within_s)
+
+    def abandon(self, cause: str) -> None:
+        """By a signal that nobody handles: of SIGTERM and SIGKILL Slurm's own process on a node writes a line into the
+        step's log before it hands them on, and would wait for that file. When the agent is gone, it ends all of the
+        step. The cause goes into the job's comment, where `status` finds what no file could say."""
+        note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
+        cancel([self.job_id], signal="ALRM", steps=True)
+
+
+def _requeue(run: RunDir, job_id: str, is_ended: IsStopped, exclude: Callable[[], None]) -> str | None:
+    """Ask Slurm to start the job around this process again, and wait to be ended by Slurm.
+
+    Args:
+        is_ended: whether Slurm's SIGTERM has come.
+        exclude: keeps the next start off bad nodes, once the job is requeued.
+
+    Returns:
+        Slurm's refusal in its own words; None when it did as asked.
+    """
+    deadline = time.monotonic() + _UNAVAILABLE_S
+    refusal = None
+    while not is_ended():
+        try:
+            requeue(job_id)
+            break
+        except SlurmUnavailableError as error:
+            if time.monotonic() > deadline:
+                return error.seen or str(error)
+            time.sleep(2.0)
+        except SubmitError as error:
+            # Slurm requeues a preempted job by itself and refuses a second time; then the end comes all the same.
+            refusal = error.seen or str(error)
+            append_event(run, "job/requeue_refused", cause=refusal)
+            if _FORBIDDEN in refusal.lower():
+                return refusal
+            break
+    exclude()
+    return None if comes_true(is_ended, _END_S) else refusal

@@ -1,0 +1,169 @@
+"""What the partitions of a cluster offer, from one sinfo, and a GPU type in the words of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from slurm_rl.config.gres import parse_gpus
+from slurm_rl.config.job import parse_minutes
+from slurm_rl.launch.slurm.command_line import execute_slurm, run_slurm
+from slurm_rl.plan.sbatch import SbatchOptions
+
+# A slice of a GPU has the name of the whole in its own.
+_SLICE = re.compile(r"\d+g\.\d+gb")
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of a partition that are alike."""
+
+    num_nodes: int
+    cpus: int
+    mem_mb: int
+    gpus: dict[str, int] = field(default_factory=dict)
+    """Type -> GPUs a node; "" for GPUs to which the site gave no type."""
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """One partition."""
+
+    name: str
+    is_default: bool
+    max_time_min: int | None
+    """None when there is no limit."""
+    groups: tuple[NodeGroup, ...]
+
+
+def partitions() -> list[PartitionInfo]:
+    """Every partition that this user may see, the default one first."""
+    output = run_slurm(["sinfo", "-h", "-e", "-o", "%P|%l|%D|%c|%m|%G"])
+    return parse_partitions(output)
+
+
+def nodes_out_of_service() -> list[str]:
+    """Nodes that take no jobs now: down, drained, failing, in maintenance."""
+    return _nodes_in("down,drain,fail,maint,reserved,no_respond")
+
+
+def nodes_down() -> list[str]:
+    """Nodes that Slurm has given up, on which nothing can be started; a drained one still runs steps of its jobs."""
+    return _nodes_in("down,no_respond")
+
+
+def _nodes_in(states: str) -> list[str]:
+    return sorted(set(run_slurm(["sinfo", "-h", "-N", "-t", states, "-o", "%N"]).split()))
+
+
+@dataclass(frozen=True)
+class NodeLine:
+    """A node of a partition."""
+
+    size: str
+    """Cores, memory, GPUs."""
+    features: str
+    is_in_service: bool
+
+
+_OUT_OF_SERVICE = re.compile(r"down|drain|fail|maint|unknown|no_respond|power|reboot")
+
+
+def list_nodes(partition: str | None) -> dict[str, NodeLine]:
+    """Every node of a partition, or of several with commas between them; None: of all."""
+    where = ["-p", partition] if partition else []
+    return parse_nodes(run_slurm(["sinfo", "-h", "-N", *where, "-o", "%N|%T|%c|%m|%G|%f"]))
+
+
+def parse_nodes(output: str) -> dict[str, NodeLine]:
+    """Read `sinfo -h -N -o '%N|%T|%c|%m|%G|%f'`.
+
+    >>> parse_nodes("n1|idle|4|12000|gpu:2|old\\nn2|down*|4|12000|gpu:2|old")["n2"]
+    NodeLine(size='4|12000|gpu:2', features='old', is_in_service=False)
+    """
+    rows = (line.split("|") for line in output.splitlines() if line.count("|") == 5)
+    return {
+        name: NodeLine("|".join(size), features, not _OUT_OF_SERVICE.search(state) and not state.endswith("*"))
+        for name, state, *size, features in rows
+    }
+
+
+def boot_times(hosts: Sequence[str]) -> dict[str, float]:
+    """When nodes were booted, in seconds since 1970, of those of which Slurm says so."""
+    # It fails for a name that the cluster does not have, and tells of the others all the same.
+    return parse_boot_times(execute_slurm(["scontrol", "show", "node", ",".join(hosts)]).stdout) if hosts else {}
+
+
+def parse_boot_times(output: str) -> dict[str, float]:
+    """Read `scontrol show node`, whose times are local ones.
+
+    >>> list(parse_boot_times("NodeName=n1 Arch=x86_64 BootTime=2026-11-22T08:57:21 SlurmdStartTime=None"))
+    ['n1']
+    """
+    found = {}
+    for match in re.finditer(r"NodeName=(\S+)(?:(?!NodeName=).)*?BootTime=(\d{4}-\S+)", output, re.DOTALL):
+        with contextlib.suppress(ValueError, OverflowError):
+            found[match[1]] = time.mktime(time.strptime(match[2], "%Y-%m-%dT%H:%M:%S"))
+    return found
+
+
+def parse_partitions(output: str) -> list[PartitionInfo]:
+    """Read `sinfo -h -e -o '%P|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
+    lines = [line.split("|") for line in output.splitlines()]
+    groups: dict[tuple[str, str], list[NodeGroup]] = {}
+    for name, limit, num_nodes, cpus, mem_mb, gres in lines:
+        group = NodeGroup(int(num_nodes), int(cpus), int(mem_mb), parse_gpus(gres))
+        groups.setdefault((name, limit), []).append(group)
+    found = [
+        PartitionInfo(name.rstrip("*"), name.endswith("*"), parse_limit(limit), tuple(alike))
+        for (name, limit), alike in groups.items()
+    ]
+    return sorted(found, key=lambda partition: (not partition.is_default, partition.name))
+
+
+def parse_limit(limit: str) -> int | None:
+    """Minutes of a partition's time limit; None when there is none.
+
+    >>> parse_limit("infinite"), parse_limit("2-00:00:00")
+    (None, 2880)
+    """
+    return None if limit in ("infinite", "UNLIMITED", "n/a") else parse_minutes(limit)
+
+
+def spell_gpus(options: SbatchOptions, chosen: Sequence[PartitionInfo]) -> SbatchOptions:
+    """Options of sbatch with each GPU type of --gres as these partitions spell it; as it was where they have none such.
+
+    Slurm compares types letter by letter, and each site has its own.
+    """
+    gres = str(options.get("gres", ""))
+    offered = {kind for partition in chosen for group in partition.groups for kind in group.gpus if kind}
+    spelled = gres
+    for asked in filter(None, parse_gpus(gres)):
+        found = find_spelling(asked, offered) or asked
+        spelled = re.sub(rf"\bgpu:{re.escape(asked)}(?=[:,]|$)", f"gpu:{found}", spelled)
+    return options if spelled == gres else {**options, "gres": spelled}
+
+
+def is_slice(kind: str) -> bool:
+    """Whether this type is a part of a GPU."""
+    return _SLICE.search(kind.lower()) is not None
+
+
+def find_spelling(asked: str, offered: Collection[str]) -> str | None:
+    """The one type that means the same; None when there is none, or several could be meant.
+
+    >>> find_spelling("h100", ["H100", "v100"]), find_spelling("h100", ["nvidia_h100_80gb_hbm3", "a100_3g.20gb"])
+    ('H100', 'nvidia_h100_80gb_hbm3')
+    >>> find_spelling("a100", ["a100_3g.20gb"]), find_spelling("a100", ["a100-40", "a100-80"])
+    (None, None)
+    """
+    if asked in offered:
+        return asked
+    same = [kind for kind in offered if kind.lower() == asked.lower()]
+    whole = [kind for kind in offered if not is_slice(kind)]
+    named = [kind for kind in whole if asked.lower() in re.split("[^a-z0-9]+", kind.lower())]
+    alike = same or named
+    return alike[0] if len(alike) == 1 else None

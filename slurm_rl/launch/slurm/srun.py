@@ -1,0 +1,103 @@
+"""Steps of the job around this process: all node agents by one srun, and one more that cleans behind them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.controller.agents import agent_environment, container_cleanup, find_dirty, own_user
+from slurm_rl.launch.slurm.agents_step import AgentsStep
+from slurm_rl.launch.slurm.components import split_hosts
+from slurm_rl.launch.slurm.partitions import nodes_down
+from slurm_rl.launch.slurm.reach import find_unreachable
+from slurm_rl.node.cleaning import DONE
+from slurm_rl.node.processes import start_child
+from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.plan.step import build_nodes_step, build_srun, with_host_setup, wrap_agent, wrap_copy
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+
+_CLEANING_S = 30.0
+_ANSWER_S = 15.0
+"""A node that boots again is there by then; who is silent for longer is as good as lost."""
+
+
+def start_slurm_agents(
+    plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> AgentsStep:
+    """All node agents by one srun, whatever their number."""
+    wrapped = wrap_agent(plan, attempt.number, job_key, own_user())
+    step = build_nodes_step(plan, split_hosts(plan, nodes, os.environ), str(attempt.logs), wrapped)
+    hosts = {HOSTS_VARIABLE: ",".join(nodes)}
+    # Save and leave. SIGTERM would make srun kill its tasks before they could.
+    srun = start_child(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"), signal.SIGUSR2)
+    return AgentsStep(srun, attempt, len(nodes))
+
+
+def start_slurm_copy(
+    plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> subprocess.Popen[bytes] | None:
+    """What copies the attempt to checkpoint.url, on the first of its nodes that is up."""
+    reachable = _without_down(nodes)
+    if not reachable:
+        return None
+    wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
+    parts = split_hosts(plan, reachable[:1], os.environ)
+    argv = build_srun(parts, with_host_setup(plan, wrapped.argv), [wrapped.srun_args])
+    return start_child(argv, agent_environment(plan, env, wrapped), attempt.log("final-copy"), signal.SIGTERM)
+
+
+def srun_argv(plan: JobPlan, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """srun of this command on these nodes, in the job around this process."""
+    return build_srun(split_hosts(plan, nodes, os.environ), command)
+
+
+def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> tuple[str, str]:
+    """What the nodes printed, also of a step that is not through in time, and srun's last words."""
+    try:
+        done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=deadline_s)
+        return done.stdout, done.stderr.strip()[-500:]
+    except subprocess.TimeoutExpired as late:
+        return (late.stdout or b"").decode(errors="replace"), f"no answer within {deadline_s:g} s"
+
+
+def clean_nodes(
+    run: RunDir, plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> list[str]:
+    """Clean the nodes that need it.
+
+    Args:
+        hosts: of the attempt, by rank.
+
+    Returns:
+        The hosts among them that did not answer.
+    """
+    ranks = find_dirty(attempt, len(hosts))
+    if not ranks:
+        return []
+    dirty = [hosts[rank] for rank in ranks]
+    reachable = _without_down(dirty)
+    gone = find_unreachable(reachable, _ANSWER_S) if reachable else []
+    reachable = [host for host in reachable if host not in gone]
+    if not reachable:
+        append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="none answers")
+        return dirty
+    command = [plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    command += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
+    command += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
+    output, errors = run_srun(srun_argv(plan, reachable, command), env, _CLEANING_S)
+    answered = {line.removeprefix(DONE).strip() for line in output.splitlines() if line.startswith(DONE)}
+    silent = [host for host in dirty if host not in answered]
+    append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)
+    return silent
+
+
+def _without_down(hosts: Sequence[str]) -> list[str]:
+    """Since Slurm 23.02 an srun that names a lost node starts on no node at all."""
+    try:
+        down = nodes_down()
+    except SlurmRLError:
+        return list(hosts)
+    return [host for host in hosts if host not in down]

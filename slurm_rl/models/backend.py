@@ -1,0 +1,174 @@
+"""What a sharding library must do for the policy engine, and the table of those that can.
+
+Loss convention: token weights are global, so the loss of a step is the plain sum over tokens,
+micro-batches and ranks. A library that averages gradients over ranks has that undone here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
+
+from slurm_rl.config.parallel import build_parallel_dims
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.errors import TrainingError
+from slurm_rl.models.checkpoint.background import BackgroundWriter
+from slurm_rl.models.distributed import get_world_size
+from slurm_rl.models.lora import is_adapter
+from slurm_rl.models.weight_files import WeightFiles
+
+
+class Backend(Protocol):
+    """A sharded model with its optimizer. Every method is called on all ranks together."""
+
+    model: Callable[..., Any]
+    """Called with the model's keyword arguments; runs the collectives that sharding needs."""
+    module: PreTrainedModel
+    """The model itself; its parameters may be shards."""
+    can_reshard: bool
+    """Whether `load` takes what another number of ranks saved."""
+
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step.
+
+        Args:
+            is_last: no other will come before `step`.
+        """
+
+    def step(self, lr: float) -> float:
+        """Sum gradients over ranks, clip, update, clear them; returns the norm before clipping.
+
+        Raises:
+            TrainingError: the norm is not finite; no rank changed its weights.
+        """
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters."""
+
+    dtype: torch.dtype
+    """The model's own type, which `full_state` yields."""
+
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
+
+        Other ranks yield nothing but must exhaust the iterator: tensors are gathered in buckets (gather.py). Beside
+        its shards each rank needs at most two of them on its device, or twice the largest tensor.
+
+        Args:
+            wanted: which names to gather, the same on every rank; None: all.
+            place: every rank yields its tensors there, in place of rank 0 on CPU.
+        """
+
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        """Write this rank's shard of the trained parameters and their moments into an existing folder.
+
+        Args:
+            writer: copy what is to be written, and leave the writing to it where the library can.
+
+        Returns:
+            The files that the writer has still to finish; each appears whole.
+        """
+
+    def load(self, folder: Path, num_saved: int) -> None:
+        """Take back what `save` wrote with `num_saved` ranks."""
+
+
+def build_backend(
+    model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
+) -> Backend:
+    """Shard `model` over the ranks of the process group.
+
+    Args:
+        model: on CPU, every rank with the same weights; or empty, with `files`.
+        files: where each rank reads what it keeps.
+    """
+    backend: Backend = load_function(_BACKENDS[policy.backend])(model, policy, optim, files)
+    return backend
+
+
+def splits_parameters(policy: PolicyConfig, dtype: torch.dtype) -> bool:
+    """Whether the ranks share the parameters, so that none needs the whole model and it may come empty."""
+    if build_parallel_dims(policy, get_world_size()).shard > 1:
+        return True
+    # FSDP2 casts each block that it gathers, and brings it from the host; one worker in float32 needs neither.
+    return policy.backend == "fsdp2" and (dtype != torch.float32 or policy.offload == "all")
+
+
+_BACKENDS = {
+    "fsdp2": "slurm_rl.models.fsdp2:FSDP2Backend",
+    "deepspeed": "slurm_rl.models.deepspeed:DeepSpeedBackend",
+}
+
+
+def exported_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The model's type, not the master weights'. Adapters stay as they are: they are rounded when they are merged."""
+    return tensor.dtype if is_adapter(name) else dtype
+
+
+def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
+    """A copy on CPU, or on `place`, that later steps do not change."""
+    return tensor.detach().to(device=place or "cpu", dtype=exported_dtype(name, tensor, dtype), copy=True)
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over two groups: matrices decay; norms, biases and other vectors do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # What ZeRO has cut already is flat, and remembers its shape.
+    matrices = {p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2}
+    groups = [
+        {"params": [p for p in parameters if p in matrices], "decayed": True},
+        {"params": [p for p in parameters if p not in matrices], "decayed": False},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
+    apply_config(optimizer, config)
+    return optimizer
+
+
+def apply_config(optimizer: torch.optim.Optimizer, config: OptimConfig) -> None:
+    """Set the hyperparameters; the moments stay."""
+    for group in optimizer.param_groups:
+        decay = config.weight_decay if group["decayed"] else 0.0
+        group.update(lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=decay)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
+    """Scale gradients down to the global norm `max_norm`; returns the norm before that.
+
+    For sharded parameters the norm is over all ranks, so every rank raises or none does.
+
+    Raises:
+        TrainingError: the norm is not finite; nothing was changed.
+    """
+    parameters = [p for p in parameters if p.grad is not None]
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    require_finite("gradient norm", float(norm))
+    clip_grads_with_norm_(parameters, max_norm, norm)
+    return float(norm)
+
+
+def require_finite(what: str, value: float) -> None:
+    """Raise TrainingError unless `value`, the loss or the gradient norm, is finite."""
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"the {what} must be finite",
+            seen=value,
+            action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
+        )

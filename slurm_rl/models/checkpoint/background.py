@@ -1,0 +1,153 @@
+"""Files written in a thread of their own while training goes on, each whole or not there. Standard library only.
+
+    writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
+    waiter:  polls for one of the two, with a deadline
+
+The waiter may be another process on another node: files are all that the two share. On a full disk nobody can
+make the file with the reason, so it is there before the writing begins, under another name and as large as it may
+get: telling it takes a rename alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir.disk import describe_disk, find_refusal, fsync_path, naming, next_action, say
+
+_POLL_S = 0.02
+# A waiter asks the file system itself so often: its writer may have had no way to tell.
+_ASK_S = 5.0
+_REASON_BYTES = 1000
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary path; `path` appears when its bytes are on disk.
+
+    Raises:
+        OSError: it cannot be written; it names the path.
+        Exception: others of `write`.
+    """
+    part = path.with_name(path.name + ".part")
+    with naming(path):
+        try:
+            write(part)
+            fsync_path(part)
+            part.rename(path)
+        except BaseException:
+            # The room that it holds on a full disk is needed.
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+class BackgroundWriter:
+    """One file at a time, in a thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def start(self, path: Path, write: Callable[[Path], None]) -> None:
+        """Begin to write; the former file must be there first.
+
+        Raises:
+            OSError: there is not even room for the reason of a failure.
+        """
+        self.join()
+        _reserve_reason(path)
+        self._thread = threading.Thread(target=_write_or_say_why, args=(path, write), name=f"write {path.name}")
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _reserve_reason(path: Path) -> None:
+    reserved = _reserved(path)
+    reserved.write_bytes(b" " * _REASON_BYTES)
+    fsync_path(reserved)
+
+
+def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
+    reserved = _reserved(path)
+
+    def write_last(part: Path) -> None:
+        write(part)
+        fsync_path(part)
+        reserved.unlink()  # it is no part of the checkpoint, which may be whole with the rename that follows
+
+    try:
+        write_whole(path, write_last)
+    except Exception as error:  # nobody catches in a thread: the waiter reads it
+        try:
+            if not reserved.exists():
+                _reserve_reason(path)
+            with contextlib.suppress(OSError), reserved.open("r+b") as file:
+                file.write(f"{type(error).__name__}: {error}".encode()[:_REASON_BYTES])
+            reserved.rename(_reason(path))  # who sees it finds it whole
+        except OSError as second:
+            # The file system is gone, or was taken away: the waiter has its deadline, and heeds a stop.
+            say(f"{path} was not written ({error}), which could not be told ({second})")
+
+
+def _reason(path: Path) -> Path:
+    return path.with_name(path.name + ".error")
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(path.name + ".error.part")
+
+
+def _ask(folder: Path) -> str:
+    """What the file system says to a write; "" when it takes one."""
+    asking = folder / f".asked-{secrets.token_hex(4)}"
+    try:
+        asking.write_bytes(b" ")
+        fsync_path(asking)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}" if find_refusal(error) is not None else ""
+    finally:
+        with contextlib.suppress(OSError):
+            asking.unlink(missing_ok=True)
+    return ""
+
+
+def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
+    """Return when all are there.
+
+    Raises:
+        CheckpointError: a writer failed, none came within `timeout_s`, or `given_up` was set.
+    """
+    start = time.monotonic()
+    asked_at = start
+    for path in paths:
+        reason = _reason(path)
+        while not path.exists():
+            now = time.monotonic()
+            text = ""
+            if reason.exists():
+                text = reason.read_text(encoding="utf-8", errors="replace").strip() or _ask(path.parent) or "no reason"
+            elif now > asked_at + _ASK_S:
+                # A file system that takes nothing any more takes no reason either.
+                asked_at, text = now, _ask(path.parent)
+            if text:
+                raise CheckpointError(
+                    f"the policy must be able to write its checkpoint ({text})",
+                    seen=f"{path}, where {describe_disk(path.parent)}",
+                    action=f"{next_action(text)}; the previous checkpoint is untouched",
+                )
+            if given_up.is_set() or now > start + timeout_s:
+                raise CheckpointError(
+                    f"the policy must write its checkpoint within {timeout_s:g} s"
+                    + (", or before the run is left" if given_up.is_set() else ""),
+                    seen=f"no {path}",
+                    action="look for a worker that died, or raise trainer.step_timeout_s",
+                )
+            given_up.wait(_POLL_S)

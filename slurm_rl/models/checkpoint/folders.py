@@ -1,0 +1,57 @@
+"""Folders that appear whole or not at all. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_rl.run_dir.disk import fsync_path, naming
+
+
+@contextmanager
+def written_beside(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; it becomes `folder` when the block ends, and is gone when it raises.
+
+    An existing `folder` is replaced; for the blink between two renames there is none.
+
+    Raises:
+        OSError: it cannot be written, whatever library said so; it names a path.
+    """
+    tag = secrets.token_hex(4)
+    beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
+    with naming(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        try:
+            yield beside
+            _open_to_others(beside)
+            fsync_tree(beside)
+            if folder.exists():
+                folder.rename(replaced)
+            beside.rename(folder)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        fsync_path(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the mode that the user's umask means: safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make every file below `folder`, and every name, survive a power cut."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() or path.is_dir():
+            fsync_path(path)
+    fsync_path(folder)

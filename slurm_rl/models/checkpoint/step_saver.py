@@ -1,0 +1,203 @@
+"""When checkpoints are written, read and removed, whatever they hold."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint.background import wait_for_files
+from slurm_rl.models.checkpoint.remote import RemoteFolder
+from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
+from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore, cannot_write
+from slurm_rl.run_dir.disk import fsync_path
+from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.run_secret import checkpoint_key
+
+State = TypeVar("State")
+_POLL_S = 0.1
+
+
+class StepSaver:
+    """The checkpoints of one run, as the one process that writes them sees them.
+
+    Args:
+        background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
+        timeout_s: for those files to be there.
+        url: where checkpoints are copied to; None: nowhere.
+        verify: take back only what was signed with the run's key.
+        left_s: seconds that a checkpoint in progress has to end once the run was asked to leave; None: it was not.
+
+    Raises:
+        ConfigError: nobody here can open the URL.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        keep: int,
+        *,
+        background: bool = False,
+        timeout_s: float = 3600.0,
+        url: str | None = None,
+        verify: bool = True,
+        left_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
+        self.left_s = left_s
+        self.store = CheckpointStore(run.checkpoints, run.require_ours)
+        self.remote = None
+        if url is not None:
+            # One rank needs it, and one alone may make it.
+            key = functools.partial(checkpoint_key, run, os.environ)
+            place = f"{url}/{run.path.name}"
+            folder = RemoteFolder(place, key=key, verify=verify, require_ours=run.require_ours)
+            self.remote = RemoteSaver(run, self.store, folder)
+        self.saved_step = -1
+        self.started = 0.0
+        self._given_up = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that verifies, here or in a copy; what was passed over is an event."""
+        newest = self.store.latest()
+        if self.remote is not None and self.remote.fetch_newer(-1 if newest is None else newest.step):
+            newest = self.store.latest()
+        for reason in self.store.skipped:
+            append_event(self.run_dir, "checkpoint/skipped", reason=reason)
+        if newest is not None:
+            self.saved_step = newest.step
+            if self.remote is not None:
+                self.remote.copy_if_missing(newest.step)
+        return newest
+
+    def save(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        write: Callable[[Path], Sequence[Path] | None],
+        spare: Collection[int] = (),
+    ) -> None:
+        """Write a checkpoint of this step unless there is one; older ones go after it verifies.
+
+        In the background it has its name later than this returns: see `wait`.
+
+        Args:
+            write: fills the folder it is given; returns files that others are still writing there, from copies.
+            spare: steps whose checkpoints stay.
+
+        Raises:
+            CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
+        """
+        began = time.perf_counter()
+        self.wait()
+        if step == self.saved_step:
+            return
+        try:
+            files = write(self.begin(step)) or ()
+        except (OSError, CheckpointError) as error:
+            self.store.discard(step)
+            if isinstance(error, OSError):
+                raise cannot_write(self.store.root, error) from error
+            raise
+        self.saved_step = step
+        stall_s = time.perf_counter() - began if self.background else None
+        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files, stall_s)
+        if not self.background:
+            self.wait()
+
+    def begin(self, step: int) -> Path:
+        """The empty folder of a checkpoint to be; without `finish` it never counts."""
+        self.started = time.perf_counter()
+        return self.store.begin(step)
+
+    def finish(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        spare: Collection[int] = (),
+        files: Sequence[Path] = (),
+        stall_s: float | None = None,
+    ) -> None:
+        """Make it the newest, once the files that others write are there too.
+
+        Args:
+            stall_s: how long the loop waited, where it has gone on since; None: it waits until this returns.
+        """
+        try:
+            wait_for_files(files, self.timeout_s, self._given_up)
+            self._sync_rows()
+        except CheckpointError:
+            self.store.discard(step)
+            raise
+        self.store.commit(step, meta)
+        self.saved_step = step
+        self.store.prune(self.keep, spare=spare)
+        seconds = round(time.perf_counter() - self.started, 3)
+        stall_s = seconds if stall_s is None else round(stall_s, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds, stall_s=stall_s)
+        if self.remote is not None:
+            self.remote.copy(step)
+            self.remote.prune(self.keep, spare)
+
+    def _sync_rows(self) -> None:
+        """A run that goes on from this checkpoint keeps its rows up to here: they must be on disk before it is."""
+        for path in (self.run_dir.metrics, self.run_dir.samples, self.run_dir.events):
+            try:
+                if path.is_file():
+                    fsync_path(path)
+            except OSError as error:
+                raise cannot_write(path, error) from error
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are untouched.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._wait_for(pending)
+            pending.result()
+
+    def _wait_for(self, pending: Future[None]) -> None:
+        """Until it has ended; for files that never come, not beyond a stop."""
+        while not wait_for_futures([pending], _POLL_S).done:
+            left_s = self.left_s()
+            if left_s is not None and left_s <= 0:
+                self._given_up.set()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint in progress so long to end; never raises, for a run that ends anyway."""
+        if self._pending is not None:
+            wait_for_futures([self._pending], within_s)
+        self._given_up.set()
+        self._thread.shutdown(wait=False)
+
+
+def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
+    """The dataclass whose fields a checkpoint's meta holds.
+
+    Raises:
+        CheckpointError: it was written by another version.
+    """
+    try:
+        return kind(**meta)
+    except TypeError as error:
+        raise CheckpointError(
+            f"a checkpoint must hold the state this version of slurm_rl writes ({error})",
+            action="resume with the code snapshot of the run, or start a new run with model.init_from",
+        ) from None

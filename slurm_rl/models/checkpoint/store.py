@@ -1,0 +1,244 @@
+"""Checkpoints that are whole or not there. Standard library only.
+
+    store = CheckpointStore(run.checkpoints)
+    folder = store.begin(40)             an empty hidden folder; every rank writes its own files into it
+    store.commit(40, {"wandb_id": "x"})  one process: fsync, manifest.json with hashes, rename to step-40
+    store.latest()                       the newest whose every byte is as written; store.skipped says what was not
+    store.prune(keep=2)
+
+A folder gets its name `step-<k>` by one rename, after all of its bytes are on disk: a kill at any moment
+leaves the former newest or the new one. Nothing is removed before a newer one verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir.disk import describe_disk, fsync_path, next_action
+from slurm_rl.run_dir.run_dir import write_json
+
+MANIFEST = "manifest.json"
+STEP_NAME = re.compile(r"step-(\d+)")
+# Files hashed at once: a hash runs at 1-2 GB/s on one core, a parallel file system reads faster.
+_HASH_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint on disk that was verified when this object was made."""
+
+    step: int
+    path: Path
+    meta: dict[str, Any]
+    """What `commit` was given."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run; one process at a time writes.
+
+    Args:
+        require_ours: raises when another process writes now; asked right before a checkpoint gets or loses its name.
+    """
+
+    def __init__(self, root: Path, require_ours: Callable[[], None] = lambda: None) -> None:
+        self.root, self.require_ours = root, require_ours
+        self._begun: dict[int, Path] = {}
+        self.skipped: list[str] = []
+        """Why the last `latest` or `prune` passed over folders newer than the one it found."""
+
+    def begin(self, step: int) -> Path:
+        """Make the empty folder into which all ranks write; what a crash left behind goes.
+
+        Raises:
+            CheckpointError: the file system refuses.
+        """
+        try:
+            self.require_ours()
+            self.root.mkdir(parents=True, exist_ok=True)
+            for stale in self.root.glob(".step-*.tmp-*"):
+                # Who lost the run may still write there; its rename then finds nothing.
+                shutil.rmtree(stale, ignore_errors=True)
+            folder = self._begun[step] = self._beside(step)
+            folder.mkdir()
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+        return folder
+
+    def discard(self, step: int) -> None:
+        """Remove what was begun, which holds room."""
+        if folder := self._begun.pop(step, None):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, step: int, meta: dict[str, Any]) -> Checkpoint:
+        """Give the begun folder its name, after every byte of it is on disk.
+
+        When `step-<k>` is there already and verifies, it stays and the begun folder goes: replacing it
+        would leave a moment with neither.
+
+        Args:
+            meta: JSON, read back as `Checkpoint.meta`.
+
+        Raises:
+            CheckpointError: nothing was begun, or the file system refuses; older checkpoints are untouched.
+        """
+        folder = self._begun.pop(step, None)
+        if folder is None or not folder.is_dir():
+            raise CheckpointError(
+                "begin(step) must come before commit(step), by one process at a time",
+                seen=f"no begun folder of step {step} in {self.root}",
+                action="look for a second trainer that writes to this run",
+            )
+        final = self.root / f"step-{step}"
+        try:
+            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, sync=True)}
+            write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
+            for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
+                fsync_path(path)
+            self.require_ours()
+            if final.exists():
+                existing, _ = _verify(final)
+                if existing:
+                    shutil.rmtree(folder)
+                    return existing
+                final.rename(self._beside(step))  # corrupt; `begin` will remove it
+            folder.rename(final)
+            fsync_path(self.root)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise cannot_write(folder, error) from error
+        return Checkpoint(step=step, path=final, meta=meta)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose manifest and every file verify; reads all of its bytes."""
+        self.skipped = []
+        for path in self._newest_first():
+            checkpoint, reason = _verify(path)
+            if checkpoint:
+                return checkpoint
+            self.skipped.append(f"{path.name}: {reason}")
+        return None
+
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint of this step, if it verifies; `skipped` says what is wrong with it."""
+        path = self.root / f"step-{step}"
+        checkpoint, reason = _verify(path)
+        self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
+        return checkpoint
+
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` checkpoints and those of the steps to spare.
+
+        Nothing goes when the newest does not verify.
+
+        Returns:
+            The steps removed.
+
+        Raises:
+            CheckpointError: the file system refuses.
+        """
+        paths = self._newest_first()
+        newest = self.latest()
+        if newest is None or newest.path != paths[0]:
+            return []
+        removed = []
+        for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
+            self.require_ours()
+            # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
+            doomed = self._beside(_step_of(path))
+            try:
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                raise CheckpointError(
+                    f"older checkpoints must let themselves be removed ({error.strerror}; {describe_disk(path)})",
+                    seen=str(path),
+                    action=f"{next_action(error)}; newer ones are whole",
+                ) from error
+            removed.append(_step_of(path))
+        return removed
+
+    def _newest_first(self) -> list[Path]:
+        if not self.root.is_dir():
+            return []
+        return sorted((p for p in self.root.iterdir() if STEP_NAME.fullmatch(p.name)), key=_step_of, reverse=True)
+
+    def _beside(self, step: int) -> Path:
+        return self.root / f".step-{step}.tmp-{secrets.token_hex(4)}"
+
+
+def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
+    """The checkpoint, or why it is none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        body = manifest["body"]
+        if _hash_json(body) != manifest["sha256"]:
+            return None, f"{MANIFEST} does not match its own hash"
+        if body["step"] != _step_of(folder):
+            return None, f"holds step {body['step']}"
+        reason = _compare(body["files"], _describe_files(folder))
+        if reason:
+            return None, reason
+        return Checkpoint(step=body["step"], path=folder, meta=body["meta"]), None
+    except OSError as error:
+        return None, f"cannot be read ({error})"
+    except (ValueError, KeyError, TypeError) as error:
+        return None, f"{MANIFEST} is broken ({type(error).__name__}: {error})"
+
+
+def _compare(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} does not belong to it"
+        if expected[name]["size"] != found[name]["size"]:
+            return f"{name} has {found[name]['size']} bytes in place of {expected[name]['size']}"
+        if expected[name] != found[name]:
+            return f"{name} has other bytes than were written"
+    return None
+
+
+def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file below `folder` but the manifest, by relative name."""
+    paths = [p for p in sorted(folder.rglob("*")) if not p.is_dir() and p != folder / MANIFEST]
+
+    def describe(path: Path) -> dict[str, Any]:
+        if sync:
+            fsync_path(path)
+        return describe_file(path)
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        described = pool.map(describe, paths)
+        return {p.relative_to(folder).as_posix(): d for p, d in zip(paths, described, strict=True)}
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Its `size` and `sha256`."""
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _hash_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"a checkpoint must be written whole ({error.strerror or error}; {describe_disk(path)})",
+        seen=str(path),
+        action=f"{next_action(error)}; older checkpoints are untouched",
+    )

@@ -1,0 +1,140 @@
+"""The trained model as a Hugging Face folder.
+
+Its weights have the names under which they are published, which for some models are not those of its parameters.
+
+Tensors go one after the other into safetensors files, each written as soon as it is full. Memory holds what is to go
+into one file, the tensor that did not fit any more, and safetensors' copy of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.load_model import MAY_BE_ABSENT
+from slurm_rl.run_dir.run_dir import write_text
+
+
+def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> int:
+    """Fill an existing folder as Hugging Face does: one file, or several and an index; the number of numbers.
+
+    Names of files hold how many there are, so they are given at the end.
+    """
+    pending: dict[str, Tensor] = {}
+    files: list[list[str]] = []
+    count = total_bytes = 0
+
+    def write() -> None:
+        save_file(pending, folder / f"part-{len(files)}", metadata={"format": "pt"})
+        files.append(list(pending))
+        pending.clear()
+
+    for name, tensor in tensors:
+        if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > max_bytes:
+            write()
+        pending[name] = tensor.contiguous()
+        count, total_bytes = count + tensor.numel(), total_bytes + tensor.nbytes
+        del tensor  # or it would live until the next one is there
+    write()
+    if len(files) == 1:
+        (folder / "part-0").rename(folder / SAFE_WEIGHTS_NAME)
+        return count
+    placed: dict[str, str] = {}
+    for number, inside in enumerate(files):
+        name = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (folder / f"part-{number}").rename(folder / name)
+        placed |= dict.fromkeys(inside, name)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": placed}
+    write_text(folder / SAFE_WEIGHTS_INDEX_NAME, json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return count
+
+
+def publish(
+    module: PreTrainedModel, state: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors as they are published, one by one where the model allows that, else all at once.
+
+    Args:
+        shapes: of all tensors by `state_dict()` name; those of `module` may have adapters, which no conversion matches.
+    """
+    if not goes_one_by_one(module, shapes):
+        yield from revert_weight_conversion(module, dict(state)).items()
+        return
+    for name, tensor in state:
+        yield from revert_weight_conversion(module, {name: tensor}).items()
+
+
+def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether each tensor is published without knowing the others, as all are that are at most renamed or split."""
+    if not getattr(module, "_weight_conversions", True):
+        return True
+    empty = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
+    try:
+        apart = [one for name in empty for one in revert_weight_conversion(module, {name: empty[name]}).items()]
+        together = revert_weight_conversion(module, dict(empty))
+    except Exception:  # a conversion that misses its other parts, or computes on values
+        return False
+    shapes_apart, shapes_together = ({n: t.shape for n, t in items} for items in (apart, together.items()))
+    return len(apart) == len(together) and shapes_apart == shapes_together
+
+
+# As Hugging Face cuts them.
+MAX_SHARD_BYTES = 5 * 10**9
+
+# How a vision-language model's images are made; a text model has none.
+_PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.json",
+)
+
+
+def export_model(
+    module: PreTrainedModel,
+    state: Iterable[tuple[str, Tensor]],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    shapes: Mapping[str, Sequence[int]],
+    processors_of: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config, safetensors and tokenizer to `folder`, whole or not at all, without holding the whole model.
+
+    Args:
+        module: gives the architecture; its own parameters may be shards and are not read.
+        state: whole tensors by `state_dict()` name.
+        shapes: of the same tensors.
+        processors_of: the model whose image processor goes with it.
+    """
+    aliases = module.all_tied_weights_keys  # of a tied parameter one name is written
+    kept = ((name, tensor) for name, tensor in state if name not in aliases)
+    with written_beside(folder) as beside:
+        module.config.use_cache = True  # off for training only; who generates with the export wants it
+        try:
+            module.save_pretrained(beside, state_dict={})
+        finally:
+            module.config.use_cache = False
+        (beside / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)  # of no tensors
+        write_shards(beside, publish(module, kept, shapes), max_shard_bytes)
+        tokenizer.save_pretrained(beside)
+        copy_processors(processors_of, beside)
+
+
+def copy_processors(model: str, folder: Path) -> None:
+    """Copy the image processor of a model folder, or of a downloaded hub name, as far as there is one."""
+    for name in _PROCESSOR_FILES:
+        found = cached_file(model, name, local_files_only=True, **MAY_BE_ABSENT)
+        if found is not None:
+            shutil.copyfile(found, folder / name)

@@ -1,0 +1,260 @@
+"""A packed row through a model, up to the logprobs of its trained tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from slurm_rl.algorithms.logprobs import compute_token_logprobs
+from slurm_rl.algorithms.packing import build_packed_batch, split_by_sequence
+from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
+from slurm_rl.models.attention import VARLEN, PackedSequences
+from slurm_rl.models.head import chunked_head, find_head, float_head
+from slurm_rl.models.row_layout import build_row_layout, build_shared_layout, mask_for
+from slurm_rl.models.vision import ImageReader
+
+Measure = Callable[..., tuple[Tensor, Tensor]]
+"""Logits [N, V], targets [N], temperature, entropy_gradient -> logprobs [N] and something else [N]."""
+
+# What a worker without work computes, so that its collectives still match the others'.
+DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """A model, and how sequences are put into the rows that it reads."""
+
+    model: Callable[..., Any]
+    device: torch.device
+    images: ImageReader | None = None
+    """Reads those of a vision-language model; None for a text model."""
+    chunk_tokens: int | None = None
+    """Rows of logits that exist at once; None: all."""
+    share_prompts: bool = False
+    packed: bool = True
+    """Several sequences may share one row, as row_check.py found."""
+
+    @property
+    def module(self) -> Any:
+        return getattr(self.model, "module", self.model)
+
+    def build_batch(self, sequences: Sequence[TrainSequence]) -> PackedBatch:
+        """The packed row of these sequences, with its pixels, on the device."""
+        if self.images is None:
+            return move_batch(build_packed_batch(sequences, share_prompts=self.share_prompts), self.device)
+        sequences = self.images.with_image(sequences)
+        return move_batch(self.images.attach(build_packed_batch(sequences), sequences), self.device)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        measure: Measure = compute_token_logprobs,
+        noise_alpha: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
+
+        Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
+        sdpa lets them see each other. Flash attention and `varlen` are told where they end. Not every model keeps
+        them apart; row_check.py finds out.
+
+        Args:
+            temperature: where the sequences do not say their own.
+            entropy_gradient: the entropy is differentiable, too.
+            measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
+            noise_alpha: strength of the noise on the embeddings of sequences with a seed.
+        """
+        heat = temperature if batch.temperatures is None else batch.temperatures
+        targets = batch.token_ids[batch.trained_positions]
+        # The logits of a token are at the position before it.
+        read_at = batch.trained_positions - 1
+        if self.chunk_tokens is not None:
+            chunked = chunked_head(
+                self.module, targets, heat, self.chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
+            )
+            with chunked:
+                logprobs, entropy = self._read(batch, read_at, noise_alpha).unbind(-1)
+            return logprobs, entropy if entropy_gradient else entropy.detach()
+        with float_head(find_head(self.module)):
+            logits = self._read(batch, read_at, noise_alpha)
+        return measure(logits, targets, heat, entropy_gradient=entropy_gradient)
+
+    def forward_scores(self, batch: PackedBatch) -> Tensor:
+        """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
+        with float_head(find_head(self.module)):
+            return self._read(batch, batch.trained_positions, 0.0).squeeze(-1)
+
+    @torch.no_grad()
+    def compute_logprobs(self, sequences: Sequence[TrainSequence], temperature: float) -> list[FloatArray]:
+        """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        batch = self.build_batch(sequences or [DUMMY])
+        logprobs, _ = self.forward(batch, temperature)
+        return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
+
+    @torch.no_grad()
+    def compute_scores(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        batch = self.build_batch(sequences or [DUMMY])
+        scores = self.forward_scores(batch)
+        return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
+
+    def _read(self, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
+        """What the head makes of the tokens at `read_at` [N], [N, V]."""
+        module = self.module
+        attention = module.config._attn_implementation
+        if self.packed and batch.shared is None and attention.startswith((VARLEN, "flash")):
+            positions, places, more = _lay_in_one_row(batch, attention)
+        else:
+            positions, places, more = _lay_in_rows(module, batch, self.packed)
+        token_ids = torch.zeros_like(positions)
+        token_ids.view(-1)[places] = batch.token_ids
+        inputs = {"position_ids": positions}
+        if batch.rope_position_ids is not None:
+            inputs = build_vision_inputs(batch, positions, places)
+        head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
+        with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
+            output = self.model(input_ids=ids, use_cache=False, **inputs, **more)
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+_Laid = tuple[Tensor, Tensor, dict[str, Any]]
+"""Positions [R, W], index of each token in the flattened [R * W] [T], more arguments of the model."""
+
+
+def _lay_in_one_row(batch: PackedBatch, attention: str) -> _Laid:
+    """One row of all tokens; further arguments tell the attention where sequences end."""
+    positions, places = (
+        batch.position_ids.unsqueeze(0),
+        torch.arange(len(batch.token_ids), device=batch.token_ids.device),
+    )
+    if attention == VARLEN:
+        sequences = PackedSequences(batch.cu_seqlens.diff().tolist(), batch.cu_seqlens)
+        return positions, places, {"packed_sequences": sequences}
+    if batch.rope_position_ids is not None:
+        # The vision tower would take the lengths for those of its images; the positions tell them as well.
+        return positions, places, {}
+    longest = int(batch.cu_seqlens.diff().max())
+    ends = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+    return positions, places, {**ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def _lay_in_rows(module: Any, batch: PackedBatch, packed: bool) -> _Laid:
+    """Several short rows; of one sequence each where they are not packed."""
+    lengths, device = batch.cu_seqlens.diff().tolist(), batch.token_ids.device
+    if batch.shared is None:
+        layout = build_row_layout(lengths, packed=packed)
+    else:
+        layout = build_shared_layout(lengths, batch.shared.tolist())
+    more = {}
+    if layout.mask is not None:
+        attention, dtype = module.config._attn_implementation, getattr(module, "dtype", torch.float32)
+        more["attention_mask"] = mask_for(layout.mask.to(device), attention, dtype)
+    return layout.position_ids.to(device), layout.places.to(device), more
+
+
+def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tensor) -> dict[str, Tensor]:
+    """What a vision-language model wants besides the token ids.
+
+    Its positions are [4, R, W]: those of the text, by which it keeps packed sequences apart, then time, height and
+    width. It puts the images into the placeholders row by row, so they go in the order of those.
+
+    Args:
+        text_positions: [R, W].
+        places: [T], index of each token of the batch in the flattened [R * W].
+    """
+    assert batch.rope_position_ids is not None and batch.image_positions is not None
+    assert batch.pixel_values is not None and batch.image_grid_thw is not None
+    places = places.to(text_positions.device)
+    rope = text_positions.reshape(1, -1).repeat(3, 1)
+    rope[:, places] = batch.rope_position_ids
+    order = places[batch.image_positions].argsort()
+    images = batch.pixel_values.split(batch.image_grid_thw.prod(-1).tolist())
+    return {
+        "position_ids": torch.cat([text_positions.unsqueeze(0), rope.view(3, *text_positions.shape)]),
+        "pixel_values": torch.cat([images[index] for index in order.tolist()]),
+        "image_grid_thw": batch.image_grid_thw[order],
+    }
+
+
+@contextlib.contextmanager
+def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, places: Tensor) -> Iterator[Tensor]:
+    """Token ids [R, W] in which a vision-language model finds the placeholders of its images alone.
+
+    One that was sampled is read as the token that it is, as vLLM does: the embedding still gets it.
+    """
+    lone = batch.lone_placeholders
+    if lone is None or len(lone) == 0:
+        yield token_ids
+        return
+    shown = token_ids.clone()
+    shown.view(-1)[places[lone]] = 0
+    embedding = module.get_input_embeddings()
+    with embedding.register_forward_pre_hook(lambda _, arguments: (token_ids, *arguments[1:]), prepend=True):
+        yield shown
+
+
+def _head_on(module: Any, places: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Let the head see only these places of the flattened hidden states, until the handle is left.
+
+    On prompts it would cost a vocabulary row a token for nothing, and logits_to_keep can only choose the
+    same columns of every row.
+    """
+
+    def choose(_: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = arguments[0]
+        return (hidden.reshape(-1, hidden.shape[-1])[places].unsqueeze(0), *arguments[1:])
+
+    handle: RemovableHandle = find_head(module).register_forward_pre_hook(choose, prepend=True)
+    return handle
+
+
+def noisy_embeddings(
+    module: Any, batch: PackedBatch, places: Tensor, alpha: float
+) -> contextlib.AbstractContextManager[Any]:
+    """NEFTune: uniform noise on the embeddings in training, https://arxiv.org/abs/2310.05914, algorithm 1.
+
+    Each sequence has its own; there is none for `alpha` 0 or without seeds.
+
+    Args:
+        places: [T] index of each packed token in the flattened rows that the model reads.
+    """
+    if alpha == 0 or batch.noise_seeds is None:
+        return contextlib.nullcontext()
+
+    def add(_: Any, __: Any, embedded: Tensor) -> Tensor:
+        noise = build_noise(batch, embedded.shape[-1], alpha).to(embedded)
+        flat = embedded.reshape(-1, embedded.shape[-1])
+        return flat.index_add(0, places, noise).view_as(embedded)
+
+    handle: RemovableHandle = module.get_input_embeddings().register_forward_hook(add)
+    return handle
+
+
+def build_noise(batch: PackedBatch, width: int, alpha: float) -> Tensor:
+    """Noise [T, width], uniform in +- alpha / sqrt(length * width) with the length of each sequence.
+
+    Drawn on CPU from each sequence's own seed, so that it is the same however sequences are packed and dealt.
+    """
+    assert batch.noise_seeds is not None
+    parts = []
+    for seed, length in zip(batch.noise_seeds.tolist(), batch.cu_seqlens.diff().tolist(), strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        bound = alpha / math.sqrt(length * width)
+        parts.append((torch.rand(length, width, generator=generator) * 2 - 1) * bound)
+    return torch.cat(parts)
+
+
+def move_batch(batch: PackedBatch, device: torch.device) -> PackedBatch:
+    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return replace(batch, **{name: v.to(device) for name, v in values.items() if v is not None})

@@ -1,0 +1,211 @@
+"""torch's own sharding: parameters, gradients and moments split over ranks, block by block.
+
+Master weights and moments are float32; with a bfloat16 model torch casts each block as it gathers it.
+Frozen weights, as under adapters, stay in the model's own type.
+One worker in float32 has nothing to shard and keeps a plain module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from slurm_rl.config.parallel import HELD_GRADIENTS, ParallelDims, build_parallel_dims
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import BringUpError
+from slurm_rl.models.backend import (
+    apply_config,
+    build_optimizer,
+    clip_gradients,
+    set_lr,
+    splits_parameters,
+)
+from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
+from slurm_rl.models.distributed import device_memory, gather_objects, get_device, get_rank, get_world_size
+from slurm_rl.models.gather import Part, gather_state
+from slurm_rl.models.offload import HostMoments
+from slurm_rl.models.shards import SavedShards, rank_file, rows_of_rank, save_tensors
+from slurm_rl.models.weight_files import WeightFiles, fill_parameters, names_in_files
+
+
+class FSDP2Backend:
+    """See `Backend`."""
+
+    can_reshard = True
+
+    def __init__(
+        self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
+    ) -> None:
+        self.offload = offload = policy.offload
+        self.dtype: torch.dtype = model.dtype
+        self.module = model
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
+                tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
+        if splits_parameters(policy, self.dtype):
+            dims = build_parallel_dims(policy, get_world_size())
+            shard_blocks(self.module, self.dtype, dims, offload=offload == "all")
+        if files is not None:
+            fill_shards(self.module, files, torch.device("cpu") if offload == "all" else get_device())
+        if offload == "all":
+            for buffer in self.module.buffers():
+                buffer.data = buffer.data.to(get_device())
+        else:
+            self.module.to(get_device())
+        self.model = self.module
+        self.max_grad_norm = optim.max_grad_norm
+        self.optimizer = build_optimizer(self.module, optim)
+        self._moments = HostMoments(self.optimizer, get_device()) if offload == "optimizer" else None
+        self._syncs_once = offload != "all" and _may_hold_gradients(self.module)
+
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        if self._syncs_once and isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(is_last)
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        try:
+            norm = clip_gradients(self.module.parameters(), self.max_grad_norm)
+            set_lr(self.optimizer, lr)
+            (self._moments or self.optimizer).step()
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        self.max_grad_norm = config.max_grad_norm
+        self._forget_moments()
+        apply_config(self.optimizer, config)
+
+    def _forget_moments(self) -> None:
+        self.optimizer.state.clear()
+        if self._moments is not None:
+            self._moments.clear()
+
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        state = self.module.state_dict().items()
+        held = ((name, _to_part(shard)) for name, shard in state if wanted is None or wanted(name))
+        return gather_state(held, self.dtype, place)
+
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        parameters = self._named_shards()
+        moments = {name: self.optimizer.state.get(p, {}) for name, p in parameters.items()}
+        keep = _to_local if writer is None else _copy_to_host
+        state = {
+            "parameters": {name: keep(p) for name, p in parameters.items()},
+            "moments": {name: {k: keep(v) for k, v in m.items()} for name, m in moments.items()},
+        }
+        path = rank_file(folder, get_rank())
+        if writer is None:
+            write_whole(path, lambda part: save_tensors(state, part))
+            return []
+        writer.start(path, lambda part: save_tensors(state, part))
+        return [path]
+
+    @torch.no_grad()
+    def load(self, folder: Path, num_saved: int) -> None:
+        shards = SavedShards(folder, num_saved)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_moments()
+        for name, parameter in self._named_shards().items():
+            _to_local(parameter).copy_(shards.read(name))
+            for key in shards.moment_names(name):
+                self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, key))
+        if self._moments is not None:
+            self._moments.park()
+
+    def _named_shards(self) -> dict[str, Tensor]:
+        """This rank's shards of the trained parameters."""
+        # A forward pass leaves the root gathered; its parameters are shards again only after this.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+
+def _may_hold_gradients(module: torch.nn.Module) -> bool:
+    """Whether ranks may add up their gradients over the micro-batches of a step, and with each other only once.
+
+    Until then they are whole on every rank, in float32. Adding them up over ranks after each micro-batch, as ZeRO-2
+    does, holds only the rank's shard, and a model that had to be split has no room for more; adapters and small models
+    have. Ranks with other GPUs must come to the same answer, or they would wait for each other.
+    """
+    whole = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad) * 4
+    return get_world_size() > 1 and whole <= HELD_GRADIENTS * min(gather_objects(device_memory()))
+
+
+def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
+    """Read this rank's rows of each empty parameter."""
+    names = names_in_files(module)
+
+    def read(empty: torch.nn.Parameter) -> Tensor:
+        if not isinstance(empty, DTensor):
+            return files.read(names[empty]).to(device, empty.dtype)
+        mesh, placements = empty.device_mesh, empty.placements
+        rows = rows_of_rank(empty.shape[0], get_rank(), get_world_size())
+        local = files.read(names[empty], rows).to(device, empty.dtype)
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=empty.shape, stride=tuple(empty.stride())
+        )
+
+    fill_parameters(module, read)
+    # FSDP keeps the local tensors it began with; whatever goes through here it takes anew.
+    module._apply(lambda tensor: tensor)
+
+
+def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims, *, offload: bool) -> None:
+    """Cut the parameters over all ranks, block by block; what a frozen model gathers goes again at once."""
+    if not torch.distributed.is_initialized():
+        raise BringUpError(
+            "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
+            action="call slurm_rl.models.distributed.init_process_group first",
+        )
+    shape = dims.mesh_shape
+    mesh = init_device_mesh(get_device().type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
+    block_types = set(model._no_split_modules or [])
+    blocks = [m for m in model.modules() if type(m).__name__ in block_types]
+    # The head's weights, which are the root's, are needed again by a backward pass alone.
+    let_go = None if any(p.requires_grad for p in model.parameters()) else True
+    for module in [*blocks, model]:
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting, reshard_after_forward=let_go)
+        # Sum gradients over ranks, not average: the loss is a sum. gloo has no pre-multiplied sum.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def _to_part(shard: Tensor) -> Tensor | Part:
+    """What `rows_of_rank` gave this rank; a tensor that is not sharded stays whole."""
+    if not isinstance(shard, DTensor):
+        return shard
+    rows = -(-shard.shape[0] // get_world_size())
+    return Part(_to_local(shard).reshape(-1), shard.shape, rows * math.prod(shard.shape[1:]))
+
+
+def _to_local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy that the next step leaves alone."""
+    return _to_local(tensor).to(device="cpu", copy=True)
+
+
+def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A moment sharded as its parameter is; the step counter is a scalar and stays whole on CPU."""
+    if value.ndim == 0:
+        return value
+    placed = torch.zeros_like(parameter)
+    _to_local(placed).copy_(value)
+    return placed

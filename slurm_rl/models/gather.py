@@ -1,0 +1,111 @@
+"""Whole tensors out of what the ranks hold of them: many in one collective, cast before they travel.
+
+    parts of ranks 0, 1, 2   a0 b0 | a1 b1 | a2 b2        one bucket, all-gathered at once
+    tensors                  a0 a1 a2 -> a, b0 b1 b2 -> b  one after the other
+
+One collective a tensor would wait for the network some hundred times, and float32 master weights would be twice the
+bytes. Beside the parts a rank has at most one bucket on its device and the tensor that it hands out, so two buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from slurm_rl.models.backend import export_tensor, exported_dtype
+from slurm_rl.models.distributed import get_device, get_rank, get_world_size
+
+BUCKET_BYTES = 2**28
+"""Of whole tensors; a larger one is a bucket of its own."""
+_ALIGNED = 16
+"""Bytes at whose multiples each part begins, so that it can be seen as any type."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of a tensor: end to end, in the order of ranks, the parts are the tensor and some padding."""
+
+    values: Tensor
+    """Flat; at most `ceil` numbers, fewer or none where the tensor ends."""
+    shape: Sequence[int]
+    """Of the tensor."""
+    ceil: int
+    """Numbers of every rank's part, with padding."""
+
+
+def gather_state(
+    state: Iterable[tuple[str, Tensor | Part]], dtype: torch.dtype, place: torch.device | None
+) -> Iterator[tuple[str, Tensor]]:
+    """See `Backend.full_state`, where `state` is what all ranks have of it in the same order."""
+    bucket: list[_Entry] = []
+    size = 0
+    for name, held in state:
+        entry = _Entry(name, held, exported_dtype(name, _tensor(held), dtype))
+        if bucket and size + get_world_size() * entry.num_bytes > BUCKET_BYTES:
+            yield from _empty(bucket, dtype, place)
+            bucket, size = [], 0
+        bucket.append(entry)
+        size += get_world_size() * entry.num_bytes
+    yield from _empty(bucket, dtype, place)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    held: Tensor | Part
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """In the bucket, of each rank; a tensor that is whole already takes none."""
+        needed = self.held.ceil * self.dtype.itemsize if isinstance(self.held, Part) else 0
+        return -(-needed // _ALIGNED) * _ALIGNED
+
+
+def _tensor(held: Tensor | Part) -> Tensor:
+    return held.values if isinstance(held, Part) else held
+
+
+def _empty(bucket: list[_Entry], dtype: torch.dtype, place: torch.device | None) -> Iterator[tuple[str, Tensor]]:
+    gathered = _gather(bucket)
+    if get_rank() != 0 and place is None:
+        return
+    made_on = torch.cuda.current_stream() if gathered.is_cuda else None
+    offset, alone = 0, sum(entry.num_bytes > 0 for entry in bucket) == 1
+    for entry in bucket:
+        if isinstance(entry.held, Tensor):
+            yield entry.name, export_tensor(entry.name, entry.held, dtype, place)
+            continue
+        if made_on is not None and torch.cuda.current_stream() != made_on:
+            # Who takes the tensors may do so on one stream after the other, as vLLM does.
+            torch.cuda.current_stream().wait_stream(made_on)
+            gathered.record_stream(torch.cuda.current_stream())
+        size = entry.held.ceil * entry.dtype.itemsize
+        rows = gathered[:, offset : offset + size].view(entry.dtype)
+        whole = rows.flatten()[: math.prod(entry.held.shape)].view(*entry.held.shape)
+        offset += entry.num_bytes
+        # A copy of its own, or a small tensor that is kept would keep the bucket.
+        shared = not alone and get_world_size() == 1
+        yield entry.name, whole.to(place or "cpu", copy=shared)
+
+
+def _gather(bucket: list[_Entry]) -> Tensor:
+    """[num_ranks, num_bytes] of all parts, on this rank's device."""
+    device, num_bytes = get_device(), sum(entry.num_bytes for entry in bucket)
+    gathered = torch.empty(get_world_size(), num_bytes, dtype=torch.uint8, device=device)
+    mine, offset = gathered[get_rank()], 0
+    for entry in bucket:
+        if isinstance(entry.held, Part):
+            values = entry.held.values
+            # From the host they come in the type that they travel in, too.
+            values = values.to(entry.dtype) if values.device != device else values
+            size = values.numel() * entry.dtype.itemsize
+            mine[offset : offset + size].view(entry.dtype).copy_(values)
+            offset += entry.num_bytes
+    if num_bytes and get_world_size() > 1:
+        distributed.all_gather_single(gathered.view(-1), mine)
+    return gathered

@@ -1,0 +1,195 @@
+"""Low-rank adapters: choose the layers, add adapters, and merge them into plain weights.
+
+Adapters go on linear layers only. A layer q_proj [out, in] becomes peft's
+
+    q_proj.base_layer.weight   [out, in]   frozen
+    q_proj.lora_A.default.weight [r, in]   trained, float32
+    q_proj.lora_B.default.weight [out, r]  trained, float32; starts as zeros
+
+Outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
+`score.weight` of a reward model is new. It is trained whole and travels with the adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slurm_rl.config.model import LoraConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.models.lora_layers import AdaptedLayers, choose_layers
+from slurm_rl.run_dir.run_dir import read_json
+
+_ADAPTER = "default"
+_PEFT_NAME = re.compile(rf"\.lora_(A|B)\.{_ADAPTER}\.weight$")
+_HEAD = "score."
+_OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
+
+
+def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
+    """Freeze `model` and add adapters. Equal seeds give equal adapters on every rank.
+
+    Raises:
+        ConfigError: a target is not a linear layer of this model, or peft could not load the export.
+    """
+    from peft.tuners.lora import Linear
+
+    layers = choose_layers(model, config)
+    peft_config = _build_peft_config(config, layers.names)
+    with torch.random.fork_rng(devices=[]):
+        # Built one by one: peft's own injection matches names by suffix, and adapts fused experts of equal names.
+        for name in layers.names:
+            base = model.get_submodule(name)
+            model.set_submodule(
+                name, Linear(base, _ADAPTER, config=peft_config, r=config.rank, lora_alpha=config.alpha)
+            )
+        torch.manual_seed(seed)
+        for name in layers.names:
+            layer = model.get_submodule(name)
+            for adapter in (layer.lora_A, layer.lora_B):
+                adapter.to_empty(device="cpu").float()  # peft creates them where, and in the type that, the base is
+            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained(name))
+    return layers
+
+
+def _build_peft_config(config: LoraConfig, names: list[str], **fields: Any) -> Any:
+    from peft import LoraConfig as PeftConfig
+
+    return PeftConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names, **fields)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name of the engine's state dict is of an adapter."""
+    return _PEFT_NAME.search(name) is not None
+
+
+def is_trained(name: str) -> bool:
+    """Whether it is of an adapter, or of the head of a reward model."""
+    return is_adapter(name) or name.startswith(_HEAD)
+
+
+def plain_name(name: str) -> str:
+    """The plain model's name of a tensor of the engine's state dict.
+
+    >>> plain_name("q_proj.base_layer.weight"), plain_name("q_proj.lora_A.default.weight")
+    ('q_proj.weight', 'q_proj.lora_A.weight')
+    """
+    return _PEFT_NAME.sub(r".lora_\1.weight", name.replace(".base_layer.", "."))
+
+
+@contextlib.contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """Let the model compute what its base would; nothing is copied."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merge(base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    """W + scaling * B A, computed in float32 and rounded once to the type of W.
+
+    Args:
+        base: [out, in].
+        a: [r, in].
+        b: [out, r].
+    """
+    return torch.addmm(base.float(), b.float(), a.float(), alpha=scaling).to(base.dtype)
+
+
+def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator[tuple[str, Tensor]]:
+    """The plain model's tensors out of those of an adapted one, in any order that keeps a layer's together."""
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state:
+        found = re.fullmatch(rf"(.*)\.(base_layer|lora_A\.{_ADAPTER}|lora_B\.{_ADAPTER})\.weight", name)
+        if found is None:
+            yield plain_name(name), tensor
+            continue
+        layer, part = found.groups()
+        parts = waiting.setdefault(layer, {})
+        parts[part.partition(".")[0]] = tensor
+        if len(parts) == 3:
+            del waiting[layer]
+            yield f"{layer}.weight", merge(parts["base_layer"], parts["lora_A"], parts["lora_B"], scaling)
+
+
+def merge_into_base(
+    base: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], scaling: float, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """The same from a plain base and what was trained, under our names; each product is made on `device`.
+
+    Raises:
+        ConfigError: an adapter has no layer in this base.
+    """
+    layers = {_OUR_NAME.sub("", name) for name in adapters if not name.startswith(_HEAD)}
+    heads = {name: tensor for name, tensor in adapters.items() if name.startswith(_HEAD)}
+    for name, tensor in base:
+        if name in heads:
+            continue
+        layer = name.removesuffix(".weight")
+        if layer in layers:
+            layers.remove(layer)
+            a, b = (adapters[f"{layer}.lora_{part}.weight"].to(device) for part in "AB")
+            tensor = merge(tensor.to(device), a, b, scaling)
+        yield name, tensor
+    yield from heads.items()
+    if layers:
+        raise ConfigError(
+            "the base must have every layer that has an adapter",
+            seen=", ".join(sorted(layers)[:4]),
+            action="name other model.lora.target_modules",
+        )
+
+
+def read_base(path: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model folder or downloaded hub name, mapped rather than read, one after the other."""
+    from safetensors import safe_open
+
+    folder = Path(path)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(str(path), local_files_only=True))
+    index = folder / "model.safetensors.index.json"
+    # With an index its files are the model; other files of the folder may be the same weights in another form.
+    files = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    for file in sorted(files):
+        with safe_open(folder / file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                yield name, opened.get_tensor(name).to(dtype)
+
+
+def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, names: list[str], base: str) -> None:
+    """Write adapter_model.safetensors and adapter_config.json into an existing folder, for peft and vLLM.
+
+    Args:
+        state: adapters under our names, and the head of a reward model.
+        names: full names of the adapted layers.
+    """
+    from safetensors.torch import save_file
+
+    heads = ["score"] if any(name.startswith(_HEAD) for name in state) else None
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    _build_peft_config(
+        config,
+        names,
+        base_model_name_or_path=base,
+        task_type="SEQ_CLS" if heads else "CAUSAL_LM",
+        modules_to_save=heads,
+        inference_mode=True,
+    ).save_pretrained(str(folder))

@@ -1,0 +1,128 @@
+"""Which layers of a model get low-rank adapters: linear layers only.
+
+A mixture's fused experts are one parameter for all of them, and a router computes more than x W^T. They get none, and
+`AdaptedLayers` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AdaptedLayers:
+    """Layers that get adapters, and what they leave out."""
+
+    names: list[str]
+    """Full names of the modules."""
+    share: float
+    """Share of the matrices' parameters, embeddings and output head aside, that have an adapter."""
+    left_out: list[str]
+    """Last parts of the names of the other matrices, such as a mixture's fused experts."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Last parts of the names, sorted."""
+        return sorted({_last(name) for name in self.names})
+
+
+def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
+    """Return the layers to adapt.
+
+    Raises:
+        ConfigError: a target is not a linear layer of this model. The message names those that are.
+    """
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    modules = dict(model.named_modules())
+    # The head is left out: it may share its weights with the embedding, and it is never run as a layer here.
+    linear = {n: m for n, m in modules.items() if m is not head and _is_linear(m) and not _is_read_directly(modules, n)}
+    kinds = {_last(name) for name in linear}
+    wanted = config.choose_targets(kinds, type(model).__name__)
+    chosen = {name: module for name, module in linear.items() if _last(name) in wanted}
+    if config.export == "adapter":
+        _require_loadable(model, list(chosen))
+    return _measure_layers(model, chosen, head)
+
+
+def _measure_layers(model: Any, chosen: dict[str, Any], head: Any) -> AdaptedLayers:
+    adapted = {module.weight for module in chosen.values()}
+    outside = {m.weight for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim >= 2 and p not in outside}
+    others = {name for name, parameter in matrices.items() if parameter not in adapted}
+    total = sum(parameter.numel() for parameter in matrices.values())
+    share = sum(parameter.numel() for parameter in adapted) / total
+    left_out = sorted({".".join(name.removesuffix(".weight").split(".")[-2:]) for name in others})
+    return AdaptedLayers(list(chosen), share, left_out)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether `module` computes x W^T + b. Routers subclass nn.Linear and compute more."""
+    if not isinstance(module, nn.Linear):
+        return False
+    if type(module).forward is nn.Linear.forward:
+        return True
+    # Subclasses are tried on a small stand-in, since the module's own weights may be on the meta device.
+    plain, x = nn.utils.skip_init(nn.Linear, 3, 2), torch.ones(1, 3)
+    try:
+        with torch.no_grad():
+            plain.weight.copy_(torch.arange(6.0).view(2, 3))
+            plain.bias.fill_(1.0)
+            return torch.equal(type(module).forward(plain, x), plain(x))  # exact: these are small integers
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it needs more than a weight and a bias
+        return False
+
+
+def _is_read_directly(modules: dict[str, Any], name: str) -> bool:
+    """Whether a state-space mixer passes this layer's weight to its kernel, which bypasses an adapter."""
+    mixer = modules[name.rpartition(".")[0]]
+    return hasattr(mixer, "A_log") and hasattr(mixer, "D") and _last(name) != "in_proj"
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def check_targets(model_path: str, config: ModelConfig, *, are_sent: bool) -> AdaptedLayers | None:
+    """Return the layers to adapt in the model of this folder, without reading its weights; None without model.lora.
+
+    Args:
+        are_sent: engines merge the adapters into the base's files.
+
+    Raises:
+        ConfigError: the model does not have a target, or its files do not have such a layer under a name of its own.
+    """
+    from slurm_rl.models.load_model import build_empty
+    from slurm_rl.models.published_names import name_layers_in_files
+    from slurm_rl.models.weight_files import WeightFiles
+
+    if config.lora is None:
+        return None
+    model = build_empty(model_path, config)
+    layers = choose_layers(model, config.lora)
+    if are_sent:
+        files = WeightFiles(config.init_from or model_path)
+        name_layers_in_files(model, model.state_dict(), layers.names, files.file_of)
+    return layers
+
+
+def _require_loadable(model: Any, names: list[str]) -> None:
+    """Refuse an adapter that peft would put elsewhere: in some mixtures it takes gate_proj for the fused experts."""
+    from peft import LoraConfig as PeftConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    loaded = PeftConfig(target_modules=names)
+    convert_peft_config_for_transformers(loaded, model, None)
+    if lost := sorted({_last(name) for name in set(names) - set(loaded.target_modules)}):
+        raise ConfigError(
+            "model.lora.export=adapter needs layers that peft finds again, and in this mixture of experts it takes "
+            "these names for the experts",
+            seen=", ".join(lost),
+            action="set model.lora.export=merged, or leave them out of model.lora.target_modules",
+        )

@@ -1,0 +1,80 @@
+"""The folder a run's model is loaded from, and what is told of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.run_dir.run_dir import RunDir, append_event
+
+if TYPE_CHECKING:
+    from slurm_rl.models.lora_layers import AdaptedLayers
+    from slurm_rl.models.row_check import RowCheck
+
+
+def model_folder(run: RunDir, config: RunConfig) -> str:
+    """The folder that every part of the run loads."""
+    return config.model.path or str(run.model)
+
+
+def prepare_model(run: RunDir, config: RunConfig) -> str:
+    """That folder; builds the tiny model when the config asks for one."""
+    if config.model.path is None and not run.model.is_dir():
+        from slurm_rl.models.tiny import build_tiny_model
+        from slurm_rl.models.tiny_vl import build_tiny_vl
+
+        if config.model.tiny_vl is not None:
+            build_tiny_vl(config.model.tiny_vl, config.seed, run.model)
+        else:
+            build_tiny_model(config.model.require_tiny(), config.seed, run.model)
+    return model_folder(run, config)
+
+
+def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
+    """Of the model's language part: its `max_position_embeddings` tokens, its `num_hidden_layers` blocks."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+
+
+def require_same_tokens(field: str, other: str, model_path: str, trust_remote_code: bool) -> None:
+    """Refuse a model to which a token id says something else.
+
+    Raises:
+        ConfigError: names a token that only one of them has, or has elsewhere.
+    """
+    from transformers import AutoTokenizer
+
+    own, its = (
+        dict(AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code).get_vocab())
+        for path in (model_path, other)
+    )
+    differing = sorted(own.items() ^ its.items(), key=lambda pair: pair[1])
+    if differing:
+        token = differing[0][0]
+        raise ConfigError(
+            f"{field} must be a model with the tokens of the policy, which it is asked about",
+            seen=f"{token!r} is token {own.get(token)} of the policy and {its.get(token)} of {other}",
+            action=f"take a model of the same family, or {field}=null",
+        )
+
+
+def report_adapters(run: RunDir, adapted: AdaptedLayers | None) -> None:
+    """Record which layers have adapters, and what share of the weights has none."""
+    if adapted is not None:
+        append_event(
+            run,
+            "trainer/adapters",
+            layers=len(adapted.names),
+            targets=adapted.kinds,
+            share=round(adapted.share, 3),
+            without=adapted.left_out,
+        )
+
+
+def tell_rows(run: RunDir, role: str, check: RowCheck) -> None:
+    """Which attention `role` has; and where its sequences are not packed, why, since that costs padding."""
+    append_event(run, "trainer/attention", role=role, attention=check.attention)
+    if not check.packed:
+        append_event(run, "trainer/not_packed", role=role, reason=check.reason)

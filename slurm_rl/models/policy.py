@@ -1,0 +1,324 @@
+"""The policy engine: logprobs and training steps on packed rows, for any loss.
+
+    micro-batches of TrainSequence -> packed rows -> logprobs [N], entropy [N] -> loss_fn -> backward -> step
+
+Every method is called on all ranks together, each rank with its own micro-batches but as many of them.
+On CPU the same calls from the same state give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.algorithms.logprobs import compute_token_hits, compute_token_logprobs
+from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
+from slurm_rl.algorithms.totals import add_totals
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.parallel import build_parallel_dims
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models import distributed, lora
+from slurm_rl.models.backend import build_backend, require_finite, splits_parameters
+from slurm_rl.models.checkpoint.background import BackgroundWriter
+from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.completeness import check_complete
+from slurm_rl.models.export import export_model
+from slurm_rl.models.forward import DUMMY, RowReader
+from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
+from slurm_rl.models.published_names import name_layers_in_files
+from slurm_rl.models.row_check import check_rows
+from slurm_rl.models.row_layout import require_maskable
+from slurm_rl.models.saved_weights import build_layout, require_layout
+from slurm_rl.models.shards import load_rng, save_rng
+from slurm_rl.models.stopwatch import Stopwatch, Yardstick
+from slurm_rl.models.vision import load_image_reader
+from slurm_rl.models.weight_files import WeightFiles
+from slurm_rl.node.beats.pulse import note_speed, own_name, tick
+from slurm_rl.run_dir.disk import describe_disk, naming, next_action
+from slurm_rl.run_dir.run_dir import write_json
+
+MicroBatches = Sequence[Sequence[TrainSequence]]
+LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
+"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
+
+
+class PolicyEngine:
+    """The trained model of this rank.
+
+    Args:
+        model_folder: a Hugging Face folder; its tokenizer goes into the export.
+        temperature: that of the sampling, by which all logits are divided but those of sequences that say their own.
+        score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
+            place of logprobs, and zeros in place of entropies.
+        noise_alpha: NEFTune's, in training alone.
+        seed: of fresh adapters.
+    """
+
+    def __init__(
+        self,
+        model_folder: str | Path,
+        model: ModelConfig,
+        policy: PolicyConfig,
+        optim: OptimConfig,
+        *,
+        temperature: float,
+        score_seed: int | None = None,
+        noise_alpha: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        distributed.set_num_threads(policy)
+        self.device = distributed.get_device()
+        if self.device.type == "cpu":
+            torch.use_deterministic_algorithms(True)
+            # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        self.temperature = temperature
+        self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
+        self.model_config, self.model_folder = model, str(model_folder)
+        self.scores, self.noise_alpha = score_seed is not None, noise_alpha
+        images = load_image_reader(model_folder, model)
+        if splits_parameters(policy, getattr(torch, model.dtype)):
+            module, files = open_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
+        else:
+            module = load_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
+            files = None
+        if self.scores and module.config.pad_token_id is None:
+            module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        self.adapted = None if model.lora is None else lora.add_adapters(module, model.lora, seed)
+        self.backend = build_backend(module, policy, optim, files)
+        if policy.share_prompts:
+            require_maskable(self.module.config)
+        reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.share_prompts)
+        self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
+        self.reader = replace(reader, packed=self.rows.packed)
+        self._writer = BackgroundWriter()
+        is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
+        self._yardstick = Yardstick(self.device) if is_split and own_name() else None
+        self.layout = build_layout(self.module, model, policy)
+
+    @property
+    def module(self) -> Any:
+        """The model itself; its parameters may be shards."""
+        return self.backend.module
+
+    def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
+        """For each micro-batch the logprobs of each sequence, [num_trained] float32.
+
+        Args:
+            adapters: False: of the base, as if nothing had been trained; needs model.lora.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        with nullcontext() if adapters else lora.adapters_off(self.module):
+            return [self.reader.compute_logprobs(sequences, self.temperature) for sequences in micro_batches]
+
+    def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """The same of a reward model or a critic: scores after each trained token."""
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        return [self.reader.compute_scores(sequences) for sequences in micro_batches]
+
+    def train(
+        self,
+        micro_batches: MicroBatches,
+        loss_fn: LossFn,
+        lr: float,
+        *,
+        entropy_gradient: bool = False,
+        temperature: float | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all ranks.
+
+        Args:
+            entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
+            temperature: None is the engine's own; of sequences that say theirs it is that.
+
+        Returns:
+            `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
+
+        Raises:
+            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights, which may
+                be saved, but gradients may be left over: do not train on with this engine.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.train()
+        sums = {"loss": 0.0}
+        watch = Stopwatch(self.device)
+        if self._yardstick is not None:
+            self._yardstick.lay()
+        for number, sequences in enumerate(micro_batches, 1):
+            with watch:
+                loss, metrics = self._compute_loss(
+                    sequences, loss_fn, temperature or self.temperature, entropy_gradient
+                )
+            self.backend.backward(loss, is_last=number == len(micro_batches))
+            tick()
+            add_totals(sums, {"loss": float(loss.detach()), **metrics})
+        # Before the ranks wait for each other; the last loss was read, so the GPU is through.
+        if self._yardstick is not None:
+            note_speed(self._yardstick.read() or 0.0, 1)
+        else:
+            note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
+        totals = distributed.sum_over_ranks(sums)
+        require_finite("loss", totals["loss"])
+        return {**totals, "grad_norm": self.backend.step(lr)}
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, loss_fn: LossFn) -> dict[str, float]:
+        """`loss` and the sums of `loss_fn` over all ranks; nothing is trained.
+
+        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, 0.0 for others.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(sequences, loss_fn, self.temperature)
+            add_totals(sums, {"loss": float(loss), **metrics})
+            tick()
+        return distributed.sum_over_ranks(sums)
+
+    def _compute_loss(
+        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[Tensor, dict[str, float]]:
+        trains, reader = any(s.num_trained for s in sequences), self.reader
+        batch = reader.build_batch(sequences if trains else [DUMMY])
+        if self.scores:
+            logprobs = reader.forward_scores(batch)
+            entropy = torch.zeros_like(logprobs)
+        else:
+            logprobs, entropy = reader.forward(
+                batch,
+                temperature,
+                entropy_gradient=entropy_gradient,
+                measure=compute_token_logprobs if self.module.training else compute_token_hits,
+                noise_alpha=self.noise_alpha if self.module.training else 0.0,
+            )
+        # A worker without work still goes backward, for the sake of its collectives.
+        return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters, for a stage with an optimizer of its own."""
+        self.backend.reset_optimizer(config)
+
+    def full_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by the plain model's `state_dict()` name, adapters merged, one by one, on rank 0.
+
+        Other ranks exhaust an empty iterator.
+
+        Args:
+            place: every rank yields its tensors there, in place of rank 0 on CPU.
+
+        Raises:
+            CheckpointError: after the last tensor, if they are not those of the plain model.
+        """
+        state = self._merge(self.backend.full_state(place=place))
+        if place is None and distributed.get_rank() != 0:
+            return state
+        rule = "the weights to export or send must be those of the model"
+        return check_complete(state, self._shapes, CheckpointError, rule, seen=self.model_folder, action="report a bug")
+
+    def empty_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What `full_state` yields, in its order, on the meta device: names, types and shapes; of this rank alone."""
+        state = self.module.state_dict(keep_vars=True).items()
+        dtype = self.backend.dtype
+        return self._merge(
+            (name, torch.empty(getattr(held, "ds_shape", held.shape), dtype=dtype, device="meta"))
+            for name, held in state
+        )
+
+    def _merge(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        config = self.model_config.lora
+        return state if config is None else lora.merge_state(state, config.scaling)
+
+    def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapters, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight` [out, r].
+
+        A reward model's head comes with them.
+        """
+        state = self.backend.full_state(lora.is_trained, place)
+        return ((lora.plain_name(name), tensor) for name, tensor in state)
+
+    def adapters_to_send(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield `adapter_state()` under the names that the layers have in the files of the base."""
+        assert self.adapted is not None
+        base = self.model_config.init_from or self.model_folder
+        named = name_layers_in_files(self.module, self._shapes, self.adapted.names, WeightFiles(base).file_of)
+        for name, tensor in self.adapter_state(place):
+            layer, kind = name.rsplit(".lora_", 1)
+            yield f"{named[layer]}.lora_{kind}", tensor
+
+    def save(self, folder: Path, *, background: bool = False) -> list[Path]:
+        """Write this rank's part of a checkpoint into an existing folder that all ranks share.
+
+        Args:
+            background: return once the state is copied to host memory, where the library can.
+
+        Returns:
+            The files still to come; wait for them with `background.wait_for_files`.
+        """
+        try:
+            with naming(folder):
+                if distributed.get_rank() == 0:
+                    write_json(folder / "layout.json", self.layout)
+                save_rng(_rng_file(folder))
+                return self.backend.save(folder, self._writer if background else None)
+        except (OSError, RuntimeError) as error:  # a library may have errors of its own
+            raise CheckpointError(
+                f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
+                seen=f"{folder}, where {describe_disk(folder)}",
+                action=f"{next_action(error)}; the previous checkpoint is untouched",
+            ) from error
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote, with fsdp2 also on another number of workers. Hyperparameters stay the config's.
+
+        Raises:
+            CheckpointError: it was saved from another model or backend, or with deepspeed on another number of workers.
+        """
+        free = {"num_workers"} if self.backend.can_reshard else set()
+        saved = require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
+        self.backend.load(folder, saved["num_workers"])
+        load_rng(_rng_file(folder))  # last, since loading may draw numbers
+
+    def export(self, folder: Path) -> None:
+        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
+
+        Adapters are merged into it.
+        """
+        state = self.full_state()
+        try:
+            if distributed.get_rank() == 0:
+                export_model(
+                    self.module, state, self.tokenizer, folder, shapes=self._shapes, processors_of=self.model_folder
+                )
+        finally:
+            for _ in state:  # gathering is collective: nobody may leave before the last tensor
+                pass
+
+    def export_as_asked(self, folder: Path) -> None:
+        """Write what model.lora.export asks for: the whole model, or the adapters alone."""
+        adapted = self.model_config.lora
+        (self.export_adapter if adapted and adapted.export == "adapter" else self.export)(folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
+        config, state = self.model_config.lora, dict(self.adapter_state())
+        assert config is not None and self.adapted is not None
+        if distributed.get_rank() == 0:
+            base = self.model_config.init_from or self.model_folder
+            with written_beside(folder) as beside:
+                lora.save_adapter(beside, state, config, self.adapted.names, base)
+                self.tokenizer.save_pretrained(beside)
+
+
+def _rng_file(folder: Path) -> Path:
+    return folder / f"rng-{distributed.get_rank()}.pt"

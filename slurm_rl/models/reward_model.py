@@ -1,0 +1,102 @@
+"""Hugging Face's sequence classifiers with one label, as reward models that read packed rows.
+
+In config.json `mean` and `std` are those of its scores, under the names that OpenRLHF writes and reads
+(https://github.com/OpenRLHF/OpenRLHF, trainer/rm_trainer.py and `--reward.normalize_enable`); `scores_chats` and
+`chat_template_kwargs` are what data.chat_template and data.chat_template_kwargs were when it was trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import TokenClassifierOutput
+
+from slurm_rl.algorithms.sequences import FloatArray
+
+Scores = TypeVar("Scores", Tensor, FloatArray)
+
+
+def score_every_token(model: PreTrainedModel) -> None:
+    """Let the model give the score after each token, [B, T, 1], where Hugging Face keeps that of each row's last.
+
+    A packed row has many last tokens. Names, config and what is saved stay those of Hugging Face's own class.
+    """
+    kind = type(model)
+
+    def forward(self: Any, input_ids: Any = None, **fields: Any) -> TokenClassifierOutput:
+        hidden = getattr(self, self.base_model_prefix)(input_ids=input_ids, **fields).last_hidden_state
+        return TokenClassifierOutput(logits=self.score(hidden))
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def allow_new_head(loaded: dict[str, Any]) -> bool:
+    """A language model is welcome: it lacks the head that scores, and has one that we do not need.
+
+    Returns:
+        Whether it lacks it.
+    """
+    lacking = [name for name in loaded["missing_keys"] if name.startswith("score.")]
+    loaded["missing_keys"] = [name for name in loaded["missing_keys"] if name not in lacking]
+    loaded["unexpected_keys"] = [name for name in loaded["unexpected_keys"] if not name.startswith("lm_head.")]
+    return bool(lacking)
+
+
+def draw_head(model: Any, seed: int) -> None:
+    """A new head that scores, the same for the same seed whoever loads the model, and how."""
+    head = model.score.weight
+    std = model.config.get_text_config().initializer_range
+    drawn = torch.empty(head.shape).normal_(std=std, generator=torch.Generator().manual_seed(seed))
+    model.score.weight = nn.Parameter(drawn.to(head.dtype))
+
+
+@dataclass(frozen=True)
+class ScoreStatistics:
+    """Mean and deviation of a reward model's scores over the answers of preference pairs, good and bad alike."""
+
+    mean: float
+    std: float
+
+    def normalize(self, scores: Scores) -> Scores:
+        """Scores of any shape in deviations from the mean."""
+        return (scores - self.mean) / self.std
+
+
+def describe_scores(
+    config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool, variables: Mapping[str, Any]
+) -> None:
+    """Put into the config, which is exported with the model, what whoever scores must know.
+
+    Args:
+        chats: it was trained on chats, which its template rendered, rather than on text.
+        variables: that the template was given.
+    """
+    known = {"mean": statistics.mean, "std": statistics.std, "scores_chats": chats}
+    config.update({**known, "chat_template_kwargs": dict(variables)})
+
+
+def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistics:
+    """What `describe_scores` wrote.
+
+    Raises:
+        ValueError: nobody measured, or all scores were the same.
+    """
+    written = {name: getattr(config, name, None) for name in ("mean", "std")}
+    mean, std = map(_as_number, written.values())
+    if mean is None or std is None or std <= 0:
+        raise ValueError(
+            "reward.model.normalize needs the mean and the std > 0 of the model's scores in its config.json, where "
+            f"task=rm writes them when it ends; {path} has mean={written['mean']}, std={written['std']}. "
+            "Next: train it to its end, write them there, or reward.model.normalize=false"
+        )
+    return ScoreStatistics(mean, std)
+
+
+def _as_number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

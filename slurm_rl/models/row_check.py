@@ -1,0 +1,227 @@
+"""What a model computes for a packed row equals what it computes for each sequence alone, or the row is not packed.
+
+Whether sequences of a row stay apart is the model's doing: recurrent and convolutional layers carry their state over
+the boundary, and some masks take no notice of positions. So it is tried on the model at hand, at load. One sequence of
+random tokens is read in several ways:
+
+    plain    by the model's own forward, with its cache
+    single   in a row of its own                              must equal plain
+    alone    the same in a batch, with padding                must equal plain
+    packed   between two others in one row                    must equal plain, or rows are not packed
+    shared   behind a prompt that it has in common with them  must equal plain, where prompts are shared
+
+Each is read again with other tokens in the other two and at the end of this one: nothing that comes before may see
+them. In one layout a dense model then gives the same bits, so a leak is no question of rounding, whatever the type.
+Experts take their tokens in groups, and another grouping rounds otherwise; how much, the two `alone` tell, which stand
+in different rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurm_rl.algorithms.logprobs import compute_token_logprobs
+from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
+from slurm_rl.errors import ConfigError, first_line
+from slurm_rl.models.distributed import gather_objects
+from slurm_rl.models.forward import RowReader
+from slurm_rl.models.head import find_head, float_head
+
+_LENGTHS = (33, 19, 12)
+"""Tokens of the three sequences: so unlike that `choose_rows` puts them into one row."""
+_PROMPT, _END = 7, 14
+"""In the middle one, the end of what may be a common prompt, and the end of what is compared."""
+_CHUNK = 4
+
+# Differences are means over tokens, in standard deviations of the plain values. What is no rounding any more:
+_WRONG, _WRONG_IN_HALF = 1e-3, 0.1
+# And between two readings in one layout, where dense models do not round at all; or so many times what grouping does.
+_LEAK, _GROUPING = 1e-5, 8.0
+
+_OWN_FORWARD = "the trainer must compute what the model's own forward does"
+_OTHER_MODEL = "choose another model.path or model.attention"
+
+Read = Callable[[Sequence[TrainSequence]], FloatArray]
+"""The three sequences to the values of the middle one."""
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """How sequences may be laid out in rows."""
+
+    packed: bool
+    """Several in one row."""
+    reason: str = ""
+    """Why not."""
+    attention: str = ""
+    """With which they were read: what model.attention came to."""
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """How far a way to read is from the plain values, and from itself after the change."""
+
+    from_plain: float = 0.0
+    from_itself: float = 0.0
+    error: str = ""
+    """Why it cannot be read."""
+
+    def describe(self, bound: float, leak: float) -> str:
+        """What is wrong with it; empty when nothing is."""
+        if self.error:
+            return self.error
+        if not self.from_itself <= leak:
+            return f"tokens see what they must not: a difference of {self.from_itself:.2g} standard deviations"
+        if not self.from_plain <= bound:
+            return f"a difference of {self.from_plain:.2g} standard deviations from the model's own forward"
+        return ""
+
+
+def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -> RowCheck:
+    """Try packed rows on the model at hand. All ranks call it together, and all get the same answer.
+
+    Args:
+        reader: with chunks of the head or shared prompts, these are tried, too.
+        dtype: in which the model computes; its parameters may be others.
+        scores: of a reward model or critic, in place of logprobs.
+
+    Raises:
+        ConfigError: one sequence a row, the head in chunks or shared prompts do not give the model's own values.
+    """
+    module = reader.module
+    bound = _WRONG_IN_HALF if dtype.itemsize < 4 else _WRONG
+    together = replace(reader, chunk_tokens=None, share_prompts=False, packed=True)
+    apart = replace(together, packed=False)
+
+    def read(by: RowReader, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        return by.compute_scores(sequences) if scores else by.compute_logprobs(sequences, 1.0)
+
+    probe, changed = build_probe(module.config)
+    with _evaluating(module):
+        measure = partial(_measure, probe, changed, _read_plain(reader, probe[1], scores))
+        single = measure(lambda sequences: read(apart, sequences[1:2])[0])
+        alone = measure(lambda sequences: read(apart, sequences)[1])
+        _require(single.describe(bound, bound) or alone.describe(bound, bound), _OWN_FORWARD, _OTHER_MODEL)
+        if reader.chunk_tokens is not None and not scores:
+            chunked = measure(lambda sequences: read(replace(apart, chunk_tokens=_CHUNK), sequences[1:2])[0])
+            _require(
+                chunked.describe(bound, bound),
+                "policy.logprob_chunk_tokens needs a model whose logits are those of its head, scaled or capped",
+                "set policy.logprob_chunk_tokens=null",
+            )
+        leak = max(_LEAK, _GROUPING * alone.from_itself)
+        if reader.share_prompts and reader.images is None:
+            sharing = replace(together, share_prompts=True)
+            shared = measure(lambda sequences: read(sharing, _share_prompt(sequences))[1])
+            _require(
+                shared.describe(bound, leak),
+                "policy.share_prompts needs a model that keeps completions of one prompt apart",
+                "set policy.share_prompts=false",
+            )
+        packed = measure(lambda sequences: read(together, sequences)[1])
+    reason = packed.describe(bound, leak) or _describe_chunks(module.config)
+    return RowCheck(not reason, reason, module.config._attn_implementation)
+
+
+def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:
+    """Three sequences of random tokens, and the same with all changed that the compared tokens must not see.
+
+    Of tokens that mean nothing special to the model.
+    """
+    text = config.get_text_config()
+    named = [value for holder in (config, text) for name, value in vars(holder).items() if name.endswith("_token_id")]
+    special = {token for value in named for token in (value if isinstance(value, list) else [value])}
+    ordinary = np.array([token for token in range(min(text.vocab_size, 1000)) if token not in special])
+    random = np.random.default_rng(0)
+    chosen = [random.integers(0, len(ordinary), length) for length in _LENGTHS]
+    others = [(index + random.integers(1, len(ordinary), len(index))) % len(ordinary) for index in chosen]
+    others[1][:_END] = chosen[1][:_END]
+    first, second = (
+        [TrainSequence(token_ids=ordinary[index], trained_from=1) for index in indices] for indices in (chosen, others)
+    )
+    return first, second
+
+
+def _describe_chunks(config: Any) -> str:
+    """Why a model that looks back to the last multiple of some thousand tokens takes no packed rows; else empty.
+
+    It counts from the start of the row, which so few tokens as ours do not show.
+    """
+    text = config.get_text_config()
+    if "chunked_attention" not in (getattr(text, "layer_types", None) or ()):
+        return ""
+    return f"its attention begins anew every {text.attention_chunk_size} tokens of the row"
+
+
+def _share_prompt(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """The same behind the first tokens of the middle one."""
+    prompt = sequences[1].token_ids[:_PROMPT]
+    ids = [np.concatenate([prompt, sequence.token_ids[_PROMPT:]]) for sequence in sequences]
+    return [TrainSequence(token_ids=one, trained_from=_PROMPT) for one in ids]
+
+
+def _measure(sequences: list[TrainSequence], changed: list[TrainSequence], plain: FloatArray, read: Read) -> _Gap:
+    """What a way to read does, on the rank where it is worst."""
+    try:
+        first, second = _compared(read(sequences)), _compared(read(changed))
+        scale = max(float(np.std(plain)), 1e-6)
+        distances = [float(np.abs(first - other).mean()) / scale for other in (plain[-len(first) :], second)]
+        gap = _Gap(distances[0], distances[1])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        gap = _Gap(error=_describe(error))
+    gaps = gather_objects(gap)
+    return next((one for one in gaps if one.error), None) or _Gap(
+        # As numpy has it: one that is no number is the worst.
+        float(np.max([one.from_plain for one in gaps])),
+        float(np.max([one.from_itself for one in gaps])),
+    )
+
+
+def _compared(values: FloatArray) -> FloatArray:
+    """Of the middle sequence, those before the change; all values but the last of a plain sequence."""
+    return values[: len(values) - (_LENGTHS[1] - _END)]
+
+
+@torch.no_grad()
+def _read_plain(reader: RowReader, sequence: TrainSequence, scores: bool) -> FloatArray:
+    """The same values by nothing but the model's own forward."""
+    ids = torch.from_numpy(sequence.token_ids).to(reader.device)
+    try:
+        with float_head(find_head(reader.module)):
+            logits = reader.model(input_ids=ids.unsqueeze(0), use_cache=True).logits[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(_OWN_FORWARD, seen=_describe(error), action=_OTHER_MODEL) from error
+    found = logits[1:, 0] if scores else compute_token_logprobs(logits[:-1], ids[1:], 1.0)[0]
+    values: FloatArray = found.float().cpu().numpy()
+    return _compared(values)
+
+
+@contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def _describe(error: Exception) -> str:
+    # Whatever a model says that was not made for this.
+    return f"{type(error).__name__}: {first_line(error)}"[:200]
+
+
+def _require(wrong: str, rule: str, action: str) -> None:
+    if wrong:
+        raise ConfigError(rule, seen=wrong, action=action)

@@ -1,0 +1,151 @@
+"""The whole parameters in a checkpoint of the policy, one after the other, whichever backend wrote it.
+
+    fsdp2            rank-<n>.pt, rows of each parameter, joined along the first dimension
+    deepspeed 0..2   deepspeed/mp_rank_00_model_states.pt, whole parameters
+    deepspeed 3      deepspeed/*zero_pp_rank_<n>_*_optim_states.pt, each rank's part of all parameters, laid end to end
+
+Files are mapped, not read: of each the tensor at hand is in memory. DeepSpeed's are pickles; of the classes in them
+those few are let in that it writes, and no other code runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import PolicyConfig
+from slurm_rl.errors import CheckpointError, RunDirError
+from slurm_rl.models import distributed
+from slurm_rl.models.shards import load_rank, load_tensors
+from slurm_rl.run_dir.run_dir import read_json
+
+_FOLDER = "deepspeed"
+
+
+def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
+    """The trained parameters of the folder `policy` of a checkpoint, by the engine's names.
+
+    Raises:
+        CheckpointError: a file is missing, or holds what such a checkpoint does not.
+    """
+    layout = read_json(policy / "layout.json")
+    kind = layout["backend"] if layout.get("zero_stage") != 3 else "zero-3"
+    yield from _READERS[kind](policy, layout["num_workers"], layout["parameters"])
+
+
+def _read_fsdp2(policy: Path, num_workers: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
+    shards = [load_rank(policy, rank, mmap=True) for rank in range(num_workers)]
+    for name in shapes:
+        parts = [shard["parameters"][name] for shard in shards]
+        yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _read_whole(policy: Path, _: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
+    # Every rank has the weights as the model computes with them; the master weights hold no more.
+    module = load_deepspeed(policy / _FOLDER / "mp_rank_00_model_states.pt", mmap=True)["module"]
+    for name in shapes:
+        yield name, module[name]
+
+
+def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
+    files = sorted((policy / _FOLDER).glob("*_optim_states.pt"), key=_rank_of)
+    if [_rank_of(file) for file in files] != list(range(num_workers)):
+        raise CheckpointError(
+            f"the checkpoint must have the files of {num_workers} ranks",
+            seen=", ".join(file.name for file in files) or f"none in {policy / _FOLDER}",
+        )
+    ranks = [load_deepspeed(file, mmap=True)["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+    order = load_deepspeed(policy / _FOLDER / "zero_pp_rank_0_mp_rank_00_model_states.pt", mmap=True)["param_shapes"]
+    offset = 0
+    for name in (name for group in order for name in group):
+        # Each rank has an equal part of each parameter, padded where it does not come out even.
+        size = -(-math.prod(shapes[name]) // num_workers)
+        parts = [piece for groups in ranks for piece in cut(groups, offset, size)]
+        offset += size
+        yield name, torch.cat(parts)[: math.prod(shapes[name])].view(shapes[name])
+
+
+def cut(groups: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
+    """`size` numbers from `offset` on of flat tensors that make one, end to end.
+
+    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 5)], 2, 3)]
+    [[2], [3, 4]]
+    """
+    pieces = []
+    for group in groups:
+        if offset < len(group) and size > 0:
+            pieces.append(group[offset : offset + size])
+            size -= len(pieces[-1])
+        offset = max(offset - len(group), 0)
+    return pieces
+
+
+def _rank_of(file: Path) -> int:
+    found = re.search(r"zero_pp_rank_(\d+)_", file.name)
+    return int(found.group(1)) if found else -1
+
+
+def load_deepspeed(file: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """One of DeepSpeed's files."""
+    # Numbers and names, without code of their own when they are read.
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return load_tensors(file, mmap=mmap, classes=[LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address])
+
+
+_READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[str, Tensor]]]] = {
+    "fsdp2": _read_fsdp2,
+    "deepspeed": _read_whole,
+    "zero-3": _read_zero3,
+}
+
+
+def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[str, Any]:
+    """layout.json of a checkpoint: what must be the same in whoever loads it."""
+    lora = model.lora
+    return {
+        "backend": policy.backend,
+        "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
+        "num_workers": distributed.get_world_size(),
+        # What must be as it was for adapters to mean what they meant.
+        "lora": lora and {"alpha": lora.alpha, "rank": lora.rank, "base": model.init_from or model.path or "tiny"},
+        # ZeRO-3 leaves empty parameters that remember their shape.
+        "parameters": {
+            name: list(getattr(parameter, "ds_shape", parameter.shape))
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        },
+    }
+
+
+def require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
+    """The layout it was saved with, when all that this one names is the same."""
+    try:
+        saved = read_json(folder / "layout.json")
+    except RunDirError as error:
+        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
+    for key, value in json.loads(json.dumps(layout)).items():
+        if saved.get(key) != value:
+            raise CheckpointError(
+                f"a checkpoint must be loaded with the {key} it was saved with ({_describe(key, saved.get(key))}, "
+                f"now {_describe(key, value)})",
+                seen=str(folder),
+                action="resume with the config of the run that saved it, or start a new run with model.init_from",
+            )
+    return saved
+
+
+def _describe(key: str, value: Any) -> str:
+    if key != "parameters" or not isinstance(value, dict):
+        return repr(value)
+    return f"{len(value)} of {sum(math.prod(shape) for shape in value.values())} numbers"

@@ -1,0 +1,157 @@
+"""The rank files of an fsdp2 checkpoint, read by as many ranks as wrote them or by any other number.
+
+    rank-<n>.pt  {"parameters": {name: rows}, "moments": {name: {"exp_avg": rows, ..., "step": scalar}}}
+
+Every tensor is split along its first dimension into equal parts, the last ones shorter or empty, as torch.chunk
+does; joined they are the whole tensor.
+
+Beside them, the state of each process's random numbers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models.distributed import get_rank, get_world_size
+
+
+class _Kept:
+    """A file that keeps the first error of its writes, of which torch tells `unexpected pos 640 vs 598`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save_tensors(state: dict[str, Any], path: Path) -> None:
+    """torch.save; an OSError says why it could not."""
+    with path.open("wb") as file:
+        kept = _Kept(file)
+        try:
+            torch.save(state, kept)
+        except RuntimeError:
+            if kept.error is not None:
+                raise kept.error from None
+            raise
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.pt"
+
+
+def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
+    """What torch.save wrote: tensors and plain containers. The one place where such files are read.
+
+    They are pickles, which can run any code, and hashes say nothing of who wrote them; so nothing is made of
+    a class that is not among `classes`.
+
+    Raises:
+        CheckpointError: the file is not there, or holds anything else.
+    """
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=mmap))
+    except FileNotFoundError:
+        raise CheckpointError("the checkpoint must hold every file of its backend", seen=f"no {file.name}") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "a checkpoint must hold tensors and plain values alone, or reading it would run code",
+            seen=f"{file} ({str(error).strip().splitlines()[0]})",
+            action="remove it, if you do not know who wrote it, and resume from the checkpoint before it",
+        ) from None
+
+
+def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
+    return load_tensors(rank_file(folder, rank), mmap=mmap)
+
+
+class SavedShards:
+    """What this rank needs of them.
+
+    Args:
+        num_saved: how many ranks wrote.
+    """
+
+    def __init__(self, folder: Path, num_saved: int) -> None:
+        self.is_same = num_saved == get_world_size()
+        if self.is_same:
+            self.files = [load_rank(folder, get_rank())]
+        else:
+            # Mapped: of each file only the tensor at hand is in memory.
+            self.files = [load_rank(folder, rank, mmap=True) for rank in range(num_saved)]
+
+    def moment_names(self, name: str) -> list[str]:
+        return list(self.files[0]["moments"][name])
+
+    def read(self, name: str, moment: str | None = None) -> Tensor:
+        """This rank's rows of a parameter, or of one of its moments; a scalar is the same on every rank."""
+        found = [file["parameters"][name] if moment is None else file["moments"][name][moment] for file in self.files]
+        if self.is_same or found[0].ndim == 0:
+            return found[0]
+        return take_rows(torch.cat(found), get_rank(), get_world_size())
+
+
+def take_rows(whole: Tensor, rank: int, world_size: int) -> Tensor:
+    """The rank's part of `whole`.
+
+    >>> [take_rows(torch.arange(5), rank, 4).tolist() for rank in range(4)]
+    [[0, 1], [2, 3], [4], []]
+    """
+    return whole[rows_of_rank(whole.shape[0], rank, world_size)]
+
+
+def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
+    """Equal parts, the last ones shorter or empty, as torch.chunk makes them."""
+    size = -(-num_rows // world_size)
+    return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
+
+
+def save_rng(path: Path) -> None:
+    """Write the state of this process; some kilobytes."""
+    drawn: dict[str, Any] = np.random.get_state(legacy=False)
+    version, words, next_gauss = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": {
+            **drawn,
+            "state": {**drawn["state"], "key": torch.from_numpy(drawn["state"]["key"].astype(np.int64))},
+        },
+        "python": [version, list(words), next_gauss],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    save_tensors(state, path)
+
+
+def load_rng(path: Path) -> None:
+    """Take it back; a checkpoint of fewer ranks, or an older one, has none for this process and changes nothing."""
+    if not path.is_file():
+        return
+    state = torch.load(path, weights_only=True)
+    torch.set_rng_state(state["torch"])
+    drawn = state["numpy"]
+    drawn["state"]["key"] = drawn["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state(drawn)
+    version, words, next_gauss = state["python"]
+    random.setstate((version, tuple(words), next_gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,127 @@
+"""Weights read in part: of an empty model's tensors each rank reads the rows that it keeps.
+
+A model of 70 billion parameters is 282 GB in float32. Loaded whole by each of eight ranks before it is cut, it would
+take 2.2 TB of a node; this way a rank holds its shard and the rows of one tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+from slurm_rl.models.distributed import get_rank
+from slurm_rl.models.lora import plain_name
+from slurm_rl.models.published_names import Published, find_published
+from slurm_rl.run_dir.meter import measure
+
+
+class WeightFiles:
+    """The safetensors of a Hugging Face folder, or of a downloaded hub name; nothing of them is kept in memory.
+
+    Raises:
+        OSError: they are not there.
+        SafetensorError: a file is damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        config = cached_file(str(path), "config.json", local_files_only=True)
+        self.folder = Path(config or path).parent
+        index = self.folder / SAFE_WEIGHTS_INDEX_NAME
+        if index.is_file():
+            self.file_of: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        else:
+            with safe_open(self.folder / SAFE_WEIGHTS_NAME, "pt") as file:
+                self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+        self.published = {name: Published(((name,),)) for name in self.file_of}
+        """Of each name that is asked for, its tensors in the files."""
+
+    def shapes(self) -> dict[str, list[int]]:
+        found = {}
+        for file_name in sorted(set(self.file_of.values())):
+            with safe_open(self.folder / file_name, "pt") as file:
+                found.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
+        return {name: _shape(published, found) for name, published in self.published.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """A tensor, or these rows of it, on CPU. Files are closed again: what was mapped would count as ours."""
+        published, files = self.published[name], {}
+        with ExitStack() as opened:
+
+            def find(tensor: str) -> Any:
+                file_name = self.file_of[tensor]
+                if file_name not in files:
+                    files[file_name] = opened.enter_context(safe_open(self.folder / file_name, "pt"))
+                return files[file_name]
+
+            if not published.is_joined:
+                [[tensor]] = published.experts
+                found: Tensor = (
+                    find(tensor).get_tensor(tensor) if rows is None else find(tensor).get_slice(tensor)[rows]
+                )
+                return found
+            wanted = published.experts[rows or slice(None)]
+            experts = [torch.cat([find(part).get_tensor(part) for part in expert]) for expert in wanted]
+            return torch.stack(experts) if experts else torch.empty(0, *self.shapes()[name][1:])
+
+
+def _shape(published: Published, found: dict[str, list[int]]) -> list[int]:
+    first, *_ = published.experts
+    if not published.is_joined:
+        return found[first[0]]
+    return [len(published.experts), sum(found[part][0] for part in first), *found[first[0]][1:]]
+
+
+def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = None) -> WeightFiles | None:
+    """The files of an empty model's weights, if each tensor is there in its shape.
+
+    Otherwise None: Hugging Face's own loading knows what else a model does with its tensors, and tells of what does
+    not fit; it takes the whole model to do so.
+
+    Args:
+        unused: how the names of tensors begin that the model may do without.
+    """
+    try:
+        files = WeightFiles(path)
+        published = find_published(model, files.file_of)
+        if published is None:
+            return None
+        files.published = published
+        held = files.shapes()
+    except (OSError, SafetensorError):
+        return None
+    wanted = {name: list(p.shape) for name, p in model.named_parameters() if p.is_meta}
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or []]
+    # A tied weight may be in the files under each of its names.
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if model.state_dict().keys() - known:
+        return None  # a buffer that is saved: only parameters are read here
+    others = [name for name in held if name not in known and not (unused and name.startswith(unused))]
+    strange = [name for name in others if not any(pattern.search(name) for pattern in ignored)]
+    fits = not strange and all(held.get(name) == shape for name, shape in wanted.items())
+    return files if fits else None
+
+
+def names_in_files(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Of each parameter; a tied one is in the files under the first of its names."""
+    return {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+
+
+def fill_parameters(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
+    """Put what `make` gives in place of each parameter on the meta device; tied ones stay tied."""
+    empty = [parameter for parameter in module.parameters() if parameter.is_meta]
+    sizes = [parameter.numel() * parameter.dtype.itemsize for parameter in empty]
+    with measure("loading weights", sum(sizes), is_shown=get_rank() == 0) as advance:
+        for parameter, size in zip(empty, sizes, strict=True):
+            value = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, value)
+            advance(size)

@@ -1,0 +1,190 @@
+"""A run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
+
+Every node runs `python -m slurm_rl node`, which finds its place in DSTACK_*. Secrets are in it by name alone, which
+dstack takes from the shell that calls `dstack apply`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.export import workload_name
+
+RUN_TOKEN = "SLURM_RL_TOKEN"
+"""What the run's machines know each other by."""
+_FROM_LOCK = "pip install --no-deps --require-hashes -r /dev/stdin"
+# flash-attn takes half an hour to build; attention of torch's own does without.
+_INSTALL = {
+    "nvidia": [f"grep -v ^flash-attn== containers/cuda/constraints.txt | {_FROM_LOCK}"],
+    "cpu": [
+        f"grep ^torch== constraints.txt | {_FROM_LOCK} --index-url https://download.pytorch.org/whl/cpu",
+        f"grep -v ^torch== constraints.txt | {_FROM_LOCK}",
+    ],
+}
+# Slurm's name of it -> dstack's, where these differ.
+_GPU_NAMES = {"MI300": "MI300X"}
+# Beside Ray's object store: torch's and vLLM's own segments.
+_SHM_MARGIN_GB = 8
+
+
+def render_dstack(
+    config: RunConfig,
+    overrides: Sequence[str],
+    secret_names: Sequence[str],
+    image: str | None,
+    volumes: Sequence[str] = (),
+) -> str:
+    """The text of a .dstack.yml.
+
+    Args:
+        config: what the overrides compose to.
+        overrides: of the command line; the nodes compose the same config from them.
+        secret_names: environment variables to hand on.
+        image: Docker reference; None takes that of the config, or dstack's own with an installation at the start.
+        volumes: `source:/path`; source is a folder of the machine, or a network volume's name. container.mounts are
+            such folders, too.
+
+    Raises:
+        ConfigError: dstack has no word for something of the run.
+    """
+    task = build_task(config, overrides, secret_names, image, volumes)
+    text = yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True)
+    names = ", ".join([*secret_names, RUN_TOKEN])
+    return (
+        f"# slurm_rl: {config.name}. In a checkout of slurm_rl: dstack apply -f <this file>\n"
+        f"# Names without a value ({names}) come from the environment of that shell, where dstack wants them set;\n"
+        "# take out those that the run does not need.\n"
+        f"# {RUN_TOKEN} is any long random word: export {RUN_TOKEN}=$(openssl rand -hex 32)\n{text}"
+    )
+
+
+def build_task(
+    config: RunConfig,
+    overrides: Sequence[str],
+    secret_names: Sequence[str],
+    image: str | None,
+    volumes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The same as a tree."""
+    if any("${{" in word for word in overrides):
+        raise ConfigError("an override must not hold ${{, which dstack replaces", seen=" ".join(overrides))
+    image = image or _docker_image(config)
+    if image is None and (config.cluster.accelerator == "amd" or config.external is not None):
+        raise ConfigError(
+            "dstack's own image has neither AMD's torch nor other trainers",
+            seen=f"no image, cluster.accelerator={config.cluster.accelerator}, task={config.task}",
+            action="--image <Docker reference>",
+        )
+    node = ["python", "-m", "slurm_rl", "node", *node_overrides(config, overrides)]
+    install = [] if image else [*_INSTALL[config.cluster.accelerator], "pip install --no-deps ."]
+    commands = [*install, shlex.join(node)]
+    task: dict[str, Any] = {
+        "type": "task",
+        "name": workload_name(config.name, "dstack"),
+        "nodes": config.cluster.num_nodes,
+    }
+    task |= {"image": image} if image else {"python": "3.11"}
+    # The checkout, from which the nodes run.
+    task |= {"repos": ["."], "env": [*secret_names, RUN_TOKEN], "commands": [*config.cluster.setup, *commands]}
+    if config.ray.dashboard and config.ray.dashboard_port is not None:
+        # `dstack apply` forwards it from the head to this number here, as long as it is attached.
+        task["ports"] = [config.ray.dashboard_port]
+    task["resources"] = _resources(config)
+    if mounted := _volumes(config, volumes):
+        task["volumes"] = mounted
+    if config.job.time_limit_min is not None:
+        task["max_duration"] = f"{config.job.time_limit_min}m"
+    # Between the notice and the end: the run saves.
+    task["stop_duration"] = f"{config.job.planned_lead_s}s"
+    if config.checkpoint.url is not None:
+        # New machines have nothing but the copies.
+        task["retry"] = {"on_events": ["no-capacity", "interruption"], "duration": "1d"}
+    return task
+
+
+def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
+    """What a machine that is a container already must be told in addition to the user's own words."""
+    added = []
+    if not LAUNCHERS[config.cluster.launcher].by_node:
+        added.append("cluster.launcher=machines")
+    if config.container.image is not None:
+        added += ["container.runtime=none", "container.image=null"]
+    if config.run_dir is None:
+        # A time in the name would differ from node to node.
+        added.append(f"run_dir={quote_for_hydra(f'{config.cluster.run_root}/{config.name}')}")
+    return [*overrides, *added]
+
+
+def quote_for_hydra(text: str) -> str:
+    r"""A value that Hydra reads as this very text.
+
+    >>> quote_for_hydra("runs/a"), quote_for_hydra("a b")
+    ('runs/a', "'a b'")
+    """
+    if re.fullmatch(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*", text):
+        return text  # no number, no word with a meaning of its own
+    # Backslashes count only before a quote, the closing one included.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def _volumes(config: RunConfig, told: Sequence[str]) -> list[str]:
+    """As dstack writes them: `/folder/of/the/machine:/path`, or `network-volume:/path`."""
+    for mount in config.container.mounts:
+        if mount.read_only:
+            raise ConfigError(
+                "dstack has no volume for reading alone",
+                seen=f"container.mounts {mount.source}",
+                action="leave out :ro",
+            )
+    for volume in told:
+        source, _, path = volume.partition(":")
+        if not source or not path.startswith("/") or ":" in path:
+            raise ConfigError(
+                "--volume must be a folder of the machine or a network volume's name, a colon and an absolute path",
+                seen=volume,
+                action="--volume /checkpoints:/checkpoints",
+            )
+    found = [*(f"{mount.source}:{mount.target}" for mount in config.container.mounts), *told]
+    paths = [volume.partition(":")[2] for volume in found]
+    if twice := {path for path in paths if paths.count(path) > 1}:
+        raise ConfigError("a path must have one volume", seen=min(twice))
+    return found
+
+
+def _docker_image(config: RunConfig) -> str | None:
+    image = config.container.image
+    if image is not None and (image.startswith("/") or "#" in image):
+        raise ConfigError(
+            "dstack starts Docker images; an image file of this cluster is of no use there",
+            seen=image,
+            action="name a reference: --image registry.example/slurm_rl:1",
+        )
+    return image
+
+
+def _resources(config: RunConfig) -> dict[str, Any]:
+    cluster = config.cluster
+    found: dict[str, Any] = {}
+    if cluster.gpus_per_node:
+        gpu = {
+            "vendor": cluster.accelerator,
+            "name": _GPU_NAMES.get(cluster.gpu_type.upper(), cluster.gpu_type.upper()) if cluster.gpu_type else None,
+            "memory": f"{cluster.gpu_mem_gb:g}GB" if cluster.gpu_mem_gb else None,
+            "count": cluster.gpus_per_node,
+        }
+        found["gpu"] = {key: value for key, value in gpu.items() if value is not None}
+    if cluster.cpus_per_node:
+        found["cpu"] = f"{cluster.cpus_per_node}.."
+    if isinstance(cluster.mem_gb_per_node, int):
+        found["memory"] = f"{cluster.mem_gb_per_node}GB.."
+    shm_gb = config.container.shm_size_gb or math.ceil(config.ray.object_store_gb) + _SHM_MARGIN_GB
+    return {**found, "shm_size": f"{shm_gb}GB"}

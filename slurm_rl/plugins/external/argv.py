@@ -1,0 +1,218 @@
+"""From the `external` section to the command line of its program.
+
+The section holds the program's own arguments; what is left to say here is how they are written, and the values that
+only the plan knows, which are written as `${plan:...}` (see RunValues).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_rl.config.external import Argument, Arguments, ExternalConfig, Style
+from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.external.layouts import FIELDS, LAYOUTS, asks_of_checkpoint
+
+Settings = dict[str, Argument]
+"""The program's own names to values, in the order of the command line."""
+
+WANDB_KEY = "from-environment"
+"""Switches W&B on where a program wants a key as argument; it then uses WANDB_API_KEY, which it prefers."""
+
+_SECRET_NAMES = {"use_wandb", "logger.wandb.key", "wandb_key", "hf_access_token", "hf_token"}
+_PLAN_VALUE = re.compile(r"\$\{plan:([^}]*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunValues:
+    """The run around the program: `${plan:<field>}`, and of a k-th of all its GPUs `${plan:<number>,<k>}`."""
+
+    nodes: int
+    """Machines of the cluster; of a part of the GPUs, those over which it spans."""
+    gpus_per_node: int
+    """Accelerators of one machine; of a part of the GPUs, those that it has on each of its machines."""
+    checkpoints: str
+    """Folder for what it resumes from."""
+    export: str
+    """Folder for the trained model."""
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators of the run, or of the part."""
+        return self.nodes * self.gpus_per_node
+
+    def of_part(self, parts: int) -> Mapping[str, int]:
+        """The numbers of one of so many equal parts of the GPUs.
+
+        Raises:
+            ConfigError: the GPUs, or the machines of a part that is larger than one, do not divide so.
+        """
+        gpus = self.gpus // parts
+        per_node = min(gpus, self.gpus_per_node)
+        if self.gpus % parts or (per_node and gpus % per_node):
+            raise ConfigError(
+                f"{self.nodes} x {self.gpus_per_node} GPUs must divide into {parts} equal parts, each within a node or "
+                "of whole nodes, for the arguments of external.args that say ${plan:...," + f"{parts}}}",
+                seen=f"{self.gpus} GPUs",
+                action="choose another cluster.num_nodes or cluster.gpus_per_node, or set these arguments to numbers",
+            )
+        return {"nodes": gpus // per_node if per_node else 1, "gpus_per_node": per_node, "gpus": gpus}
+
+
+def build_external_argv(config: ExternalConfig, run: RunValues, *, resume: bool) -> tuple[str, ...]:
+    """Return the command line of the external trainer; the same for the same arguments.
+
+    Args:
+        resume: of an attempt that is not the first, which goes on from the newest checkpoint.
+
+    Raises:
+        ConfigError: a secret among the arguments, or a layout that does not fit.
+    """
+    settings = {**flatten(config.args), **(flatten(config.resume) if resume else {})}
+    _check_secrets(config.argv, settings)
+    _check_checkpoint(config)
+    _check_launcher(config.argv, run)
+    _check_nodes(config, run)
+    shown = {name: _fill(value, run) for name, value in settings.items() if value is not None}
+    return (*(_fill_text(word, run) for word in config.argv), *RENDER[config.style](shown))
+
+
+def flatten(tree: Arguments) -> Settings:
+    """What is one name to the program is a tree to Hydra: `args.a.b=1` is {"a": {"b": 1}}.
+
+    >>> flatten({"a": {"b": 1, "c": True}, "d": None})
+    {'a.b': 1, 'a.c': True, 'd': None}
+
+    Raises:
+        ConfigError: a name that is there twice, of which an override would change one.
+    """
+    settings: Settings = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            below = {f"{name}.{rest}": argument for rest, argument in flatten(value).items()}
+        else:
+            below = {name: value}
+        if twice := settings.keys() & below.keys():
+            raise ConfigError(
+                "an argument must be said once, with each dot of its name as a level",
+                seen=f"{min(twice)}, with dots and as a tree",
+                action="in the preset write {a: {b: 1}} for a.b, so that external.args.a.b=2 changes it",
+            )
+        settings |= below
+    return settings
+
+
+def _fill(value: Argument, run: RunValues) -> Argument:
+    if isinstance(value, list):
+        return [_fill_text(item, run) if isinstance(item, str) else item for item in value]
+    return _fill_text(value, run) if isinstance(value, str) else value
+
+
+def _fill_text(text: str, run: RunValues) -> str:
+    def value_of(match: re.Match[str]) -> str:
+        name, comma, parts = match[1].partition(",")
+        known: Mapping[str, object] = {**vars(run), "gpus": run.gpus}
+        if comma:
+            known = run.of_part(int(parts)) if parts.isdecimal() and int(parts) else {}
+        if name not in known:
+            raise ConfigError(
+                "${plan:...} must ask for nodes, gpus_per_node, gpus, checkpoints or export, or for a part of a number",
+                seen=match[0],
+                action="write for example ${plan:gpus}, or ${plan:gpus,4} for a fourth of them",
+            )
+        return str(known[name])
+
+    return _PLAN_VALUE.sub(value_of, text)
+
+
+def _check_secrets(argv: tuple[str, ...], settings: Settings) -> None:
+    """Refuse what a process list would show."""
+    words = {word.lstrip("-+").partition("=")[0] for word in argv}
+    told = {name for name, value in settings.items() if value not in (None, False, WANDB_KEY)}
+    for name in sorted(_SECRET_NAMES & (words | told)):
+        raise ConfigError(
+            f"{name} must not be an argument: every user of a node can read command lines",
+            action=f"export WANDB_API_KEY or HF_TOKEN before submitting; where a program wants a W&B key to switch "
+            f"W&B on, give it the word {WANDB_KEY}",
+        )
+
+
+def _check_checkpoint(config: ExternalConfig) -> None:
+    """Refuse a `${checkpoint:...}` that nobody could fill in."""
+    elsewhere: dict[str, Settings] = {"argv": {"argv": [*config.argv]}, "args": flatten(config.args)}
+    for key, settings in elsewhere.items():
+        if _asked(settings):
+            raise ConfigError(
+                "${checkpoint:...} belongs into external.resume, since a first attempt has none", seen=f"external.{key}"
+            )
+    asked = _asked(flatten(config.resume))
+    if asked and config.layout is None:
+        raise ConfigError(
+            "external.layout must say how the program keeps its checkpoints, for ${checkpoint:...} in external.resume",
+            action=f"external.layout= one of {', '.join(LAYOUTS)}",
+        )
+    if unknown := asked - set(FIELDS):
+        raise ConfigError("${checkpoint:...} must ask for name or step", seen=", ".join(sorted(unknown)))
+
+
+def _asked(settings: Settings) -> set[str]:
+    words = [word for value in settings.values() for word in (value if isinstance(value, list) else [value])]
+    return {field for word in words if isinstance(word, str) for field in asks_of_checkpoint(word)}
+
+
+def _check_launcher(argv: tuple[str, ...], run: RunValues) -> None:
+    if "--standalone" in argv and run.nodes > 1:
+        raise ConfigError(
+            "cluster.num_nodes must be 1 for torchrun --standalone, which is started on the head node alone",
+            seen=run.nodes,
+            action="name the program alone in external.argv, with external.start=torchrun",
+        )
+
+
+def _check_nodes(config: ExternalConfig, run: RunValues) -> None:
+    if config.max_nodes is not None and run.nodes > config.max_nodes:
+        raise ConfigError(
+            f"cluster.num_nodes must be at most external.max_nodes={config.max_nodes}, since the program uses no more",
+            seen=run.nodes,
+            action=f"set cluster.num_nodes={config.max_nodes}",
+        )
+
+
+def render_flags(settings: Settings) -> list[str]:
+    """As argparse reads them: `--name value`, a bare `--name` for true, nothing for false."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words += [_plain(item) for item in value]
+        elif value is not True:
+            words.append(_plain(value))
+    return words
+
+
+def render_overrides(settings: Settings) -> list[str]:
+    """As Hydra and OmegaConf read them: `name=value`."""
+    return [f"{name}={_yaml(value)}" for name, value in settings.items()]
+
+
+RENDER: Final[dict[Style, Callable[[Settings], list[str]]]] = {"flags": render_flags, "overrides": render_overrides}
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _yaml(value: Argument) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(_yaml(item) for item in value)}]"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and any(char in value for char in "=,{}[]()':\"\\ \t$#&*!|>%@`"):
+        # Double quotes and their escapes mean the same to Hydra and to YAML.
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return _plain(value)

@@ -1,0 +1,165 @@
+"""Times that a run learns from its own saves and ends: how early to stop before a limit, how often to save. Pure.
+
+**Lead** = p95(rest of what the loop does until it looks) + p95(a save with its write) + 20 s to end processes + 60 s,
+since Slurm looks at limits every 30 s and may signal up to a minute early.
+
+**Interval** by Young and Daly: T = sqrt(2 d M), d the seconds a save stalls the loop, M the mean time between ends that
+lose steps; Daly's next terms (Future Generation Computer Systems 22, 2006, eq. 20) matter where d is not small against
+M.
+M = 1 / (nodes x rate), the rate of a node with a Gamma(1, 42 node-days) prior, whose mean is Meta's 0.024 a node-day
+(arXiv:2410.21680): (1 + ends seen) / (42 + node-days seen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_rl.plugins.goodput.holds import find_holds, number
+from slurm_rl.run_dir.jsonl import Row
+
+FIRST_EVERY = 10
+"""Of checkpoint.every=auto until saves were measured: steps."""
+LEAST_SAVES = 2
+END_S, _EARLY_S = 20.0, 60.0
+_PRIOR_ENDS, _PRIOR_NODE_DAYS = 1.0, 42.0
+_DAY_S = 86400.0
+_MOST_S = 3600.0
+_OF_LIMIT = 6
+_CHANGE = 1.3
+_LOSSES = ("lost", "failed")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run has measured over all its attempts."""
+
+    num_saves: int = 0
+    save_s: float = 0.0
+    """p95 of a save, from its begin to its name."""
+    rest_s: float = 0.0
+    """p95 of what is left of a step or evaluation when a stop comes."""
+    ends: int = 0
+    """Of attempts, that lost steps."""
+    node_days: float = 0.0
+
+    @property
+    def lead_s(self) -> int | None:
+        """Seconds before a limit at which to stop; None before enough saves.
+
+        >>> Measured(num_saves=3, save_s=100.0, rest_s=12.5).lead_s, Measured(num_saves=1, save_s=9.0).lead_s
+        (193, None)
+        """
+        if self.num_saves < LEAST_SAVES:
+            return None
+        return math.ceil(self.rest_s + self.save_s + END_S + _EARLY_S)
+
+    def settle_s(self, lead_s: float) -> float:
+        """Of a lead: seconds after the stop by which the save must begin, so that it ends before processes are ended.
+
+        Half of the lead at most, so that a save that takes longer than any before it has as much.
+
+        >>> Measured().settle_s(120), Measured(num_saves=3, save_s=1000.0, rest_s=12.5).settle_s(1093)
+        (60.0, 73.0)
+        """
+        return max(0.0, min(lead_s / 2, lead_s - END_S - self.save_s))
+
+    def mean_time_s(self, num_nodes: int) -> float:
+        """Between ends that lose steps, on so many nodes.
+
+        >>> [round(it.mean_time_s(128) / 3600, 1) for it in (Measured(), Measured(ends=3, node_days=128.0))]
+        [7.9, 8.0]
+        """
+        rate = (_PRIOR_ENDS + self.ends) / (_PRIOR_NODE_DAYS + self.node_days)
+        return _DAY_S / (rate * num_nodes)
+
+
+def measure(events: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> Measured:
+    """From what a run wrote of all its attempts."""
+    saves = [number(row, "seconds") for row in events if row.get("kind") == "checkpoint/saved" and "seconds" in row]
+    units = [number(row, "seconds") for rows in steps.values() for row in rows if row.get("stage") != "save"]
+    ordered = sorted(events, key=lambda event: number(event, "time"))
+    holds = find_holds([_without_gpus(event) for event in ordered], steps)
+    return Measured(
+        num_saves=len(saves),
+        save_s=round(percentile(saves, 0.95), 3),
+        rest_s=round(percentile_of_rest(units, 0.95), 3),
+        ends=sum(row.get("kind") == "attempt/ended" and row.get("outcome") in _LOSSES for row in events),
+        node_days=round(sum(hold.seconds for hold in holds) / _DAY_S, 6),
+    )
+
+
+def _without_gpus(event: Row) -> Row:
+    return {key: value for key, value in event.items() if key != "gpus"}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; 0 of none.
+
+    >>> percentile([3.0, 1.0, 2.0], 0.95), percentile([], 0.5)
+    (3.0, 0.0)
+    """
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
+
+
+def percentile_of_rest(durations: Sequence[float], share: float) -> float:
+    """What is left of one of these, at a moment that falls anywhere in them with equal chance.
+
+    Long ones are hit more often: of steps of 1 s and an evaluation of 100 s, most moments are in the evaluation.
+
+    >>> percentile_of_rest([10.0], 0.95), round(percentile_of_rest([1.0] * 10 + [100.0], 0.95), 1)
+    (9.5, 94.5)
+    """
+    left, total = (1.0 - share) * sum(durations), sum(durations)
+    if total <= 0:
+        return 0.0
+    low, high = 0.0, max(durations)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(max(0.0, duration - middle) for duration in durations) > left:
+            low = middle
+        else:
+            high = middle
+    return round(high, 6)
+
+
+def daly_s(stall_s: float, mean_time_s: float) -> float:
+    """Seconds of training between two saves that lose least.
+
+    >>> round(daly_s(6.0, Measured().mean_time_s(2)) / 60), round(daly_s(6.0, Measured().mean_time_s(128)) / 60)
+    (78, 10)
+    """
+    if stall_s >= 2 * mean_time_s:
+        return mean_time_s
+    part = stall_s / (2 * mean_time_s)
+    return math.sqrt(2 * stall_s * mean_time_s) * (1 + math.sqrt(part) / 3 + part / 9) - stall_s
+
+
+def choose_every(
+    every: int, *, step_s: float, stall_s: float, write_s: float, mean_time_s: float, limit_s: float | None
+) -> int:
+    """Steps between saves, from now on.
+
+    At least as long as a write, since one save is in flight, and a step; at most 60 minutes and a sixth of the time
+    limit. What would change it by less than 30 % leaves it.
+
+    Args:
+        every: as it is.
+        step_s, stall_s, write_s: of a step, of the loop at a save, of a save until it has its name.
+        limit_s: of the job; None: it has none.
+
+    >>> choose_every(10, step_s=1.0, stall_s=0.5, write_s=2.0, mean_time_s=5000.0, limit_s=None)
+    70
+    >>> choose_every(60, step_s=1.0, stall_s=0.5, write_s=2.0, mean_time_s=5000.0, limit_s=None)
+    60
+    >>> choose_every(10, step_s=1.0, stall_s=0.5, write_s=2.0, mean_time_s=5000.0, limit_s=120.0)
+    20
+    """
+    if step_s <= 0:
+        return every
+    wanted_s = daly_s(max(stall_s, 1e-3), mean_time_s)
+    most_s = min(_MOST_S, math.inf if limit_s is None else limit_s / _OF_LIMIT)
+    wanted_s = max(write_s, min(wanted_s, most_s))
+    wanted = max(1, round(wanted_s / step_s))
+    return wanted if max(wanted / every, every / wanted) > _CHANGE else every

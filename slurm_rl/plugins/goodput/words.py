@@ -1,0 +1,114 @@
+"""A ledger in words: one line for people, and the numbers behind it as a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slurm_rl.plugins.goodput.nouns import BUCKETS, Cause, Ledger
+
+WORDS = {
+    "trained": "trained",
+    "evaluated": "evaluation",
+    "gate": "gate",
+    "bring_up": "bring-up",
+    "saving": "saving",
+    "redone": "done again",
+    "cut": "cut off",
+    "hung": "hung",
+    "spare": "spare nodes",
+    "teardown": "teardown",
+    "other": "other",
+}
+_WHO = {
+    "node": "a node",
+    "preemption": "preemption",
+    "limit": "the time limit",
+    "program": "a failure",
+    "user": "a stop by hand",
+    "requeue": "a requeue",
+}
+
+
+def render_line(ledger: Ledger) -> str:
+    """One line of what was held and where it went, in whole percents; what is under half of one is in `other`.
+
+    >>> from slurm_rl.plugins.goodput.nouns import Charge
+    >>> h = 4096 * 3600
+    >>> lost = Charge(Cause("node", "n17", "Xid 79"), 2, {"redone": 0.03 * h, "bring_up": 0.01 * h})
+    >>> buckets = {"trained": 0.91 * h, "bring_up": 0.04 * h, "redone": 0.03 * h, "saving": 0.01 * h, "other": 0.01 * h}
+    >>> print(render_line(Ledger("GPU", 3, h, 7 * 3600, 7 * h / 8, buckets, (lost,))))
+    4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; queued 7 h
+    """
+    parts = _round([part for part in split(ledger) if part[0] != WORDS["other"]])
+    shown = [f"{share} % {text}" for text, share in parts if share]
+    rest = 100 - sum(share for _, share in parts)
+    if ledger.held_s and rest > 0:
+        shown.append(f"{rest} % {WORDS['other']}")
+    queued = f"; queued {render_time(ledger.queue_s)}" if ledger.queue_s >= 1 else ""
+    unknown = f" ({'; '.join(ledger.unknown)})" if ledger.unknown else ""
+    return f"{render_held(ledger)}: {', '.join(shown) or 'nothing yet'}{queued}{unknown}"
+
+
+def split(ledger: Ledger) -> Iterator[tuple[str, float]]:
+    """Parts of the whole that sum to 1: buckets without what is charged, in the order of a run, and each charge."""
+    whole = ledger.held_s or 1.0
+    charged = {name: sum(charge.buckets.get(name, 0.0) for charge in ledger.charges) for name in BUCKETS}
+    own = {name: max(0.0, ledger.buckets.get(name, 0.0) - charged[name]) / whole for name in BUCKETS}
+    early = ("trained", "evaluated", "gate", "bring_up")
+    yield from ((WORDS[name], own[name]) for name in early)
+    for charge in ledger.charges:
+        yield render_cause(charge.cause, charge.attempts), charge.seconds / whole
+    yield from ((WORDS[name], own[name]) for name in WORDS if name not in early)
+
+
+def render_cause(cause: Cause, attempts: int) -> str:
+    """What took it, in words.
+
+    >>> render_cause(Cause("limit"), 3), render_cause(Cause("node", "n2"), 1)
+    ('lost to the time limit (3 attempts)', 'lost to n2')
+    """
+    inside = [cause.reason] if cause.reason else []
+    inside += [f"{attempts} attempts"] if attempts > 1 else []
+    return f"lost to {cause.name or _WHO[cause.who]}" + (f" ({', '.join(inside)})" if inside else "")
+
+
+def render_held(ledger: Ledger) -> str:
+    """What was held, in a unit that suits it.
+
+    >>> render_held(Ledger("node", 1, 90.0, 0.0, 0.0, {})), render_held(Ledger("GPU", 1, 9e5, 0.0, 0.0, {}))
+    ('90 node-seconds', '250 GPU-hours')
+    """
+    for size, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if ledger.held_s >= 2 * size:
+            return f"{_count(ledger.held_s / size)} {ledger.unit}-{name}"
+    return f"{_count(ledger.held_s)} {ledger.unit}-seconds"
+
+
+def render_time(seconds: float) -> str:
+    """Wall time in one unit.
+
+    >>> render_time(7 * 3600), render_time(90), render_time(5400)
+    ('7 h', '90 s', '90 min')
+    """
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{_count(seconds / size)} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def render_ratio(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.1f}" if value < 10 and value != round(value) else f"{value:,.0f}"
+
+
+def _round(parts: Sequence[tuple[str, float]]) -> list[tuple[str, int]]:
+    """Shares in whole percents whose sum is that of the shares: largest remainders first, as seats are dealt."""
+    floors = [int(100 * share + 1e-9) for _, share in parts]
+    total = round(100 * sum(share for _, share in parts) - 1e-9)
+    order = sorted(range(len(parts)), key=lambda at: floors[at] - 100 * parts[at][1])
+    for at in order[: max(0, min(total, 100) - sum(floors))]:
+        floors[at] += 1
+    return [(text, share) for (text, _), share in zip(parts, floors, strict=True)]

@@ -1,0 +1,214 @@
+"""Build or import an image, from end to end; the second time there is nothing to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slurm_rl.config.runtimes import RUNTIMES
+from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.node import image_report
+from slurm_rl.plugins.image import formats, parts
+from slurm_rl.plugins.image.engines import Podman, choose_engine
+from slurm_rl.plugins.image.files import image_path, is_as_made, manifest_path
+from slurm_rl.plugins.image.formats import Source
+from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, pin_bases, read_bases, write_context
+from slurm_rl.plugins.image.tools import say
+from slurm_rl.run_dir.meter import measure
+from slurm_rl.run_dir.run_dir import write_json
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the config says of the image."""
+
+    runtime: str
+    image: str
+
+    @property
+    def path(self) -> Path | None:
+        """The file to write; None where the image stays in the engine's store."""
+        return image_path(self.runtime, self.image)
+
+
+@dataclass(frozen=True)
+class How:
+    """What the command line says of the making."""
+
+    engine: str | None = None
+    """podman, docker or buildah; None takes the first that answers."""
+    engine_args: tuple[str, ...] = ()
+    """Further arguments of `<engine> build`."""
+    force: bool = False
+    """Make it although it is there."""
+
+
+def build_image(target: Target, recipe: Recipe, how: How) -> bool:
+    """Build the recipe into the target.
+
+    Returns:
+        Whether there was anything to do.
+
+    Raises:
+        ConfigError: no engine, no program for the format, no room, a failed build; nothing half-made stays.
+    """
+    check_target(target)
+    with tempfile.TemporaryDirectory(prefix="slurm_rl-image-") as folder:
+        context = Path(folder)
+        write_context(recipe, context)
+        source_hash = hash_recipe(recipe, context)
+        if _is_made(target, source_hash) and not how.force:
+            return False
+        engine = choose_engine(how.engine)
+        formats.check_maker(target.runtime)
+        tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
+        facts: dict[str, Any] = {"recipe": recipe.name, "args": dict(recipe.args)}
+        if how.force or not _is_in_store(engine, tag, source_hash):
+            facts["bases"] = pin_bases(read_bases(recipe, context))
+            pinned = replace(recipe, args={**recipe.args, **facts["bases"]})
+            engine.build(pinned, context, tag, source_hash, how.engine_args)
+        elif target.path is None:
+            return False
+    if target.path is not None:
+        _make_file(target, Source(engine, tag), source_hash, facts)
+    return True
+
+
+def import_image(target: Target, ref: str, how: How) -> bool:
+    """Make the target of an image that exists: a reference, or the .tar of a root file system.
+
+    A reference by tag may mean another image tomorrow: `how.force` fetches it again.
+
+    Returns:
+        Whether there was anything to do.
+
+    Raises:
+        ConfigError: as build_image; or the tar is not there.
+    """
+    check_target(target)
+    is_tar = ".tar" in Path(ref).name
+    ref = ref.removeprefix("docker://")
+    if is_tar and not Path(ref).is_file():
+        raise ConfigError("--from must name a tar that is there, or a reference", seen=ref)
+    source_hash = _hash_source(ref, is_tar)
+    if _is_made(target, source_hash) and not how.force:
+        return False
+    facts = {"from": ref}
+    if is_tar and target.path is not None:
+        formats.check_maker(target.runtime)
+        _make_file(target, Source(None, ref), source_hash, facts)
+        return True
+    if target.runtime == "pyxis" and target.path is not None and shutil.which("enroot") and how.engine is None:
+        formats.import_by_enroot(ref, target.path)
+        _write_manifest(target.path, source_hash, facts | {"made_by": "enroot"}, None)
+        return True
+    engine = choose_engine(how.engine)
+    formats.check_maker(target.runtime)
+    if target.path is None:
+        if _is_in_store(engine, target.image, source_hash) and not how.force:
+            return False
+        if not is_tar:
+            raise ConfigError(
+                f"{target.runtime} takes a reference as it is: there is nothing to import",
+                seen=ref,
+                action=f"container.image={ref}",
+            )
+        engine.load_root(Path(ref), target.image, source_hash)
+        return True
+    if engine.inspect(ref) is None or how.force:
+        engine.pull(ref)
+    _make_file(target, Source(engine, ref), source_hash, facts)
+    return True
+
+
+def check_target(target: Target) -> None:
+    """Refuse, before any work, a target that could not be written.
+
+    Raises:
+        ConfigError: with the rule for this runtime.
+    """
+    suffix = RUNTIMES[target.runtime].image_suffix
+    path = target.path
+    if target.runtime == "none":
+        raise ConfigError(
+            "an image belongs to a container runtime",
+            seen="container.runtime=none",
+            action="container.runtime=pyxis container.image=/shared/images/slurm_rl.sqsh, or a preset that says so",
+        )
+    if suffix is not None and (path is None or path.suffix != suffix):
+        raise ConfigError(
+            f"for {target.runtime}, container.image is the path of the {suffix} to make",
+            seen=target.image,
+            action=f"container.image=/shared/images/slurm_rl{suffix}, in a folder that every node sees",
+        )
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(
+            "container.image must lie in a folder that can be written to", seen=str(path.parent), action="make it"
+        )
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of an image file; None where there is none that can be read."""
+    try:
+        found = json.loads(manifest_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_made(target: Target, source_hash: str) -> bool:
+    return target.path is not None and is_as_made(target.path, source_hash, read_manifest(target.path))
+
+
+def _is_in_store(engine: Podman, ref: str, source_hash: str) -> bool:
+    config = engine.inspect(ref)
+    return config is not None and (config.labels or {}).get(LABEL) == source_hash
+
+
+def _hash_source(ref: str, is_tar: bool) -> str:
+    words = [ref]
+    if is_tar:
+        found = Path(ref).stat()
+        words += [str(found.st_size), str(found.st_mtime_ns)]
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
+    assert target.path is not None
+    name = RUNTIMES[target.runtime].maker
+    assert name is not None, "a runtime with files of its own has what makes them"
+    make: Callable[[Source, Path], None] = load_function(name)
+    # As `image check` will see it.
+    report = image_report.parse_report(_ask(source, image_report, "versions unknown")) or {}
+    bom = parts.build_bom(_ask(source, parts, "no bill of materials"), target.image)
+    make(source, target.path)
+    made_by = source.engine.program if source.engine else "tar"
+    _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
+    if bom is not None:
+        write_json(target.path.with_name(f"{target.path.name}.cdx.json"), bom)
+
+
+def _ask(source: Source, module: ModuleType, otherwise: str) -> str:
+    """What a module of the standard library alone prints in the image; nothing where it has no Python to ask."""
+    try:
+        with measure(f"image   asking {source.ref}"):
+            return source.engine.run_python(source.ref, Path(str(module.__file__))) if source.engine else ""
+    except SlurmRLError as error:
+        say(f"{otherwise}: {error}")
+        return ""
+
+
+def _write_manifest(path: Path, source_hash: str, facts: dict[str, Any], versions: Any) -> None:
+    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    told = {"source_hash": source_hash, "size": path.stat().st_size, "made": made, "versions": versions}
+    write_json(manifest_path(path), {**facts, **told})

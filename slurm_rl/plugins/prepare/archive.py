@@ -1,0 +1,156 @@
+"""Unpacks an archive from the internet: regular files only, none outside the folder, none too many.
+
+Nothing is created by the archive library; every member is written here, from its bytes, with our own mode.
+So no link, device, owner, mode or absolute name of an archive ever reaches the disk.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from slurm_rl.errors import DataError, PrepareError
+from slurm_rl.run_dir.meter import measure
+
+MAX_BYTES = 64 << 30
+MAX_FILES = 2_000_000
+_CHUNK = 1 << 20
+_LONGEST_HEADER = 1 << 20
+# tarfile's own way through a packed stream, and zipfile's through these methods, unpack a whole read at once: 500 bytes
+# of bz2 are gigabytes.
+_OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+
+
+def extract_archive(
+    archive: Path, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+) -> tuple[int, int]:
+    """Write the members of a .tar, .tar.gz (bz2, xz) or .zip below `folder`; returns (files, bytes).
+
+    A name that comes twice is written twice, and the last one stays, as tar does it.
+
+    Args:
+        folder: must exist; nothing is written outside it.
+        max_bytes: of all files unpacked, whatever their headers say.
+
+    Raises:
+        DataError: a member leaves the folder, is a link or a device, or the bounds are passed; the member is named.
+        PrepareError: the archive is damaged or cut off.
+    """
+    num_files, num_bytes = 0, 0
+    try:
+        with closing(_members(archive)) as members, measure(f"unpacking {archive.name}") as advance:
+            for name, stream in members:
+                target = _target(archive, folder, name)
+                num_files += 1
+                if num_files > max_files:
+                    raise _refuse(archive, name, f"more than {max_files} files")
+                with _create(archive, target, name) as out:
+                    while chunk := stream.read(_CHUNK):
+                        num_bytes += len(chunk)
+                        if num_bytes > max_bytes:
+                            raise _refuse(archive, name, f"more than {max_bytes} bytes unpacked")
+                        out.write(chunk)
+                        advance(len(chunk))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(archive, error) from None
+    except OSError as error:
+        if error.errno is None:  # gzip and bz2 say so of bad data
+            raise _damaged(archive, error) from None
+        raise PrepareError(
+            f"{archive.name} must be unpacked below {folder}", seen=str(error), action="make room, then run it again"
+        ) from None
+    return num_files, num_bytes
+
+
+class _ShortHeaders(tarfile.TarInfo):
+    """Members whose names and attributes are of a sane length: tarfile reads each such header as one string."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        is_global = self.type == tarfile.XGLTYPE
+        # Attributes for all members that follow stay in memory.
+        kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items()) if is_global else 0
+        if self.type in _HEADERS and self.size + kept > _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes, where {_LONGEST_HEADER} are enough")
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
+def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
+    with archive.open("rb") as file:
+        head = file.read(6)
+        # zipfile.is_zipfile looks at the end, where a tar may hold a zip.
+        is_zip = head.startswith((b"PK\3\4", b"PK\5\6"))
+    opener = next((found for magic, found in _OPENERS.items() if head.startswith(magic)), Path.open)
+    return _zip_members(archive) if is_zip else _tar_members(archive, opener)
+
+
+def _tar_members(archive: Path, opener: Callable[..., Any]) -> Generator[tuple[str, IO[bytes]], None, None]:
+    # As a stream: a tar of 40,000 images is read once, and its index is not kept.
+    with opener(archive, "rb") as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_ShortHeaders) as tar:
+        for member in tar:
+            if member.isdir():
+                continue
+            stream = tar.extractfile(member) if member.isreg() else None
+            if stream is None:
+                raise _refuse(archive, member.name, "a link or a device, not a regular file")
+            yield member.name, stream
+
+
+def _zip_members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
+    with zipfile.ZipFile(archive) as bundle:
+        for info in bundle.infolist():
+            if info.filename.endswith("/"):
+                continue
+            mode = info.external_attr >> 16
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise _refuse(archive, info.filename, "a link or a device, not a regular file")
+            if info.flag_bits & 1:
+                raise _refuse(archive, info.filename, "encrypted")
+            if info.compress_type not in _ZIP_METHODS:
+                raise _refuse(archive, info.filename, "packed by another method than deflate")
+            with bundle.open(info) as stream:
+                yield info.filename, stream
+
+
+def _target(archive: Path, folder: Path, name: str) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or "\\" in name:
+        raise _refuse(archive, name, "a path that leaves the folder")
+    return folder / path
+
+
+def _create(archive: Path, target: Path, name: str) -> IO[bytes]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target.open("wb")
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise _refuse(archive, name, "a name that is a file and a folder at once") from None
+
+
+def _refuse(archive: Path, name: str, why: str) -> DataError:
+    return DataError(
+        f"{archive.name}: member {name!r} must be a regular file inside the folder",
+        seen=why,
+        action="do not trust this archive; nothing of it was kept",
+    )
+
+
+def _damaged(archive: Path, error: Exception) -> PrepareError:
+    return PrepareError(
+        f"{archive.name} must be a whole .tar or .zip",
+        seen=f"{type(error).__name__}: {error}",
+        action="remove it, then run it again",
+    )

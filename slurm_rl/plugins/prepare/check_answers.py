@@ -1,0 +1,100 @@
+"""Ask a verifier whether it could judge any completion by each reference answer.
+
+Some cannot be parsed (`#### 72`, a sentence), and such a row fails in every step. So these rows are left out when a
+data set is prepared, and `plan` names those of own data.
+
+The verifier runs in another process: sympy can take forever over a few characters, also inside C, and only a
+process can be ended then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.prepare import require_library
+from slurm_rl.run_dir.meter import measure
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+TIMEOUT_S = 10.0
+"""Deadline of one answer."""
+_START_TIMEOUT_S = 120.0
+"""Importing sympy from a cold network disk takes its time."""
+MATH = "slurm_rl.rewards.math_answer:check_reference"
+
+
+def find_unscorable(
+    answers: Iterable[str], check: str = MATH, *, timeout_s: float = TIMEOUT_S, total_s: float = math.inf
+) -> dict[str, str]:
+    """Return what is wrong with each answer that no completion can score against; each is tried once.
+
+    Args:
+        check: `module:function` that raises for such an answer.
+        total_s: answers that are not reached by then count as right.
+
+    Raises:
+        ConfigError: math-verify is not installed.
+    """
+    if check == MATH:
+        require_library("math_verify", "checking reference answers needs math-verify")
+    require_library("pebble", "checking reference answers needs Pebble")
+    from pebble import ProcessPool
+
+    unique = list(dict.fromkeys(answers))
+    verdicts = {}
+    give_up = time.monotonic() + total_s
+    # One process; pebble starts another after each answer that was late or that killed it.
+    with ProcessPool(max_workers=1, initializer=_choose, initargs=(check,), context=get_context("spawn")) as pool:
+        try:
+            with measure("checking answers", len(unique), unit="answers") as advance:
+                for answer in unique:
+                    if time.monotonic() > give_up:
+                        break
+                    verdicts[answer] = _ask(pool, answer, timeout_s)
+                    advance(1)
+        finally:
+            pool.stop()
+    return {answer: verdict for answer, verdict in verdicts.items() if verdict}
+
+
+def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
+    """What is wrong with the answer, or ""."""
+    from pebble import ProcessExpired
+
+    future = pool.schedule(_run_check, args=(answer,), timeout=timeout_s)
+    try:
+        return str(future.result(_START_TIMEOUT_S + timeout_s))
+    except ProcessExpired:
+        return "the verifier died of it"
+    except TimeoutError:
+        if future.done():
+            return f"no verdict within {timeout_s:g} s"
+        raise ConfigError(
+            f"the verifier's process must start within {_START_TIMEOUT_S:g} s",
+            seen="it did not",
+            action="look at what it printed above",
+        ) from None
+
+
+_chosen: list[Callable[[str], object]] = []
+"""The check, in the process that runs it."""
+
+
+def _choose(check: str) -> None:
+    _chosen.append(load_function(check))
+
+
+def _run_check(answer: str) -> str:
+    (check,) = _chosen
+    try:
+        check(answer)
+    except Exception as error:  # sympy raises what it likes
+        return f"{type(error).__name__}: {str(error)[:80]}"
+    return ""

@@ -1,0 +1,200 @@
+"""What a data set's recipe is: which files of which repository, and how they become rows of a data file.
+
+Bad rows are collected, the good ones written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.data.parquet import read_parquet_rows
+from slurm_rl.errors import DataError
+from slurm_rl.plugins.prepare import require_library
+from slurm_rl.plugins.prepare.check_answers import find_unscorable
+from slurm_rl.plugins.prepare.manifest import Output, sha256_of
+from slurm_rl.run_dir.run_dir import write_text
+
+_SHOWN = 10
+_MAX_UNSCORABLE = 0.05
+
+
+class BadRows:
+    """Rows that break a rule, by number; all are looked for before any is reported.
+
+    Args:
+        leave_out: go on without them; the manifest names each.
+    """
+
+    def __init__(self, leave_out: bool) -> None:
+        self.leave_out = leave_out
+        self.found: list[str] = []
+        self.unscorable: list[str] = []
+        """Rows whose answer the verifier cannot read; these are always left out."""
+
+    def add(self, where: str, why: str) -> None:
+        self.found.append(f"{where}: {why}")
+
+    def check(self, source: str, num_good: int) -> None:
+        """Report what was found.
+
+        Raises:
+            DataError: there are bad rows that may not be left out, or no good row.
+        """
+        if self.found and not self.leave_out:
+            more = len(self.found) - _SHOWN
+            raise DataError(
+                f"{source}: every row must be whole; {len(self.found)} of {len(self.found) + num_good} are not",
+                seen="; ".join(self.found[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+                action="go on without them with --leave-out-bad-rows, or choose another --revision",
+            )
+        if not num_good:
+            raise DataError(f"{source}: there must be a row that can be used", seen="none")
+
+
+Row = dict[str, Any]
+
+
+def drop_unscorable(
+    source: str, rows: list[tuple[str, Row]], bad_rows: BadRows, say: Callable[[str], None]
+) -> list[Row]:
+    """The rows whose `answer` the math verifier can judge by; the others are noted as left out.
+
+    Args:
+        rows: (file and number, row).
+
+    Raises:
+        DataError: there are so many of the others that the data set must be another one.
+    """
+    say(f"checking the reference answers of {len(rows)} rows")
+    unscorable = find_unscorable(row["answer"] for _, row in rows)
+    left = [(where, row) for where, row in rows if row["answer"] in unscorable]
+    if len(left) > _MAX_UNSCORABLE * len(rows):
+        where, row = left[0]
+        raise DataError(
+            f"{source}: the math verifier must be able to judge by nearly all answers, all but {_MAX_UNSCORABLE:.0%}",
+            seen=f"{len(left)} of {len(rows)} it cannot, first {where}: {row['answer']}",
+            action="choose another --revision",
+        )
+    for where, row in left:
+        bad_rows.unscorable.append(f"{where}: column 'answer' {row['answer']!r}: {unscorable[row['answer']]}")
+    return [row for _, row in rows if row["answer"] not in unscorable]
+
+
+def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row from 0, values of these columns).
+
+    Raises:
+        DataError: the file is no parquet file, or lacks a column.
+        ConfigError: pyarrow is not installed.
+    """
+    require_library("pyarrow", "parquet files need pyarrow")
+    import pyarrow
+
+    def choose(names: list[str]) -> tuple[str, ...]:
+        missing = [column for column in columns if column not in names]
+        if missing:
+            raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
+        return columns
+
+    try:
+        yield from enumerate(read_parquet_rows(path, choose))
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
+
+
+def read_splits(
+    work: Workspace, name: str, columns: tuple[str, ...], convert: Callable[[Row], Row | str]
+) -> Iterator[tuple[str, list[tuple[str, Row]]]]:
+    """Yield (split, its rows with file and number) of train and test, from the parquet files of each.
+
+    Args:
+        name: of the data set.
+        columns: to read.
+        convert: a row of theirs to one of ours, or to what is wrong with it.
+    """
+    for split in ("train", "test"):
+        rows: list[tuple[str, Row]] = []
+        for file, path in sorted(work.sources.items()):
+            for number, row in read_parquet(path, columns) if f"/{split}-" in file else ():
+                made, where = convert(row), f"{file} row {number}"
+                if isinstance(made, str):
+                    work.bad_rows.add(where, made)
+                else:
+                    rows.append((where, made))
+        work.bad_rows.check(f"{name} {split}", len(rows))
+        yield split, rows
+
+
+def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:
+    """Write one JSON object a line, to a temporary name that is then renamed."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path = folder / name
+    write_text(path, "".join(lines))
+    return Output(file=name, size=path.stat().st_size, sha256=sha256_of(path), rows=len(lines))
+
+
+BOXED = "\nThink step by step, and put the final answer in \\boxed{}."
+"""Ends the prompt of the mathematics data sets: the `math` verifier reads LaTeX, boxed first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Where a recipe reads and writes."""
+
+    folder: Path
+    """Absolute; what a recipe makes goes here, each file or folder under a temporary name first."""
+    sources: Mapping[str, Path]
+    """Name in the repository -> file on this machine."""
+    bad_rows: BadRows
+    say: Callable[[str], None]
+    """Tells the user what goes on, in a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a row becomes, for verl.
+
+    >>> Question(text="How much is 1 + 1?", answer="2", solution="1 + 1 = 2")
+    Question(text='How much is 1 + 1?', answer='2', solution='1 + 1 = 2')
+    """
+
+    text: str
+    """As it stands in the data set."""
+    answer: str
+    """What the scorer compares with: reward_model.ground_truth."""
+    solution: str
+    """The whole of it, as it stands in the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerlForm:
+    """How one data set is said to verl."""
+
+    data_source: str
+    """By which verl finds its scorer."""
+    instruction: str
+    """Ends each prompt, as verl's own preprocessing of this set does: its scorer reads answers of this form."""
+    columns: tuple[str, ...]
+    """Of theirs, to read."""
+    convert: Callable[[Row], Question | str]
+    """A row of theirs, or what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRecipe:
+    """One data set."""
+
+    name: str
+    about: str
+    repo: str
+    """Data set on the hub."""
+    files: tuple[str, ...]
+    """Names or patterns of its files that are needed."""
+    build: Callable[[Workspace], list[Output]]
+    """Checks every row and writes the data files; raises DataError when something is wrong."""
+    verl: VerlForm | None = None
+    """How it is said to verl; None: verl has no scorer for it."""

@@ -1,0 +1,210 @@
+"""report.html: one file that shows a run or a sweep, while it goes and after it ended, well or badly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from slurm_rl.plugins.goodput.nouns import Ledger
+from slurm_rl.plugins.goodput.read import read_ledger
+from slurm_rl.plugins.goodput.words import render_line, render_ratio
+from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number, thin_rows
+from slurm_rl.plugins.report.episodes import transcribe
+from slurm_rl.plugins.report.eval_sets import describe_sets, find_average
+from slurm_rl.plugins.report.goodput_bar import draw_bar
+from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
+from slurm_rl.plugins.report.meta import describe_event, read_config_text, read_events
+from slurm_rl.plugins.report.parallel import draw_parallel
+from slurm_rl.plugins.report.summary import EVALUATION, MAIN_STAGES, describe_data, format_seconds, summarize_run
+from slurm_rl.run_dir.jsonl import Row, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_text
+
+PAGE = Path(__file__).with_name("page.html")
+"""With its style sheet inside: a report opens without a network and travels alone. Should an escape ever be missed, the
+policy in its head keeps the browser from running or fetching anything."""
+
+
+def render_page(title: str, sections: list[str]) -> str:
+    """A whole document; `title` is plain text, the sections are HTML."""
+    page = Template(PAGE.read_text(encoding="utf-8"))
+    return page.substitute(title=escape(title), sections="\n".join(section for section in sections if section))
+
+
+def render_section(title: str, body: str) -> str:
+    """A headed part; nothing when there is nothing to show."""
+    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
+
+
+def render_table(headings: list[str], rows: list[list[str]], *, number_columns: set[int]) -> str:
+    """A table in a card; every cell is plain text, and kept as it was typed in the columns of text."""
+
+    def cell(tag: str, column: int, text: str) -> str:
+        if column in number_columns:
+            return f'<{tag} class="number">{escape(text)}</{tag}>'
+        return f"<{tag}><code>{escape(text)}</code></{tag}>" if tag == "td" else f"<{tag}>{escape(text)}</{tag}>"
+
+    def line(tag: str, texts: list[str]) -> str:
+        return "<tr>" + "".join(cell(tag, column, text) for column, text in enumerate(texts)) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="card scroll"><table>{line("th", headings)}{body}</table></div>'
+
+
+SAMPLES_A_SIDE = 6
+EVENTS_A_SIDE = 150
+LONGEST_TEXT = 4000
+BEST_RUNS = 5
+"""As many as the page has colours beside grey."""
+MAX_OTHERS = 100
+"""Further runs whose curves are drawn, spread over the ranking: more would be one grey area."""
+
+
+def write_report(run: RunDir) -> Path:
+    """Write report.html from whatever the run directory holds, and return its path."""
+    config, summary = read_config_text(run), summarize_run(run)
+    sections = [
+        render_header(summary),
+        render_section("Evaluation sets", render_sets(summary["sets"])),
+        render_section("Where the time went", render_goodput(read_ledger(run))),
+        render_section("Curves, step by step", render_charts(build_charts(read_rows(run.metrics)))),
+        render_section("Completions, first and last", render_samples(read_rows(run.samples))),
+        render_section("Events", render_events(read_events(run))),
+        render_section("Config", f'<div class="card scroll"><pre>{escape(config)}</pre></div>' if config else ""),
+    ]
+    write_text(run.report, render_page(run.path.name, sections))
+    return run.report
+
+
+def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) -> Path:
+    """Write report.html into the directory of a sweep: what each swept value led to, leaderboard and curves."""
+    headings, *table = build_table(standings, metric)
+    ledgers = [read_ledger(RunDir(path / standing.run)) for standing in standings]
+    headings.append("GOODPUT")
+    table = [
+        [*row, render_ratio(ledger.goodput) if ledger else "-"] for row, ledger in zip(table, ledgers, strict=True)
+    ]
+    is_ranked = any(standing.value is not None for standing in standings)
+    best, rest = standings[:BEST_RUNS], standings[BEST_RUNS:]
+    others = rest[:: -(-len(rest) // MAX_OTHERS) or 1]
+    named = {standing.label: read_rows(RunDir(path / standing.run).metrics) for standing in best}
+    pale = [thin_rows(read_rows(RunDir(path / standing.run).metrics)) for standing in others]
+    states = Counter(standing.state for standing in standings).most_common()
+    counts = ", ".join(f"{number:,} {state}" for state, number in states)
+    missing = None if is_ranked else explain_missing([RunDir(path / each.run) for each in standings], metric)
+    about = f"runs: {counts} · metric: {metric}" + (f" · {missing}" if missing else "")
+    which = f"Curves of the best {len(best)}" if is_ranked else f"Curves of {len(best)} runs"
+    title = f"{which}, step by step" + (f", {len(others)} others behind" if others else "")
+    sections = [
+        f'<header><h1>{escape(path.name)}</h1><p class="sub">{escape(about)}</p></header>',
+        render_section(f"What led to which {metric}", render_parallel(standings, metric)),
+        render_section("Runs, best first", render_table(headings, table, number_columns={0, 1})),
+        render_section(title, render_charts(compare_runs(named, pale))),
+    ]
+    report = RunDir(path).report
+    write_text(report, render_page(path.name, sections))
+    return report
+
+
+def render_parallel(standings: Sequence[RankedRun], metric: str) -> str:
+    """The card of the parallel coordinates; nothing before a run has a value."""
+    svg = draw_parallel(standings, metric)
+    how = "A line is a run, from orange, the worst, to blue, the best; it is dashed where there is no value yet."
+    return f'<div class="card scroll wide">{svg}</div><p class="sub">{how}</p>' if svg else ""
+
+
+def render_header(summary: dict[str, Any]) -> str:
+    """Name, state, model, and the few numbers one looks for first."""
+    name, state, model = (escape(summary[key]) for key in ("name", "state", "model"))
+    tiles = "".join(
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
+        for name, value in _tiles(summary)
+    )
+    rows = f" · rows: {escape(text)}" if (text := describe_data(summary)) else ""
+    warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in summary["warnings"])
+    return (
+        f'<header><h1>{name}</h1><p class="sub"><span class="state {state}">{state}</span> · model: {model} · '
+        f'attempts: {summary["attempts"]}{rows}</p>{warnings}<div class="tiles">{tiles}</div></header>'
+    )
+
+
+def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    before, after = (summary["accuracy"][side] or {} for side in ("before", "after"))
+    tiles = []
+    for kind in ("greedy", "sampled"):
+        if kind in before or kind in after:
+            change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
+            tiles.append((f"accuracy, {kind}", change))
+    for name, sides in summary["sets"].items():
+        newest = sides["after"] or sides["before"]
+        if (key := find_average(newest)) is not None:
+            tiles.append((f"{name}, {key}", f"{newest[key]:.3f} ± {newest.get(f'{key}_error', 0.0):.3f}"))
+    if summary["stage"] != EVALUATION:
+        tiles.append((f"{MAIN_STAGES[summary['stage']]} steps", f"{summary['steps']:,}"))
+    if summary["reward"]["last"] is not None:
+        tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
+    if summary["tokens_per_s"] is not None:
+        tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
+    return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
+
+
+def render_sets(sets: dict[str, Any]) -> str:
+    """Return the table of the evaluation sets; "" without any."""
+    table = [list(entry) for entry in describe_sets(sets)]
+    return render_table(["set", "result"], table, number_columns=set()) if table else ""
+
+
+def render_goodput(ledger: Ledger | None) -> str:
+    """The bar of the ledger and its sentence; nothing before the first attempt."""
+    return (
+        f'<div class="card">{draw_bar(ledger)}</div><p class="sub">{escape(render_line(ledger))}</p>' if ledger else ""
+    )
+
+
+def render_charts(charts: Iterable[tuple[str, str]]) -> str:
+    """The cards of the charts, by title and SVG."""
+    try:
+        cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>' for title, svg in charts)
+    except ModuleNotFoundError as missing:
+        return f'<p class="sub">No curves: {escape(str(missing.name))} is missing. Next: pip install pygal</p>'
+    return f'<div class="charts">{cards}</div>' if cards else ""
+
+
+def render_samples(samples: list[Row]) -> str:
+    """A few completions of the first and of the last steps, side by side with the right answer; of episodes all turns,
+    with what the environment said in brackets."""
+    shown = _ends(samples, SAMPLES_A_SIDE)
+    table = [
+        [
+            f"{sample.get('step', '')} {sample.get('set', '')}".rstrip(),
+            _shorten(str(sample.get("prompt", ""))),
+            _shorten(transcribe(sample)),
+            _shorten(str(sample.get("answer", ""))),
+            format_number(sample["reward"]) if isinstance(sample.get("reward"), (int, float)) else "",
+        ]
+        for sample in shown
+    ]
+    headings = ["step", "prompt", "completion", "answer", "reward"]
+    return render_table(headings, table, number_columns={0, 4}) if table else ""
+
+
+def render_events(events: list[Row]) -> str:
+    """What happened, in seconds from the first event."""
+    shown = _ends(events, EVENTS_A_SIDE)
+    table = [[f"+{event['time'] - events[0]['time']:.1f} s", describe_event(event)] for event in shown]
+    left_out = len(events) - len(shown)
+    note = f'<p class="sub">{left_out:,} events in the middle are left out; see events.jsonl.</p>' if left_out else ""
+    return render_table(["time", "event"], table, number_columns={0}) + note if table else ""
+
+
+def _ends(rows: list[Row], num: int) -> list[Row]:
+    """The first and the last `num` rows, each once."""
+    return rows if len(rows) <= 2 * num else rows[:num] + rows[-num:]
+
+
+def _shorten(text: str) -> str:
+    more = len(text) - LONGEST_TEXT
+    return f"{text[:LONGEST_TEXT]}… ({more:,} more characters)" if more > 0 else text

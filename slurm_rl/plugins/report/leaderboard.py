@@ -1,0 +1,139 @@
+"""The runs of a sweep side by side: one metric of each, best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import ConfigError, find_near
+from slurm_rl.plugins.report.columns import GAP, Shrink, fit
+from slurm_rl.plugins.report.summary import summarize_run
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
+
+_USUAL = ("eval/loss", "accuracy/sampled", "reward/mean", "policy/loss")
+_LEGEND = 44
+"""Characters of a run's name in a legend."""
+_LEAST = 6
+"""Characters that a swept value keeps."""
+
+
+@dataclass(frozen=True)
+class RankedRun:
+    """One run in the table."""
+
+    run: str
+    """Name of its directory."""
+    overrides: Mapping[str, str]
+    """The swept ones."""
+    value: float | None
+    """None while it has no such number."""
+    state: str
+
+    @property
+    def label(self) -> str:
+        """Number and swept values, as a legend shows them.
+
+        >>> RankedRun("3", {"optim.lr": "1e-4", "seed": "1"}, None, "").label
+        '3: lr=1e-4 seed=1'
+        """
+        values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.overrides.items())
+        text = f"{self.run}: {values}" if values else f"run {self.run}"
+        return text if len(text) <= _LEGEND else f"{text[: _LEGEND - 1]}…"
+
+
+def read_metric(run: RunDir, metric: str) -> float | None:
+    """The newest value of a metric.
+
+    Args:
+        metric: a key of metrics.jsonl, which has a slash in it (`reward/mean`), or a dotted path in the summary
+            (`accuracy.after.sampled`).
+    """
+    rows = read_rows(run.metrics)
+    if "/" in metric:
+        return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
+    # Summed up again, because summary.json is written at the end of a run.
+    return _number(_flatten(summarize_run(run)).get(metric)) if rows else None
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def rank(standings: Sequence[RankedRun], *, smallest_first: bool) -> list[RankedRun]:
+    """Best first; runs without a value last, in their order.
+
+    >>> runs = [RankedRun("0", {}, None, ""), RankedRun("1", {}, 0.5, ""), RankedRun("2", {}, 0.7, "")]
+    >>> [standing.run for standing in rank(runs, smallest_first=False)]
+    ['2', '1', '0']
+    """
+    with_value = [standing for standing in standings if standing.value is not None]
+    without = [standing for standing in standings if standing.value is None]
+    return [*sorted(with_value, key=lambda s: s.value or 0.0, reverse=not smallest_first), *without]
+
+
+def explain_missing(runs: Sequence[RunDir], metric: str) -> ConfigError | None:
+    """Return why no run has a metric; None if a run may still get it, or no run has logged anything."""
+    for run in runs:
+        if rows := read_rows(run.metrics):
+            summary = summarize_run(run)
+            # What is not measured yet may still become a number.
+            found = [path for path, told in _flatten(summary).items() if told is None or _number(told) is not None]
+            known = [*found, *sorted({key for row in rows for key in row})]
+            if metric in known:
+                return None
+            why = " (with data.num_eval=0 nothing is evaluated)" if summary["rows"].get("held_out") == 0 else ""
+            near = find_near(metric, known)
+            usual = [key for key in _USUAL if key in known]
+            hint = f"did you mean {near}? " if near else f"--metric {usual[0]}; " if usual else ""
+            return ConfigError(
+                f"no run has the metric {metric}{why}",
+                action=f"{hint}every key is in {run.metrics} or, with dots, in summary.json",
+            )
+    return None
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What a summary holds, by dotted path."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def build_table(standings: Sequence[RankedRun], metric: str) -> list[list[str]]:
+    """Rows of cells, the headings first."""
+    keys = list(dict.fromkeys(key for standing in standings for key in standing.overrides))
+    rows = [["#", metric, "RUN", *keys, "STATE"]]
+    for place, standing in enumerate(standings, start=1):
+        value = "-" if standing.value is None else f"{standing.value:.6g}"
+        place_text = str(place) if standing.value is not None else "-"
+        rows.append([place_text, value, standing.run, *(standing.overrides.get(k, "") for k in keys), standing.state])
+    return rows
+
+
+def render_standings(standings: Sequence[RankedRun], metric: str, width: int | None = None) -> str:
+    """The table as text, a line a run.
+
+    Args:
+        width: of the terminal: keys lose what is before their last dot, cells are cut, the longest first, and the last
+            keys are left out.
+    """
+    rows = build_table(standings, metric)
+    if width is not None and _total(rows) > width:
+        rows[0] = [name.rpartition(".")[2] if 3 <= at < len(rows[0]) - 1 else name for at, name in enumerate(rows[0])]
+        while len(rows[0]) > 4 and _total(rows, most=_LEAST) > width:
+            rows = [[*row[:-2], row[-1]] for row in rows]
+    longest_first = sorted(range(3, len(rows[0]) - 1), key=lambda at: -max(len(row[at]) for row in rows))
+    fitted = fit(rows, width, [Shrink(at, _LEAST, keeps_end=True) for at in longest_first])
+    return "\n".join(GAP.join(row).rstrip() for row in fitted)
+
+
+def _total(rows: Sequence[Sequence[str]], most: int | None = None) -> int:
+    """Width of the table; that of swept values is at most `most`."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    swept = [width if most is None else min(width, most) for width in widths[3:-1]]
+    return sum([*widths[:3], *swept, widths[-1]]) + len(GAP) * (len(widths) - 1)

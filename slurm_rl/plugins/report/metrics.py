@@ -1,0 +1,181 @@
+"""One row a step, to metrics.jsonl, TensorBoard and, when asked, Weights & Biases.
+
+    {"step": 412, "stage": "grpo", "reward/mean": 0.53, ..., "time/step_s": 2.1, "time/stamp": 1795223958.8}
+
+Steps count on over the whole run: with 400 warm-up steps the first GRPO step is 401, and an
+evaluation carries the step after which it was made. So one number says which step a checkpoint is of,
+and `rewind` needs no second one.
+
+Keys under `time/` are wall-clock. All others must be equal digit for digit in a resumed run, so
+floats are written with all their digits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.job import WandbConfig
+from slurm_rl.errors import TrainingError
+from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.report.progress import render_row
+from slurm_rl.plugins.report.step_log import StepLog
+from slurm_rl.plugins.report.wandb_run import open_wandb
+from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.jsonl import parse_row, read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_row, write_bytes
+
+
+class TensorBoardRun:
+    """One event file an attempt; TensorBoard reads all files of the folder as one run."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._folder = folder
+        with naming(folder):
+            self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float], wall_time: float) -> None:
+        """Add one point to the curve of each key."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        # Flushed: a killed attempt keeps its last step.
+        self._add(Event(step=step, wall_time=wall_time, summary=Summary(value=points)))
+
+    def purge_after(self, step: int) -> None:
+        """Tell readers to drop earlier points after `step`, so that a resumed curve has no double end."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        restart = SessionLog(status=SessionLog.START)
+        self._add(Event(step=step + 1, wall_time=time.time(), session_log=restart))
+
+    def _add(self, event: Any) -> None:
+        with naming(self._folder):
+            self._writer.add_event(event)
+            self._writer.flush()
+
+    def close(self) -> None:
+        with naming(self._folder):
+            self._writer.close()
+
+
+STAMP = "time/stamp"
+
+
+class MetricsLogger:
+    """Owned by the trainer alone; two writers of one run would double its rows.
+
+    At the start of every attempt call `rewind`, with the step of the checkpoint that was loaded or
+    -1 when there was none. Log the rows of a step before its checkpoint is saved: a row that comes
+    after it is lost when the run dies in between.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        wandb: WandbConfig,
+        run_name: str,
+        config_dict: dict[str, Any],
+        attempt: AttemptDir | None = None,
+    ) -> None:
+        """Args:
+        attempt: whose steps.jsonl gets the times; None: nobody's.
+        """
+        self._run = run
+        self.steps = StepLog(None if attempt is None else attempt.steps)
+        self._last_step = _last_step(run.metrics)
+        self._tensorboard = TensorBoardRun(run.tensorboard)
+        self._wandb = open_wandb(run, wandb, run_name, config_dict)
+
+    def log(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        """Append one row; leave a value that is missing out of `values`."""
+        if step < self._last_step:
+            raise TrainingError(
+                f"metrics of step {self._last_step} are logged, so the next step must not be before it",
+                seen=step,
+                action="count steps on from warm-up into GRPO, and call rewind after loading a checkpoint",
+            )
+        numbers = {key: _finite(key, value, step) for key, value in values.items()}
+        stamp = numbers.pop(STAMP, time.time())
+        append_row(self._run, self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
+        self._last_step = step
+        # Into the trainer's log, which is what `logs -f` shows of a healthy run.
+        print(render_row(step, stage, numbers, stamp), flush=True)
+        self._tensorboard.log(step, numbers, stamp)
+        if self._wandb:
+            self._wandb.log(step, numbers)
+        self.steps.add(step, stage, numbers)
+
+    def rewind(self, step: int, num_rows: int | None = None) -> None:
+        """Forget every row after `step`, the step of the checkpoint that was loaded.
+
+        Args:
+            num_rows: length of metrics.jsonl when that checkpoint was made; an evaluation after it may
+                bear the same step.
+        """
+        self._run.require_ours()
+        keep_rows_up_to(self._run.samples, step)
+        keep_rows_up_to(self._run.metrics, step, num_rows)
+        self._last_step = _last_step(self._run.metrics)
+        # W&B needs nothing: it drops rows of steps it holds, and ours would be equal to them.
+        self._tensorboard.purge_after(step)
+
+    def close(self) -> None:
+        """Flush and close; later calls of `log` are an error."""
+        self._tensorboard.close()
+        if self._wandb:
+            self._wandb.sum_up(_goodput_of(self._run))
+            self._wandb.close()
+
+
+def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
+    """Drop the rows with a larger step, those after the first `num_rows`, and a last line that a crash cut.
+
+    The other lines keep their bytes; a damaged one in their midst goes the way of the row before it.
+    """
+    if not path.is_file():
+        return
+    before, kept, keeps = path.read_bytes(), [], True
+    for line in before.split(b"\n")[:-1]:
+        row = parse_row(line)
+        keeps = row["step"] <= step if row and "step" in row else keeps
+        if keeps:
+            kept.append(line + b"\n")
+    after = b"".join(kept[:num_rows])
+    if after != before:
+        write_bytes(path, after)
+
+
+def _goodput_of(run: RunDir) -> dict[str, float | str]:
+    """What the ledger has so far; of the attempt that ends here, all but its end."""
+    ledger = read_ledger(run)
+    if ledger is None:
+        return {}
+    shares = {name: seconds / ledger.held_s for name, seconds in ledger.buckets.items() if ledger.held_s}
+    ratios = {"goodput": ledger.goodput, "ettr": ledger.ettr, "mfu": read_mfu(run, ledger).value}
+    found = {name: value for name, value in {**shares, **ratios}.items() if value is not None}
+    return {"goodput/sentence": render_line(ledger), **{f"goodput/{name}": value for name, value in found.items()}}
+
+
+def _last_step(path: Path) -> int:
+    rows = read_rows(path)
+    return int(rows[-1]["step"]) if rows else -1
+
+
+def _finite(key: str, value: float, step: int) -> float:
+    """A plain Python number, exact also when it came as a numpy or tensor scalar."""
+    number: float = value.item() if hasattr(value, "item") else value
+    if isinstance(number, (int, float)) and math.isfinite(number):
+        return number
+    raise TrainingError(
+        f"metric {key!r} of step {step} must be a finite number",
+        seen=number,
+        action="look at policy/grad_norm and mismatch/max of the steps before; a lower optim.lr often helps",
+    )

@@ -1,0 +1,246 @@
+"""What a run is doing right now, folded from its events and rows one at a time, and the display of that.
+
+It reads the run directory alone, so any process can show it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurm_rl.plugins.report.eval_sets import describe_result, read_results
+from slurm_rl.plugins.report.meta import describe_event, render_event
+from slurm_rl.plugins.report.summary import MAIN_STAGES, format_seconds
+from slurm_rl.run_dir.jsonl import Row, RowTail
+from slurm_rl.run_dir.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+STAGES: dict[str, str] = {
+    "job/submitted": "waiting for the job to start",
+    "attempt/started": "starting the nodes",
+    "node/started": "starting the processes",
+    "ray/head_ready": "waiting for all nodes to join Ray",
+    "torchrun/started": "waiting for all ranks",
+    "ray/cluster_ready": "loading the model",
+    "engine/ready": "rollout engines are ready",
+    "eval/started": "evaluating",
+    "trainer/started": "starting to train",
+    "trainer/resumed": "resuming from the checkpoint",
+    "trainer/finished": "finished",
+}
+"""What comes next after each event; other kinds leave the stage as it is."""
+
+ROW_STAGES = {"warmup": "warm-up", **MAIN_STAGES}
+
+
+@dataclass
+class Progress:
+    """The state of the display. `apply_event` and `apply_row` are its only ways to change."""
+
+    stage: str = "waiting for the job to start"
+    done: int = 0
+    total: int = 0
+    """Steps of this stage; 0 before training starts, when there is nothing to count."""
+    last_event: str = ""
+    attempt_started: float = 0.0
+    first_time: float | None = None
+    warmup_steps: int = 0
+    num_steps: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    """The newest value of each metric."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def apply_event(self, event: Row) -> None:
+        kind = event["kind"]
+        self.last_event = describe_event(event)
+        self.first_time = event["time"] if self.first_time is None else self.first_time
+        if kind == "attempt/started":
+            self.attempt_started = event["time"]
+        if kind == "trainer/started":
+            self.warmup_steps = int(event.get("warmup_steps", 0))
+            self.num_steps = int(event.get("num_steps", 0))
+        if kind == "attempt/ended":
+            self._enter(f"attempt ended: {event.get('outcome', 'unknown')}")
+        elif kind == "workers/loading":
+            self._enter(f"loading weights, {event.get('ready')} of {event.get('of')} {event.get('who')} ready")
+        elif kind in STAGES:
+            self._enter(STAGES[kind])
+
+    def apply_row(self, row: Row) -> None:
+        """Take over the numbers; the stage too, unless the row is older than the attempt."""
+        self.latest.update({key: value for key, value in row.items() if "/" in key})
+        if row["stage"] not in ROW_STAGES or row.get("time/stamp", 0.0) < self.attempt_started:
+            return
+        self._enter(ROW_STAGES[row["stage"]])
+        # Steps count on over the run; a person wants them from 1 in each stage.
+        warm = row["stage"] == "warmup"
+        self.done = row["step"] if warm else row["step"] - self.warmup_steps
+        self.total = self.warmup_steps if warm else self.num_steps
+        if "time/step_s" in row:
+            self.step_seconds.append(row["time/step_s"])
+
+    def _enter(self, stage: str) -> None:
+        if stage != self.stage:
+            self.stage, self.done, self.total = stage, 0, 0
+            self.step_seconds.clear()
+
+    def stage_text(self) -> str:
+        """`GRPO 37/100`, or the stage alone."""
+        return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
+
+    def left_s(self) -> float | None:
+        """Seconds left of this stage, at the pace of its last steps."""
+        if not self.total or not self.step_seconds:
+            return None
+        return max(0, self.total - self.done) * sum(self.step_seconds) / len(self.step_seconds)
+
+    def numbers(self) -> list[str]:
+        """The few numbers worth watching, of those measured so far."""
+        told = [text.format(self.latest[key]) for key, text in WATCHED.items() if key in self.latest]
+        left = self.left_s()
+        return told if left is None else [*told, f"{format_seconds(left)} left"]
+
+
+WATCHED: dict[str, str] = {
+    "reward/mean": "reward {:.3f}",
+    "accuracy/greedy": "accuracy {:.1%}",
+    "accuracy/sampled": "sampled {:.1%}",
+    "eval/loss": "held-out loss {:.3f}",
+    "eval/exact_match": "exact match {:.1%}",
+    "eval/accuracy": "pairs right {:.1%}",
+    "time/tokens_per_s": "{:,.0f} tokens/s",
+}
+
+
+def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float) -> str:
+    """A line of a log: when, which step, and the numbers worth watching.
+
+    >>> render_row(7, "grpo", {"reward/mean": 0.5, "time/step_s": 1.25}, 0.0)[20:]
+    'grpo step 7: reward 0.500, 1.2 s'
+    """
+    told = [text.format(numbers[key]) for key, text in WATCHED.items() if key in numbers]
+    row = {"step": step, **numbers}
+    told += [f"set {name} {describe_result(result)}" for name, [result] in read_results([row]).items()]
+    told += [f"{numbers['time/step_s']:.1f} s"] if "time/step_s" in numbers else []
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
+    return f"{clock} {stage} step {step}" + (f": {', '.join(told)}" if told else "")
+
+
+REFRESH_S = 0.25
+LINE_EVERY_S = 5.0
+WAIT_LINE_EVERY_S = 15.0
+"""Longest silence of a log before the first step."""
+LINE_EVERY_STEPS = 10
+
+Show = Callable[[list[Row]], None]
+"""Shows the state, given the events that are new."""
+
+
+def follow(run: RunDir, is_alive: Callable[[], bool]) -> None:
+    """Show the run until `is_alive` says it ended; what it wrote last is still shown."""
+    progress = Progress()
+    events, metrics = RowTail(run.events), RowTail(run.metrics)
+    with _open_display(run, progress) as show:
+        alive = True
+        while alive:
+            # Asked before the files are read, so that the last lines of a dying run are not missed.
+            alive = is_alive()
+            show(_advance(progress, events, metrics))
+            if alive:
+                time.sleep(REFRESH_S)
+
+
+def _advance(progress: Progress, events: RowTail, metrics: RowTail) -> list[Row]:
+    """Fold in what is new, and return the new events."""
+    added, rows = events.read_new(), metrics.read_new()
+    # The two files tell one story: a row comes after the events that happened before it.
+    told = [(event["time"], event, True) for event in added]
+    told += [(row.get("time/stamp", 0.0), row, False) for row in rows]
+    for _, item, is_event in sorted(told, key=lambda entry: entry[0]):
+        if is_event:
+            progress.apply_event(item)
+        else:
+            progress.apply_row(item)
+    return sorted(added, key=lambda event: float(event["time"]))
+
+
+@contextmanager
+def _open_display(run: RunDir, progress: Progress) -> Iterator[Show]:
+    """A live panel on a terminal, plain lines anywhere else."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
+        yield PlainDisplay(progress)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda events: _update(live.console, live.update, events, run.path.name, progress)
+
+
+class PlainDisplay:
+    """One line an event, and one for progress every few seconds or steps; no cursor movement."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._printed_at = self._entered_at = time.monotonic()
+        self._printed = ("", 0)
+
+    def __call__(self, events: list[Row]) -> None:
+        now = time.monotonic()
+        for event in events:
+            print(render_event(event), flush=True)
+            self._printed_at = self._entered_at = now
+        if not self._progress.total and now - self._printed_at >= WAIT_LINE_EVERY_S:
+            print(f"{self._progress.stage} (for {format_seconds(now - self._entered_at)})", flush=True)
+            self._printed_at = now
+        if self._is_due():
+            progress = self._progress
+            self._printed = (progress.stage, progress.done)
+            self._printed_at = time.monotonic()
+            print(", ".join([progress.stage_text(), *progress.numbers()]), flush=True)
+
+    def _is_due(self) -> bool:
+        """Only steps are told this way; everything before them has its events."""
+        progress = self._progress
+        stage, done = self._printed
+        if not progress.total or (progress.stage, progress.done) == (stage, done):
+            return False
+        if progress.stage != stage or progress.done >= progress.total:
+            return True
+        late = time.monotonic() - self._printed_at >= LINE_EVERY_S
+        return late or progress.done - done >= LINE_EVERY_STEPS
+
+
+def _update(console: Console, draw: Callable[..., None], events: list[Row], name: str, progress: Progress) -> None:
+    """Print new events above the panel, where they stay, and redraw the panel."""
+    for event in events:
+        console.print(render_event(event), style="dim", markup=False, highlight=False)
+    draw(render_panel(name, progress, now=time.time()), refresh=True)
+
+
+def render_panel(name: str, progress: Progress, *, now: float) -> RenderableType:
+    """The live part: stage with a bar, the numbers, the last event."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(progress.stage_text(), style="bold")]
+    if progress.total:
+        # By itself a bar does not end its line, and the numbers would be written over it.
+        parts.append(Padding(ProgressBar(total=progress.total, completed=progress.done), 0))
+    if numbers := progress.numbers():
+        parts.append(Text("   ".join(numbers)))
+    if progress.last_event:
+        parts.append(Text(progress.last_event, style="dim", no_wrap=True, overflow="ellipsis"))
+    running = "" if progress.first_time is None else format_seconds(now - progress.first_time)
+    return Panel(Group(*parts), title=Text(name), title_align="left", subtitle=running, subtitle_align="right")

@@ -1,0 +1,77 @@
+"""attempts/<n>/steps.jsonl: what the loop of one attempt spent its time on. Standard library alone.
+
+    {"step": 412, "stage": "grpo", "start": 1795223958.812, "seconds": 2.104, "phases": {"rollout": 1.3, "train": 0.7}}
+
+Unlike metrics.jsonl it is never rewound: a step that a crash took was paid for, and the goodput ledger asks who pays.
+A row is written when what it tells of is over, and covers the time since the row before it or since `mark`: logging is
+the step's own. `stage` is that of metrics.jsonl (a step of training, or `eval`), or `save`, the time in which the loop
+waited for a checkpoint; `phases` may overlap where sampling goes ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.run_dir.disk import say
+from slurm_rl.run_dir.jsonl import append_row
+
+SAVE = "save"
+_NO_STEP = ("eval", "warmup")
+_RECENT = 20
+_WHOLE = ("step", "eval")
+"""Names of timers around a whole row, which is no phase of it."""
+
+
+class StepLog:
+    """Owned by the one process that writes metrics.jsonl.
+
+    Args:
+        path: of the file; None: nothing is written, as for a loop without an attempt.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._is_told = False
+        self._recent: dict[bool, deque[float]] = {True: deque(maxlen=_RECENT), False: deque(maxlen=_RECENT)}
+        self.mark()
+
+    def mark(self) -> None:
+        """What was before this is no part of the next row."""
+        self._start, self._since = time.time(), time.perf_counter()
+
+    def recent(self, *, save: bool) -> list[float]:
+        """Seconds of the newest steps of this attempt, or of the newest saves."""
+        return list(self._recent[save])
+
+    def add(self, step: int, stage: str, timers: Mapping[str, float] = {}) -> None:
+        """The row of what has just ended; a run can do without it, so a full disk costs a word alone.
+
+        Args:
+            step: training steps done by now, over the whole run.
+            timers: seconds by key; those of metrics.jsonl (`time/<phase>_s`) are its phases, others are passed over.
+        """
+        seconds = time.perf_counter() - self._since
+        if stage not in _NO_STEP:
+            self._recent[stage == SAVE].append(seconds)
+        phases = {key[5:-2]: round(value, 4) for key, value in timers.items() if is_phase(key)}
+        row = {"step": step, "stage": stage, "start": round(self._start, 4), "seconds": round(seconds, 4)}
+        if self._path is not None:
+            try:
+                append_row(self._path, {**row, "phases": phases})
+            except OSError as error:
+                if not self._is_told:
+                    self._is_told = True
+                    say(f"times of steps could not be written ({error}): the goodput ledger will not know them")
+        self.mark()
+
+
+def is_phase(key: str) -> bool:
+    """Whether this key of metrics.jsonl is the seconds of a part of a step.
+
+    >>> is_phase("time/train_s"), is_phase("time/step_s"), is_phase("time/tokens_per_s"), is_phase("reward/mean")
+    (True, False, False, False)
+    """
+    return key.startswith("time/") and key.endswith("_s") and not key.endswith("_per_s") and key[5:-2] not in _WHOLE

@@ -1,0 +1,245 @@
+"""What came out of a run, in one small dict: summary.json, and the table printed at its end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.config.tasks import OUR_TASKS, TASKS
+from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.report.divergence import find_divergence
+from slurm_rl.plugins.report.eval_sets import SetResult, describe_sets, read_results
+from slurm_rl.plugins.report.meta import RunMeta, collect_meta
+from slurm_rl.run_dir.jsonl import Row, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PHASES = ("rollout", "reward", "train", "sync", "save")
+MAIN_STAGES = {name: TASKS[name].title for name in OUR_TASKS}
+"""Stage of metrics.jsonl -> its name for people; one of them is what a run is about."""
+EVALUATION = "eval"
+"""Stage of a run that trains nothing."""
+
+
+def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
+    """Sum up the rows of metrics.jsonl; what was not measured is null.
+
+    `accuracy.before` is the last evaluation before the first GRPO step, so a warm-up does not count
+    as reinforcement learning; `accuracy.after` is the last evaluation that followed a GRPO step.
+
+    `sets` has the results of each evaluation set, `before` and `after` in the same sense. A run that only evaluates
+    has them under `after`.
+
+    `tokens_per_s` is end to end: the tokens that GRPO steps sampled and trained on, each counted
+    once, over the whole time of those steps, rewards, weight sync and saving included.
+    """
+    default = EVALUATION if meta.only_evaluates else "grpo"
+    stage = next((row["stage"] for row in rows if row["stage"] in MAIN_STAGES), default)
+    main = _of_stage(rows, stage)
+    before, after = split_evaluations(rows)
+    rewards = [row["reward/mean"] for row in main if "reward/mean" in row]
+    return {
+        **{key: value for key, value in asdict(meta).items() if key != "only_evaluates"},
+        "warmup_steps": len(_of_stage(rows, "warmup")),
+        "stage": stage,
+        "steps": len(main),
+        "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
+        "held_out": {"before": _held_out(before), "after": _held_out(after)},
+        "sets": _sets(rows, only_evaluates=meta.only_evaluates),
+        "warnings": find_divergence(rows, meta.rows.get("held_out", 0)),
+        "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
+        "packed": all(row.get("policy/packed", 1.0) for row in main),
+        "tokens_per_s": _tokens_per_s(main),
+        "time": sum_phases(rows),
+    }
+
+
+def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
+    """The last evaluation before the main stage began and the last one after; rows are in the order of logging."""
+    ahead, rest = _split(rows)
+    before, after = _of_stage(ahead, "eval"), _of_stage(rest, "eval")
+    return (before[-1] if before else None), (after[-1] if after else None)
+
+
+def _split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows before the first of the main stage, and the others."""
+    ahead = list(itertools.takewhile(lambda row: row["stage"] not in MAIN_STAGES, rows))
+    return ahead, rows[len(ahead) :]
+
+
+def _sets(rows: list[Row], *, only_evaluates: bool) -> dict[str, dict[str, SetResult | None]]:
+    """Return the last result of each set before the main stage, and the last one after it began."""
+    before, after = map(read_results, ([], rows) if only_evaluates else _split(rows))
+    return {
+        name: {"before": before.get(name, [None])[-1], "after": after.get(name, [None])[-1]}
+        for name in dict.fromkeys((*before, *after))
+    }
+
+
+def split_step(row: Row) -> dict[str, float]:
+    """Seconds of one step by phase; `other` is what no phase measured."""
+    phases = {phase: float(row.get(f"time/{phase}_s", 0.0)) for phase in PHASES}
+    return {**phases, "other": max(0.0, float(row.get("time/step_s", 0.0)) - sum(phases.values()))}
+
+
+def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Seconds and share by phase of GRPO, with warm-up and evaluation as one phase each."""
+    seconds = dict.fromkeys(("warmup", "eval", *PHASES, "other"), 0.0)
+    for row in rows:
+        parts = split_step(row) if row["stage"] == "grpo" else {row["stage"]: float(row.get("time/step_s", 0.0))}
+        for phase, spent in parts.items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+    total = sum(seconds.values())
+    return {
+        phase: {"seconds": round(spent, 3), "share": round(spent / total, 4)}
+        for phase, spent in seconds.items()
+        if spent > 0
+    }
+
+
+def summarize_run(run: RunDir) -> dict[str, Any]:
+    """The summary of what the run directory holds now."""
+    return {**build_summary(read_rows(run.metrics), collect_meta(run)), "goodput": summarize_goodput(run)}
+
+
+def summarize_goodput(run: RunDir) -> dict[str, Any] | None:
+    """The ledger with its sentence and MFU; None before the first attempt."""
+    ledger = read_ledger(run)
+    if ledger is None:
+        return None
+    mfu = read_mfu(run, ledger)
+    return {
+        "sentence": render_line(ledger),
+        "mfu": None if mfu.value is None else round(mfu.value, 4),
+        **ledger.to_json(),
+    }
+
+
+def write_summary(run: RunDir) -> dict[str, Any]:
+    """Write summary.json and return what it holds."""
+    summary = summarize_run(run)
+    write_json(run.summary, summary)
+    return summary
+
+
+def render_summary(summary: dict[str, Any]) -> Table:
+    """The table that ends a run in the foreground."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{summary['name']}: {summary['state']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary):
+        # Text, so that a bracket in a path is not taken for markup.
+        table.add_row(name, Text(value))
+    return table
+
+
+def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
+    yield "model", summary["model"]
+    if summary["stage"] != EVALUATION:
+        yield "steps", _describe_steps(summary)
+    if text := describe_data(summary):
+        yield "rows", text
+    for name, result in describe_sets(summary["sets"]):
+        yield f"set {name}", result
+    for name, value in (summary["held_out"]["after"] or {}).items():
+        first = (summary["held_out"]["before"] or {}).get(name)
+        yield (
+            f"held-out {name.replace('_', ' ')}",
+            f"{'not measured' if first is None else f'{first:.3f}'} -> {value:.3f}",
+        )
+    for kind in ("greedy", "sampled"):
+        if any(side and kind in side for side in (before, after)):
+            yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
+    for warning in summary["warnings"]:
+        yield "warning", warning
+    if summary["reward"]["last"] is not None:
+        yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
+    if not summary["packed"]:
+        yield "rows", "of one sequence each: this model does not keep those of a packed row apart"
+    if summary["tokens_per_s"] is not None:
+        yield "tokens/s", f"{summary['tokens_per_s']:,.0f}"
+    yield "time", format_seconds(summary["wall_s"])
+    if summary["time"]:
+        yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
+    if summary.get("goodput"):
+        yield "held", summary["goodput"]["sentence"]
+    yield from summary["paths"].items()
+
+
+def _describe_steps(summary: dict[str, Any]) -> str:
+    has_warmup = summary["warmup_steps"] or summary["stage"] == "grpo"
+    warmup = f"{summary['warmup_steps']} warm-up, " if has_warmup else ""
+    return f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
+
+
+def describe_data(summary: dict[str, Any]) -> str:
+    """Return what became of the rows of a run's data; "" before they are loaded and for a run that only evaluates."""
+    if not summary["rows"] or summary["stage"] == EVALUATION:
+        return ""
+    return describe_rows(summary["rows"], has_sets=bool(summary["sets"]))
+
+
+def describe_rows(rows: dict[str, int], *, has_sets: bool = False) -> str:
+    """What became of the rows of the data, in words.
+
+    >>> describe_rows({"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3})
+    '9,500 to train on, none held out: nothing is evaluated, 3 left out as too long'
+    """
+    parts = [f"{rows['train']:,} to train on"]
+    nothing = "none held out" if has_sets else "none held out: nothing is evaluated"
+    parts.append(f"{rows['held_out']:,} held out" if rows["held_out"] else nothing)
+    if rows["overlapping"]:
+        parts.append(f"{rows['overlapping']:,} not trained on, since their prompts are held out")
+    if rows["overlong"]:
+        parts.append(f"{rows['overlong']:,} left out as too long")
+    return ", ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> format_seconds(3725), format_seconds(65.4), format_seconds(9.26)
+    ('1 h 02 min', '1 min 05 s', '9.3 s')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _percent(side: Row | None, kind: str) -> str:
+    return f"{side[kind]:.1%}" if side and kind in side else "not measured"
+
+
+def _accuracy(row: Row | None) -> Row | None:
+    if row is None:
+        return None
+    measured = {kind: row[f"accuracy/{kind}"] for kind in ("sampled", "greedy") if f"accuracy/{kind}" in row}
+    return {"step": row["step"], **measured}
+
+
+def _held_out(row: Row | None) -> Row | None:
+    """What a supervised task measures, by name; None for an evaluation of completions."""
+    found = {name.removeprefix("eval/"): value for name, value in (row or {}).items() if name.startswith("eval/")}
+    return found or None
+
+
+def _tokens_per_s(rows: list[Row]) -> float | None:
+    timed = [row for row in rows if "tokens/trained" in row and "time/step_s" in row]
+    seconds = sum(row["time/step_s"] for row in timed)
+    return round(sum(row["tokens/trained"] for row in timed) / seconds, 3) if seconds else None
+
+
+def _of_stage(rows: list[Row], stage: str) -> list[Row]:
+    return [row for row in rows if row["stage"] == stage]

@@ -1,0 +1,284 @@
+"""What one program has said to the policy, as tokens: each request continues a recorded turn, or begins a branch.
+
+    request   user "guess"                            -> a branch: the whole dialogue is rendered; sampled "6"
+    request   user "guess", assistant "6", user "<"   -> the tokens of that turn, then what the template says of "<"
+    request   user "sum up", ...                      -> another branch: nothing of it was recorded
+
+A request that continues is never rendered again from its beginning: what the policy reads is what it sampled. Which
+turn is continued follows from the messages alone, so that requests in any order make the same record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate
+from slurm_rl.data.prompts import Message, Text
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.environment import ToolCall
+from slurm_rl.errors import DataError
+from slurm_rl.rollout.endpoint.tools import Schema, read_calls
+
+_KEPT_RENDERERS = 64
+"""Sets of tools that programs ask with; each is proven once."""
+
+
+class Sampled(Protocol):
+    """What an engine samples; rl/groups.py has it as `Completion`."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[float]: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def weight_version(self) -> int: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def calls(self) -> tuple[ToolCall, ...]: ...
+    def versions(self) -> list[int]: ...
+
+
+@dataclass(eq=False)
+class Said:
+    """A recorded turn of the policy."""
+
+    name: str
+    """Of its place in the dialogue, the same in any order of requests."""
+    parent: Said | None
+    """The turn whose tokens it continues; None: it begins with the whole dialogue."""
+    read: list[int]
+    """Token ids behind the parent's; without one, the prompt."""
+    reply: Sampled
+    new: Sequence[Message]
+    """The messages that were new to the policy."""
+    tools: Sequence[Schema]
+    """That it was told of."""
+    message: Message
+    """The reply as its program gets it."""
+    heard: bool = False
+    """The program got the reply. One that nobody heard is no part of the episode."""
+
+    @property
+    def text_read(self) -> str:
+        return join_contents(self.new)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that it stands on, and the reply."""
+        return [*(self.parent.token_ids if self.parent else []), *self.read, *self.reply.token_ids]
+
+    @property
+    def context(self) -> list[int]:
+        """What the policy read before the reply."""
+        return [*(self.parent.token_ids if self.parent else []), *self.read]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the policy reads before the reply to a request."""
+
+    parent: Said | None
+    read: list[int]
+    new: Sequence[Message]
+    key: str
+    """Of its tools and all its messages."""
+    tools: Sequence[Schema] = ()
+
+    @property
+    def context(self) -> list[int]:
+        return [*(self.parent.token_ids if self.parent else []), *self.read]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Reading):
+    """Where in the conversation a request asks."""
+
+    name: str
+    """Follows from its parent's, from what is read there, from how it is asked, and from how often it was before."""
+
+
+class DialogueRenderer:
+    """Messages to tokens: with a chat template as that says, else their contents end to end. Used by several threads.
+
+    Args:
+        tool_parser: of env.tool_parser.
+    """
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate | None, tool_parser: str | None = None) -> None:
+        self.tokenizer, self.template, self.tool_parser = tokenizer, template, tool_parser
+        self.turns = TurnRenderer(tokenizer, template)
+        self.syntax: ToolSyntax | None = None
+        """How calls of its tools are written; None without tools."""
+        self._with_tools: OrderedDict[str, DialogueRenderer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n times as many has more than n tokens."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    def with_tools(self, tools: Sequence[Schema]) -> DialogueRenderer:
+        """One that tells the policy of tools, proven for these.
+
+        Raises:
+            ConfigError, DataError: the template cannot tell of them, writes no calls, or not how any parser reads them.
+        """
+        if not tools:
+            return self
+        key = json.dumps(tools, sort_keys=True)
+        with self._lock:
+            found = self._with_tools.get(key)
+        if found is None:  # two threads may both prove it, and neither holds up the others
+            if self.template is None:
+                raise DataError("tools need a chat template that lists them", seen=NO_TEMPLATE)
+            template = replace(self.template, tools=tuple(tools))
+            found = DialogueRenderer(self.tokenizer, template)
+            found.syntax = ToolSyntax.of(template, self.tool_parser)
+        with self._lock:
+            self._with_tools[key] = found
+            self._with_tools.move_to_end(key)
+            if len(self._with_tools) > _KEPT_RENDERERS:
+                self._with_tools.popitem(last=False)
+        return found
+
+    def begin(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a whole dialogue, up to where the policy replies.
+
+        Raises:
+            DataError: the template refuses the messages.
+        """
+        return self.turns.begin(self._text(messages))
+
+    def go_on(self, messages: Sequence[Message], last_token: int | None) -> list[int]:
+        """Token ids of new messages behind a reply that ended with this token."""
+        return self.turns.render(self._text(messages), last_token)
+
+    def _text(self, messages: Sequence[Message]) -> Text:
+        return join_contents(messages) if self.template is None else list(messages)
+
+
+@dataclass
+class Conversation:
+    """All turns of one episode."""
+
+    renderer: DialogueRenderer
+    turns: list[Said] = field(default_factory=list)
+    _by_messages: dict[str, Said] = field(default_factory=dict)
+    _num_asked: dict[str, int] = field(default_factory=dict)
+
+    def read(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Reading:
+        """Return what the policy reads for these messages and tools. Changes nothing, so any thread may call it.
+
+        Raises:
+            DataError: they cannot be rendered.
+            ConfigError: see `DialogueRenderer.with_tools`.
+        """
+        renderer = self.renderer.with_tools(tools)
+        keys = list(message_keys(messages, tools))
+        for count in range(len(messages) - 1, 0, -1):
+            parent = self._by_messages.get(keys[count - 1])
+            new = messages[count:]
+            if parent is not None and not any(message["role"] == "assistant" for message in new):
+                read = renderer.go_on(new, next(reversed(parent.reply.token_ids), None))
+                break
+        else:
+            parent, new = None, messages
+            read = renderer.begin(messages)
+        return Reading(parent=parent, read=read, new=new, key=keys[-1], tools=tools)
+
+    def place(self, reading: Reading, variant: str = "") -> Place:
+        """Return where a request asks; each call is another reply.
+
+        Args:
+            variant: what else decides the reply; requests that differ in it are counted apart, whoever comes first.
+        """
+        before = reading.parent.name if reading.parent else ""
+        own = f"{before}/{_digest(repr(reading.read) + variant)[:16]}"
+        number = self._num_asked.get(own, 0)
+        self._num_asked[own] = number + 1
+        return Place(**vars(reading), name=f"{own}.{number}")
+
+    def add(self, place: Place, reply: Sampled, message: Message | None = None) -> Said:
+        """Record what was sampled there, and what the program is given of it: its text, unless `message` says more."""
+        message = message or {"role": "assistant", "content": reply.text}
+        said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)
+        self.turns.append(said)
+        answered = _extend(place.key, message)
+        # Of two replies with one text the first goes on, whoever of them is meant.
+        self._by_messages.setdefault(answered, said)
+        return said
+
+    def branches(self) -> list[list[Said]]:
+        """The turns that were heard, each in one branch: those that follow each other without a gap in the tokens.
+
+        A branch whose first turn has a parent begins with tokens of another branch.
+        """
+        known: set[int] = set()
+        for said in self.turns:
+            one: Said | None = said if said.heard else None
+            while one is not None:  # what a heard reply stands on was read, too
+                known.add(id(one))
+                one = one.parent
+        tips: dict[int, list[Said]] = {}
+        found: list[list[Said]] = []
+        for said in sorted((said for said in self.turns if id(said) in known), key=_order(self.turns)):
+            branch = tips.pop(id(said.parent), None) if said.parent else None
+            if branch is None:
+                branch = []
+                found.append(branch)
+            branch.append(said)
+            tips[id(said)] = branch
+        return found
+
+
+def _order(turns: Sequence[Said]) -> Any:
+    """By depth, then by name: parents first, and in the same order however requests came."""
+
+    def depth(said: Said) -> int:
+        return said.name.count("/")
+
+    return lambda said: (depth(said), said.name)
+
+
+def join_contents(messages: Sequence[Message]) -> str:
+    return "".join(text_of(message) for message in messages)
+
+
+def text_of(message: Message) -> str:
+    """Its content as text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def message_keys(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Iterator[str]:
+    """A key of the first message, of the first two, and so on; of other tools it is another."""
+    key = _digest(json.dumps(tools, sort_keys=True)) if tools else ""
+    for message in messages:
+        key = _extend(key, message)
+        yield key
+
+
+def _extend(key: str, message: Message) -> str:
+    """Programs keep of a reply its text, often without the spaces around it, and say nothing in several ways."""
+    calls = [call["function"] for call in read_calls(message).get("tool_calls", ())]
+    plain = [message["role"], text_of(message).strip(), calls, message.get("tool_call_id"), message.get("name")]
+    return _digest(key + json.dumps(plain, sort_keys=True))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

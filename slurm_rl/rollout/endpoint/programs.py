@@ -1,0 +1,258 @@
+"""Programs of others, a process an episode: started with two variables, and ended with all that they started.
+
+    OPENAI_BASE_URL=http://127.0.0.1:41833/v1  OPENAI_API_KEY=<key of the episode>  python agent.py  < row as JSON
+
+It says what its episode was worth in a line of its output, `{"reward": 1.0}`, the last such line; or nothing, and
+`reward` of the config judges the last reply. Whatever else it prints is shown when it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.user_parts.load import find_file, is_file
+from slurm_rl.node.driver import name_signal
+from slurm_rl.node.processes import MARK, all_pids
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.service import TOKEN_VARIABLE as REWARD_TOKEN
+from slurm_rl.rewards.values import read_number, read_numbers
+from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
+
+EPISODE = "SLURM_RL_EPISODE"
+"""Environment variable: the name of the episode, the same when it is played again; all that it starts inherits it."""
+ADAPTER, ADAPTERS = "adapter:", Path(__file__).parent / "adapters"
+"""`adapter:NAME` among the words of a program is the file play_NAME.py there."""
+_KEPT_BYTES = 256_000
+"""Of what a program prints, the end."""
+_SHOWN_CHARS = 400
+_POLL_S = 0.2
+_READ = 65536
+_OURS = ("PYTHONSAFEPATH", "PYTHONPATH", TOKEN_VARIABLE, REWARD_TOKEN)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a program said of its episode."""
+
+    reward: float | None = None
+    """None: it said nothing."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for the metrics, by name."""
+
+
+def find_argv(program: Sequence[str]) -> list[str]:
+    """The words to start: Python files as the run's copy of them, where there is one, and adapters of ours by name."""
+    return [_find_word(word) for word in program]
+
+
+def _find_word(word: str) -> str:
+    if word.startswith(ADAPTER):
+        return str(ADAPTERS / f"play_{word.removeprefix(ADAPTER)}.py")
+    if word.endswith(".py"):
+        return str(find_file(f"{word}:main"))
+    return f"{find_file(word)}:{word.rpartition(':')[2]}" if is_file(word) else word
+
+
+def find_version(argv: Sequence[str]) -> str:
+    """A hash of the words; of files of Python their bytes, which are the same in another folder."""
+    found = hashlib.sha256()
+    for word in argv:
+        file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
+        found.update(file.read_bytes() if file.suffix == ".py" and file.is_file() else word.encode())
+        found.update(b"\0")
+    return found.hexdigest()[:16]
+
+
+def build_environment(environ: Mapping[str, str], url: str, key: str, episode: str) -> dict[str, str]:
+    """The trainer's own, without its secrets and its code, and with what the program needs.
+
+    `python` is the trainer's unless the words name another.
+    """
+    env = {name: value for name, value in environ.items() if name not in _OURS}
+    here = str(Path(sys.executable).parent)
+    around = {name: env.get(name, "") for name in ("NO_PROXY", "no_proxy")}
+    return {
+        **env,
+        "PATH": f"{here}{os.pathsep}{env.get('PATH', os.defpath)}",
+        # Proxies are for the outside world.
+        **{name: ",".join(filter(None, [value, "127.0.0.1"])) for name, value in around.items()},
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        EPISODE: episode,
+    }
+
+
+def start_program(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, so that all it starts can be ended with it; OSError where that cannot be."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def run_program(
+    argv: Sequence[str], env: Mapping[str, str], row: Mapping[str, Any], timeout_s: float, stop: threading.Event
+) -> Verdict | Failure:
+    """Run it to its end, or to the deadline, and end whatever is left of it.
+
+    Args:
+        row: goes to its standard input, as JSON.
+        stop: ends it before.
+    """
+    try:
+        process = start_program(argv, env)
+    except OSError as error:
+        return Failure("exception", f"{argv[0]} cannot be started: {error.strerror}")
+    try:
+        deadline = time.monotonic() + timeout_s
+
+        def is_over() -> bool:
+            return stop.is_set() or time.monotonic() > deadline
+
+        printed, is_late = _listen(process, json.dumps(row).encode() + b"\n", is_over)
+    finally:
+        end_session(process)
+        close_pipes(process)
+    if is_late:
+        return Failure("hang", f"the program had not ended after {timeout_s:g} s{_tell(printed[1])}")
+    if process.returncode != 0:
+        return describe_end(process.returncode, printed[1])
+    return parse_verdict(printed[0].decode("utf-8", "replace"))
+
+
+def _listen(process: subprocess.Popen[bytes], row: bytes, is_over: Callable[[], bool]) -> tuple[list[bytes], bool]:
+    """The end of its output and of its errors, when it has ended; and whether it was late."""
+    assert process.stdin and process.stdout and process.stderr
+    pipes, printed = [process.stdout, process.stderr], [b"", b""]
+    with selectors.DefaultSelector() as waiting:
+        for place, pipe in enumerate(pipes):
+            os.set_blocking(pipe.fileno(), False)
+            waiting.register(pipe, selectors.EVENT_READ, place)
+        os.set_blocking(process.stdin.fileno(), False)
+        waiting.register(process.stdin, selectors.EVENT_WRITE, None)
+        while not (ended := _has_ended(process)) and not is_over():
+            for key, _ in waiting.select(_POLL_S if len(waiting.get_map()) else _POLL_S / 4):
+                if key.data is None:
+                    row = _write(process.stdin, row)
+                    if not row:
+                        waiting.unregister(process.stdin)
+                        process.stdin.close()
+                elif not _read(pipes[key.data], printed, key.data):
+                    waiting.unregister(key.fileobj)
+        # What it wrote last; a child of its own may write for ever.
+        for place, pipe in enumerate(pipes):
+            for _ in range(_KEPT_BYTES // _READ + 1):
+                _read(pipe, printed, place)
+    return printed, not ended
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Its end stays to be asked for: until then nobody else gets its number."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _read(pipe: Any, printed: list[bytes], place: int) -> bool:
+    """Take what is there; False where nothing is."""
+    try:
+        data = os.read(pipe.fileno(), _READ)
+    except BlockingIOError:
+        return False
+    printed[place] = (printed[place] + data)[-_KEPT_BYTES:]
+    return bool(data)
+
+
+def _write(pipe: Any, data: bytes) -> bytes:
+    """What is left; nothing when the program does not read it."""
+    try:
+        return data[os.write(pipe.fileno(), data) :]
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return b""
+
+
+def describe_end(status: int, errors: bytes) -> Failure:
+    """Why a program is gone, of its exit code, or a signal below 0; with the end of what it wrote."""
+    if status < 0:
+        return Failure("crash", f"the program died of {name_signal(-status)}{_tell(errors)}")
+    return Failure("exception", f"the program ended with exit code {status}{_tell(errors)}")
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to its session, before it is waited for and its number may become another's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def end_strays(episodes: Sequence[str], environ: Mapping[str, str]) -> list[int]:
+    """SIGKILL to what is left of programs that left their session; returns who was found.
+
+    Args:
+        environ: this process's own. Runs of one seed have episodes of the same names: those that another attempt's mark
+            is on are not ours.
+    """
+    wanted, own = {f"{EPISODE}={name}".encode() for name in episodes}, environ.get(MARK)
+    found = []
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            theirs = set(Path("/proc", str(pid), "environ").read_bytes().split(b"\0"))
+            marks = {entry for entry in theirs if entry.startswith(f"{MARK}=".encode())}
+            if wanted & theirs and marks == ({f"{MARK}={own}".encode()} if own is not None else set()):
+                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+    return found
+
+
+def parse_verdict(printed: str) -> Verdict | Failure:
+    """Of the last line that is a JSON object with a reward.
+
+    >>> parse_verdict('thinking\\n{"reward": 1, "scores": {"turns": 2}}\\n')
+    Verdict(reward=1.0, scores={'turns': 2.0})
+    >>> parse_verdict('{"reward": NaN}')
+    Failure(cause='bad score', detail='a reward must be a finite number; got nan')
+    """
+    for line in reversed(printed.splitlines()):
+        try:
+            tree = json.loads(line) if line.lstrip().startswith("{") else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(tree, dict) and "reward" in tree:
+            return read_verdict(tree)
+    return Verdict()
+
+
+def read_verdict(tree: Mapping[str, Any]) -> Verdict | Failure:
+    """Return what an object with `reward`, and perhaps `scores`, says; also one in the journal of an older version."""
+    reward = tree.get("reward")
+    try:
+        said = None if reward is None else read_number(reward)
+    except ValueError as error:
+        return Failure("bad score", f"a reward must be a finite number; got {error}")
+    try:
+        return Verdict(said, read_numbers(tree.get("scores") or {}))
+    except ValueError as error:
+        return Failure("bad score", f"scores must be finite numbers by name; got {error}")
+
+
+def _tell(errors: bytes) -> str:
+    text = errors.decode("utf-8", "replace").strip()
+    return f"; it wrote {text[-_SHOWN_CHARS:]!r}" if text else ""

@@ -1,0 +1,234 @@
+"""The endpoint's HTTP side, in a thread of the trainer and on its own machine's address alone.
+
+    POST /v1/chat/completions, POST /v1/responses   a key of an episode, as OpenAI's packages send it
+    GET  /v1/models
+
+    with Endpoint(renderer, rule, bounds, ask) as endpoint:
+        key = endpoint.open("3.0", seed)            # OPENAI_BASE_URL=endpoint.url OPENAI_API_KEY=key agent
+        episode = endpoint.close("3.0")             # its conversation, as it was heard
+
+Whoever reaches the port without a key of an episode that is under way is told nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from slurm_rl.data.lines import shorten
+from slurm_rl.errors import RewardError
+from slurm_rl.rewards.protocol import RequestError
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.service import listen
+from slurm_rl.rollout.endpoint.answers import chat_answer, chat_events, list_models
+from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRenderer
+from slurm_rl.rollout.endpoint.episode import Answer, Ask, Bounds, Call, LiveEpisode
+from slurm_rl.rollout.endpoint.keys import KeyRing
+from slurm_rl.rollout.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat
+from slurm_rl.rollout.endpoint.responses import parse_response, response_answer, response_events
+from slurm_rl.rollout.endpoint.tools import read_calls
+
+_START_S, _STOP_S = 60.0, 10.0
+_MOST_BODY_BYTES = 32_000_000
+_ENVELOPE_BYTES = 65_536
+_CHARACTER_BYTES, _TOKEN_BYTES = 12, 256
+"""Of JSON: a character outside the basic plane as two escapes, and the keys around a message of one token."""
+_HOST = "127.0.0.1"
+_NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's packages send again what a server could not do, unless it says so."""
+
+
+class Endpoint:
+    """Serves while it is open; a context manager.
+
+    Args:
+        ask: hands a reply that is wanted to the engines; called in the endpoint's thread, returns at once.
+    """
+
+    def __init__(
+        self, renderer: DialogueRenderer, rule: SamplingRule, bounds: Bounds, ask: Callable[[Ask], None]
+    ) -> None:
+        self.renderer, self.rule, self.bounds, self.ask = renderer, rule, bounds, ask
+        self._keys, self._episodes = KeyRing(), dict[str, LiveEpisode]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="endpoint", daemon=True)
+        self._up = threading.Event()
+        self._server: Any = None
+        self._listener = listen(_HOST, 0)
+
+    def __enter__(self) -> Endpoint:
+        self.ensure_up()
+        return self
+
+    def ensure_up(self) -> None:
+        """Start it, where it is not there; it ends with the process at the latest.
+
+        Raises:
+            RewardError: it did not in time.
+        """
+        if not self._thread.is_alive():
+            _ = self.renderer.longest_token  # of a large vocabulary, which the loop does not go through
+            self._thread.start()
+        if not self._up.wait(_START_S):
+            raise RewardError(f"the endpoint of programs must be up within {_START_S:g} s", seen="nothing")
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.should_exit = self._server.force_exit = True
+        self._thread.join(_STOP_S)
+        self._listener.close()
+
+    @property
+    def url(self) -> str:
+        """What a program needs as OPENAI_BASE_URL."""
+        return f"http://{_HOST}:{self._listener.getsockname()[1]}/v1"
+
+    def open(self, name: str, seed: int) -> str:
+        """Begin an episode; returns its key."""
+        self._episodes[name] = LiveEpisode(name, seed, Conversation(self.renderer), self.bounds, self.ask)
+        return self._keys.key(name)
+
+    def close(self, name: str) -> LiveEpisode:
+        """End an episode: its key opens nothing any more, and what was heard stays as it is."""
+        episode = self._episodes.pop(name)
+        episode.is_over = True
+        # What the loop was doing for the episode just now is finished before its record is read.
+        passed = threading.Event()
+        self._loop.call_soon_threadsafe(passed.set)
+        passed.wait(_STOP_S)
+        return episode
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest body that a context can hold."""
+        of_token = _CHARACTER_BYTES * self.renderer.longest_token + _TOKEN_BYTES
+        return min(_MOST_BODY_BYTES, _ENVELOPE_BYTES + self.bounds.max_tokens * of_token)
+
+    # ---- the endpoint's thread -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        import uvicorn
+
+        from slurm_rl.rewards.app import BoundedProtocol
+
+        settings = uvicorn.Config(
+            self._build_app(),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            http=BoundedProtocol,
+            ws="none",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(settings)
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._up.set)
+        self._loop.run_until_complete(self._server.serve(sockets=[self._listener]))
+
+    def _build_app(self) -> Any:
+        from fastapi import FastAPI, Request, Response
+        from fastapi.responses import StreamingResponse
+
+        app = FastAPI(openapi_url=None)
+
+        async def chat(request: Request) -> Response:
+            episode, body = await self._receive(request)
+            asked = await asyncio.to_thread(lambda: parse_chat(parse_body(body), self.rule))
+            answer = await self._answer(episode, asked, Call.of(request.headers, body), request)
+            tree = chat_answer(asked, answer.said, f"chatcmpl-{uuid.uuid4().hex}", self.renderer.tokenizer)
+            if asked.stream:
+                events = list(chat_events(tree, with_usage=asked.with_usage))
+                return StreamingResponse(events, media_type="text/event-stream")
+            return _reply(200, tree)
+
+        async def responses(request: Request) -> Response:
+            episode, body = await self._receive(request)
+            known = episode.dialogues
+            asked = await asyncio.to_thread(lambda: parse_response(parse_body(body), self.rule, known))
+            [said] = (await self._answer(episode, asked, Call.of(request.headers, body), request)).said
+            tree = response_answer(asked, said, uuid.uuid4().hex, self.rule)
+            episode.dialogues[tree["id"]] = [*asked.messages, read_calls(said.message)]
+            if asked.stream:
+                return StreamingResponse(list(response_events(tree)), media_type="text/event-stream")
+            return _reply(200, tree)
+
+        async def models(request: Request) -> Response:
+            self._find(request)
+            return _reply(200, list_models())
+
+        app.router.add_route("/v1/chat/completions", self._told(chat), methods=["POST"])
+        app.router.add_route("/v1/responses", self._told(responses), methods=["POST"])
+        app.router.add_route("/v1/models", self._told(models), methods=["GET"])
+        return app
+
+    def _told(self, handle: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """The route with its errors in OpenAI's form."""
+
+        async def route(request: Any) -> Any:
+            try:
+                return await handle(request)
+            except RequestError as error:
+                code = getattr(error, "code", None) or ("invalid_api_key" if error.status == 401 else None)
+                return _refuse(error.status, str(error), code)
+            except Exception as error:  # ours: no request is to bring that about
+                return self._fail(request, error)
+
+        return route
+
+    def _fail(self, request: Any, error: Exception) -> Any:
+        """End the episode with this cause, and keep the traceback in the trainer's log."""
+        episode = self._episodes.get(self._keys.read(request.headers.get("authorization")) or "")
+        told = f"the run's endpoint failed: {shorten(f'{type(error).__name__}: {error}')}"
+        print(f"{told}, in episode {episode.name if episode else 'of nobody'}", file=sys.stderr)
+        traceback.print_exception(error)
+        if episode is not None:
+            episode.failure = episode.failure or Failure("exception", told)
+        return _refuse(500, told, None)
+
+    def _find(self, request: Any) -> LiveEpisode:
+        name = self._keys.read(request.headers.get("authorization"))
+        if name is None or name not in self._episodes:
+            raise RequestError(
+                "a request must carry the key of an episode that is under way, as Authorization: Bearer <key>",
+                seen="none" if name is None else "that of one which is over",
+                action="send OPENAI_API_KEY as the program was given it",
+                status=401,
+            )
+        return self._episodes[name]
+
+    async def _receive(self, request: Any) -> tuple[LiveEpisode, bytes]:
+        """Return the episode of a request and its body."""
+        from slurm_rl.rewards.app import read_body
+
+        episode, most = self._find(request), self.max_body_bytes
+        try:
+            return episode, await read_body(request, most)
+        except RequestError:
+            raise episode.beyond_context(f"a body above {most:,} bytes") from None
+
+    async def _answer(self, episode: LiveEpisode, asked: ReplyRequest, call: Call, request: Any) -> Answer:
+        answer = await episode.reply(asked, call)
+        if await request.is_disconnected():
+            raise RequestError("a program must wait for its answer", seen="a connection that it closed", status=499)
+        if not episode.is_over:  # else its program is gone, and what it heard is settled
+            answer.hear()
+        return answer
+
+
+def _refuse(status: int, message: str, code: str | None) -> Any:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _reply(status, {"error": {"message": message, "type": kind, "param": None, "code": code}}, _NO_RETRY)
+
+
+def _reply(status: int, tree: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+    from fastapi import Response
+
+    # ASCII, since a reply may hold half a surrogate pair, which is no UTF-8.
+    return Response(json.dumps(tree), status, headers, "application/json")

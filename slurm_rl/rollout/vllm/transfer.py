@@ -1,0 +1,123 @@
+"""Weights from the policy's memory straight into the engines', through vLLM's weight-transfer interface.
+
+    backend  how                                          for
+    nccl     broadcast in packed buckets (RCCL on AMD)    engines with GPUs of their own
+    ipc      handles of GPU memory, in packed buckets     engines on the policy's GPUs
+    gloo     broadcast (gloo_transfer.py)                 CPU
+
+All three share what is here; gloo is what tests run. nccl and ipc are vLLM's own and untested here without a GPU.
+
+Memory on the policy's GPU beside its shards: the two buckets of gather.py and, for nccl, four more (two on their way,
+one being packed, its tensors); for ipc one more or the largest tensor. On an engine's: as many as for nccl, or one, and
+the layer that is being loaded. Nothing is on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.models.distributed import get_rank
+from slurm_rl.models.gather import BUCKET_BYTES
+from slurm_rl.rollout.weights.checksum import WeightChecksum
+
+if TYPE_CHECKING:
+    from slurm_rl.models.policy import PolicyEngine
+
+
+class EngineClient:
+    """vLLM's calls to its workers, made of every engine at once.
+
+    Args:
+        engines: Ray handles of `RolloutEngine`.
+        sizes: tensor-parallel ranks of each; rank 0 of the transfer group is the policy's, theirs follow in order.
+        timeout_s: of one call; an engine that is silent must not hold the policy for ever.
+    """
+
+    def __init__(self, engines: Sequence[Any], sizes: Sequence[int], timeout_s: float) -> None:
+        self.engines, self.timeout_s = list(engines), timeout_s
+        self.offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        places = [
+            {**init_info, "rank_offset": offset} if "rank_offset" in init_info else init_info for offset in self.offsets
+        ]
+        self._call("init_weight_transfer_engine", [{"init_info": place} for place in places])
+
+    def start_weight_update(self) -> None:
+        self._call("start_weight_update", [{}] * len(self.engines))
+
+    def update_weights(self, update_info: Any) -> None:
+        self._call("update_weights", [{"update_info": update_info}] * len(self.engines))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("finish_weight_update", [{}] * len(self.engines))
+
+    def _call(self, method: str, arguments: Sequence[dict[str, Any]]) -> None:
+        import ray
+
+        calls = [engine.call_workers.remote(method, each) for engine, each in zip(self.engines, arguments, strict=True)]
+        ray.get(calls, timeout=self.timeout_s)
+
+
+def open_sender(
+    backend: str, rank: int, policy: PolicyEngine, client: EngineClient, world_size: int, address: tuple[str, int]
+) -> Any:
+    """vLLM's trainer side, ready to `send_weights`; called on every policy rank together.
+
+    Args:
+        world_size: of the transfer group: policy rank 0 and every engine rank.
+        address: where that group meets.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    source = _build_source(policy)
+    info = _init_info(backend, rank, world_size, address, largest_bytes(source.metadata()))
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def largest_bytes(metadata: Sequence[Any]) -> int:
+    """Of the largest tensor: the embedding of a model of 7B alone is over 1 GiB."""
+    return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in metadata)
+
+
+def _init_info(backend: str, rank: int, world_size: int, address: tuple[str, int], largest: int) -> Any:
+    if backend == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        # It refuses a tensor that its buffer cannot hold whole.
+        size = max(BUCKET_BYTES, largest)
+        return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=rank)
+    if backend == "nccl":
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        # Two of these are on their way at once, and as much again while one is packed; vLLM's own are 1 GiB.
+        return NCCLTrainerInitInfo(*address, world_size, packed_buffer_size_bytes=BUCKET_BYTES, rank=rank)
+    from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerInitInfo, register
+
+    register()
+    return GlooTrainerInitInfo(*address, world_size, rank=rank)
+
+
+def _build_source(policy: PolicyEngine) -> Any:
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class PolicyWeights(WeightSource):
+        """The whole state dict, tied names included and adapters merged, gathered on every rank's device."""
+
+        checksum = WeightChecksum()
+        """Of the last pass, on the rank that sends; to be read when vLLM is done with its streams."""
+
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(name, empty.dtype, tuple(empty.shape)) for name, empty in policy.empty_state()]
+
+        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            state = policy.full_state(policy.device)
+            if get_rank() != 0:
+                yield from state
+                return
+            self.checksum = WeightChecksum()
+            yield from self.checksum.passing(state)
+
+    return PolicyWeights()

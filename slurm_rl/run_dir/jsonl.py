@@ -1,0 +1,170 @@
+"""Append-only files with one JSON object a line: written and read here alone. Standard library only.
+
+    writer:  lock, cut off a last line that has no end, append the row, unlock
+    reader:  rows of whole lines; a last line without its newline is left for the next look
+
+A crash or a power cut may leave any part of the last line. It is never completed and never glued to: the next
+append cuts it off. A whole line that is no JSON object (bad memory, a bad disk, an editor) is passed over by
+readers, keeps its bytes, and is told by its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.run_dir.disk import naming, open_regular, say
+
+Row = dict[str, Any]
+
+_CHUNK_BYTES = 65536
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+_is_told = False
+# A POSIX lock holds off other processes, not other threads of this one.
+_threads = threading.Lock()
+
+
+def append_row(path: Path, row: Row) -> int:
+    """Append one line; the lock keeps lines whole when several nodes share the file over NFS.
+
+    Returns:
+        How many bytes of a line without an end were cut off before it.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk; the file holds no whole line of it.
+    """
+    line = json.dumps(row, allow_nan=False).encode() + b"\n"
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _append(path, line)
+
+
+def _append(path: Path, line: bytes) -> int:
+    with _threads, path.open("ab+", buffering=0) as file:
+        _lock(file.fileno(), path)
+        size = os.fstat(file.fileno()).st_size
+        end = _end_of_whole_lines(file.fileno(), size)
+        if end < size:
+            file.truncate(end)
+        try:
+            # A full disk takes a part without a word; asked to take the rest, it says that it is full.
+            while line:
+                line = line[file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next append does it
+                file.truncate(end)
+            raise
+    return size - end
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Hold off other processes; a file system without locks (Lustre mounted noflock) costs a note and no run."""
+    global _is_told
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        if not _is_told:
+            _is_told = True
+            say(f"{path} cannot be locked ({error.strerror}): of lines added by two nodes at once one may be lost")
+
+
+def _end_of_whole_lines(fd: int, size: int) -> int:
+    """Where the last whole line ends."""
+    end = size
+    while end > 0:
+        begin = max(0, end - _CHUNK_BYTES)
+        found = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def parse_row(line: bytes) -> Row | None:
+    """The object on this line; None when it is damaged."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):  # the second of a line of brackets alone
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: Path) -> list[Row | None]:
+    """Every whole line as it is now, None for a damaged one; none when there is no such file yet."""
+    return RowTail(path).read_lines()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The same without the damaged ones."""
+    return RowTail(path).read_new()
+
+
+def find_damaged(path: Path) -> list[int]:
+    """Numbers of the damaged lines, from 1 on."""
+    return [number for number, row in enumerate(read_lines(path), 1) if row is None]
+
+
+def read_last_rows(path: Path, num_bytes: int) -> list[Row]:
+    """The rows that lie whole in the last `num_bytes` of the file."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            # The first piece may be the rest of a line, the last one the begin of one.
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [row for row in map(parse_row, lines) if row is not None]
+
+
+def read_first_rows(path: Path, num_bytes: int) -> list[Row]:
+    """The rows that lie whole in the first `num_bytes` of the file."""
+    try:
+        with open_regular(path) as file:
+            lines = file.read(num_bytes).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [row for row in map(parse_row, lines) if row is not None]
+
+
+class RowTail:
+    """Hands out the rows that were added since the last look.
+
+    A file that was replaced (a resumed run rewinds it) is read again from its start.
+
+    Args:
+        from_end: what is there already counts as seen.
+    """
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._inode = -1
+        self._offset = 0
+        if from_end:
+            self.read_lines()
+
+    def read_new(self) -> list[Row]:
+        return [row for row in self.read_lines() if row is not None]
+
+    def read_lines(self) -> list[Row | None]:
+        """The same with None for each damaged line."""
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return []
+        with file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
+            file.seek(self._offset)
+            added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [parse_row(line) for line in whole.split(b"\n")[:-1]]

@@ -1,0 +1,272 @@
+"""The run directory: the only place where the stages of a run meet.
+
+This file alone knows the file names. JSON is written to a file next to it and renamed, so a reader sees the old
+file or the new one, never half of either. Standard library alone: the node agent imports it.
+
+    runs/addition-20261121-101500/
+      config.yaml plan.json         what the user said, what was derived from it
+      code/                         the snapshot of slurm_rl that every attempt runs
+      secrets/                      0700; the Ray token of each attempt, 0600
+      model/ reference/             built for this run: the tiny model; the policy after the warm-up
+      job.json end.json             the launcher's job; how it ended
+      learned.json                  times of saves and of lost attempts, over all attempts
+      lease/                        which controller has the run: see lease.py
+      remedy.json                   smaller micro-batches, once an attempt was out of memory
+      machines.json                 where the head listens, on machines without Slurm
+      prompts.json                  number and checksum of the prompts
+      attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
+      attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see report/step_log.py
+      attempts/latest               link to the newest attempt
+      events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
+      nodes.jsonl                   evidence against nodes: see nodes/evidence.py
+      journal/                      turns of episodes that are under way
+      samples.jsonl                 a few completions of each logged step, for the report
+      checkpoints/step-<k>/         see checkpoints/store.py
+      tensorboard/ export/          curves; the trained model in Hugging Face format
+      summary.json report.html      what came out
+      .reserve                      while it runs: room for how it ended, should the disk be full
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import LeaseError, RunDirError
+from slurm_rl.run_dir import jsonl
+from slurm_rl.run_dir.disk import describe_disk, fsync_path, naming, next_action, open_regular, say
+from slurm_rl.run_dir.lease import require_epoch
+
+# Numbers of damaged lines that one event names.
+_MOST_TOLD = 20
+
+
+class RunDir:
+    """Names of the files of one run. Making the object touches nothing on disk."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.epoch: int | None = None  # of the controller that this process is or belongs to
+        self.config = self.path / "config.yaml"
+        self.plan = self.path / "plan.json"
+        self.code = self.path / "code"
+        self.secrets = self.path / "secrets"
+        self.model = self.path / "model"
+        self.reference = self.path / "reference"
+        """The reference policy, when the warm-up made it; of DPO, its logprobs of all answers."""
+        self.prompts = self.path / "prompts.json"
+        """Number and checksum of the prompts, which a resumed run must find again."""
+        self.end = self.path / "end.json"
+        """How the job ended, written by the controller as its last act."""
+        self.learned = self.path / "learned.json"
+        """What saves and lost attempts have taught the run; see goodput/learned.py."""
+        self.lease = self.path / "lease"
+        self.submitit = self.path / "submitit"
+        self.job = self.path / "job.json"
+        self.machines = self.path / "machines.json"
+        """Without Slurm: where the head listens for the other machines, and what they are called."""
+        self.attempts = self.path / "attempts"
+        self.events = self.path / "events.jsonl"
+        self.metrics = self.path / "metrics.jsonl"
+        self.samples = self.path / "samples.jsonl"
+        self.nodes = self.path / "nodes.jsonl"
+        """Evidence against nodes; which of them stay out of the next attempt follows from it."""
+        self.checkpoints = self.path / "checkpoints"
+        self.rollouts = self.path / "rollouts"
+        self.journal = self.path / "journal"
+        """Turns of episodes under way; see rl/rollout/journal.py."""
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
+        self.export = self.path / "export"
+        self.remedy = self.path / "remedy.json"
+        """Smaller micro-batches, once an attempt was out of memory."""
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.reserve = self.path / ".reserve"
+        """Holds the room that `write_last` gives away."""
+
+    def require_ours(self) -> None:
+        """Raise LeaseError when another controller has the run now; to be asked before what counts is written."""
+        if self.epoch is not None:
+            require_epoch(self.lease, self.epoch)
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """Numbers of the attempts on disk, oldest first."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
+
+    def point_latest_at(self, number: int) -> None:
+        """Repoint `attempts/latest` in one rename, so that it never dangles."""
+        beside = self.attempts / f".latest-{os.getpid()}"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(str(number))
+        beside.replace(self.attempts / "latest")
+
+    def require(self) -> RunDir:
+        """Return self, or raise RunDirError when this is not a run directory."""
+        if not self.plan.is_file():
+            raise RunDirError(
+                "a run directory holds plan.json",
+                seen=str(self.path),
+                action="name a directory that `python -m slurm_rl` printed",
+            )
+        return self
+
+
+class AttemptDir:
+    """Names of the files of one attempt (one start of the job)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = int(path.name)
+        self.logs = path / "logs"
+        self.start = path / "start.json"
+        """Which job this attempt belongs to, written by the controller before anything else."""
+        self.abort = path / "abort.json"
+        """Written by the controller when a node died: the others have nobody to wait for."""
+        self.steps = path / "steps.jsonl"
+        """What its loop spent its time on, never rewound."""
+        self.head = path / "head.json"
+        """Where the head node publishes its address; workers wait for it."""
+        self.outcome = path / "outcome.json"
+        """How the trainer ended, written by the trainer itself."""
+        self.end = path / "end.json"
+        """How the attempt ended, written by the controller."""
+        self.dump = path / "dump.json"
+        """Written by the head's agent: a rank hangs, and all are to write their stacks."""
+        self.hang = path / "hang.json"
+        """What that found: the cause, and who is suspected."""
+
+    def log(self, who: str) -> Path:
+        return self.logs / f"{who}.log"
+
+    def beats(self, rank: int) -> Path:
+        """What a node agent tells of the beats of its processes."""
+        return self.path / f"beats-{rank}.json"
+
+    def node(self, rank: int) -> Path:
+        """The record a node agent writes about itself: host, pid, phases, exit."""
+        return self.path / f"node-{rank}.json"
+
+
+@contextlib.contextmanager
+def expect_writable(path: Path, then: str, *, what: str = "the run directory") -> Iterator[None]:
+    """What a file system refuses in the block becomes a RunDirError, with what the disk has left.
+
+    Args:
+        path: what is written to.
+        then: what the user should do once it is writable, or in place of that.
+    """
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        raise RunDirError(
+            f"{what} must be writable ({error.strerror}; {describe_disk(path)})",
+            seen=str(path),
+            action=f"{next_action(error)}, {then}",
+        ) from error
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write `text` to `path` so that a crash leaves the old file or the new one."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """The same of bytes.
+
+    Raises:
+        OSError: it cannot be written; it names the path.
+    """
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(path)
+        except BaseException:
+            # What failed is what is told; a read-only file system also refuses this.
+            with contextlib.suppress(OSError):
+                Path(beside).unlink(missing_ok=True)
+            raise
+        fsync_path(path.parent)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write `value` as JSON; NaN and infinity are refused, since other readers would choke."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)
+
+
+def write_last(run: RunDir, path: Path, value: Any) -> bool:
+    """Write what must still be said on a full disk, in the room that was kept for it; stderr gets what fails even so.
+
+    Returns:
+        Whether it is on disk.
+    """
+    for is_last in (False, True):
+        try:
+            run.require_ours()
+            write_json(path, value)
+            return True
+        except LeaseError as error:
+            say(f"{path} is not written: {error}")
+            return False
+        except OSError as error:
+            if is_last:
+                say(f"{path} could not be written ({error}; {describe_disk(path.parent)}): {json.dumps(value)}")
+            else:
+                with contextlib.suppress(OSError):
+                    run.reserve.unlink(missing_ok=True)
+    return False
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, naming it when it is missing or broken."""
+    try:
+        with open_regular(path) as file:
+            return json.loads(file.read())
+    except FileNotFoundError:
+        raise RunDirError("the file must exist", seen=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirError(f"the file must hold JSON ({error})", seen=str(path)) from None
+
+
+def append_row(run: RunDir, path: Path, row: dict[str, Any]) -> None:
+    """Append a line to one of the run's line files; what a crash left of the last line goes, which is an event."""
+    run.require_ours()
+    if num_bytes := jsonl.append_row(path, row):
+        append_event(run, "file/mended", file=path.name, cut_off_bytes=num_bytes)
+
+
+def append_event(run: RunDir, kind: str, **fields: Any) -> None:
+    """Add an event: `kind` is `area/what`, the time is seconds since the epoch. A full disk costs the event alone."""
+    row = {"time": round(time.time(), 3), "kind": kind, **fields}
+    try:
+        append_row(run, run.events, row)
+    except (LeaseError, OSError) as error:
+        say(f"an event could not be written ({error}; {describe_disk(run.path)}): {json.dumps(row)}")
+
+
+def report_damage(run: RunDir) -> None:
+    """Tell of damaged lines in the line files, in an event each; they stay, and are passed over."""
+    for path in (run.events, run.metrics, run.samples, run.nodes):
+        if numbers := jsonl.find_damaged(path):
+            append_event(run, "file/damaged", file=path.name, lines=numbers[:_MOST_TOLD], num_lines=len(numbers))

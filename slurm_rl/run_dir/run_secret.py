@@ -1,0 +1,65 @@
+"""Secrets of one run: from SLURM_RL_TOKEN, or in files that its user alone may read. Standard library alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.run_dir.run_dir import RunDir, write_text
+
+TOKEN_VARIABLE = "SLURM_RL_TOKEN"
+"""The same wherever the run is started: what machines without a common run directory share, and what copies of
+checkpoints are signed with. It is in no argument, log or file, and not in the environment of what an agent starts."""
+_LEAST_LENGTH = 16
+
+
+def token_from_environment(env: Mapping[str, str]) -> str | None:
+    """None where the variable is not set.
+
+    Raises:
+        ConfigError: it is too short to be a secret.
+    """
+    value = env.get(TOKEN_VARIABLE, "").strip()
+    if value and len(value) < _LEAST_LENGTH:
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} must have at least {_LEAST_LENGTH} characters",
+            seen=f"{len(value)} characters",
+            action="make one: python -c 'import secrets; print(secrets.token_hex(32))'",
+        )
+    return value or None
+
+
+def read_secret(path: Path) -> str | None:
+    """What the file holds; None when it is not there."""
+    return path.read_text(encoding="ascii").strip() if path.is_file() else None
+
+
+def keep_secret(run: RunDir, path: Path, value: str) -> str:
+    """Write it for this user alone."""
+    run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run.secrets.chmod(0o700)
+    write_text(path, value, mode=0o600)
+    return value
+
+
+def checkpoint_key_file(run: RunDir) -> Path:
+    return run.secrets / "checkpoint-key"
+
+
+def checkpoint_key(run: RunDir, env: Mapping[str, str]) -> str:
+    """What copies of this run's checkpoints are signed with: kept in the run directory, made now where it is not.
+
+    Made of the token, it is the same on a machine that has nothing of the run.
+    """
+    path = checkpoint_key_file(run)
+    found = read_secret(path)
+    if found is not None:
+        return found
+    token = token_from_environment(env)
+    text = f"checkpoints:{run.path.name}".encode()
+    made = hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else secrets.token_hex(32)
+    return keep_secret(run, path, made)

@@ -1,0 +1,226 @@
+"""Starts what a run is made of, where the plan says: engines, policy, reference, critic, and the way of the weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
+from slurm_rl.data.chat import open_template
+from slurm_rl.data.groups import Prompts
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.facts import Facts
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rollout.care import EngineCare
+from slurm_rl.rollout.dispatch import RolloutEngine, max_calls
+from slurm_rl.rollout.episode import Limits
+from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rollout.journal import PROGRAM, Journal
+from slurm_rl.rollout.mixture import Mixture, Part
+from slurm_rl.rollout.programs import build_programs
+from slurm_rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rollout.single_turn import Rollouts, SingleTurn
+from slurm_rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
+from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.trainers.grpo.judges import Judge
+from slurm_rl.workers.critic import Critic, CriticWorker
+from slurm_rl.workers.policy_worker import PolicyWorker, ReferenceWorker
+from slurm_rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
+
+
+def start_engines(cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts) -> list[Actor]:
+    """Start the rollout engines without waiting: they load while the policy does."""
+    count = len(_actors(cluster, "rollout"))
+    return [start_engine(cluster, config, model_path, prompts, index) for index in range(count)]
+
+
+def start_engine(
+    cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
+) -> Actor:
+    """Start one of them without waiting, for the `generation`-th time in its place."""
+    max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    # Chunks and weights in flight at once, where engines take them so.
+    staleness = config.rollout.max_staleness
+    any_time = config.engines_take_any_time
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if any_time else 1
+    engine: type[RolloutEngine] = VLLMEngine
+    told = {"weight_transfer": cluster.plan.weight_transfer, "continuous": any_time}
+    rollout = config.rollout.model_copy(update=told)
+    actor = _actors(cluster, "rollout")[index]
+    return cluster.place(
+        actor,
+        engine,
+        *(model_path, config.model, rollout, max_model_len, len(actor.gpus), prompts.max_images, prompts.tools),
+        not config.eval.only,  # awaits_weights: nothing is sent to the engines of an evaluation
+        max_concurrency=num_calls,
+        generation=generation,
+    )
+
+
+def build_sampler(
+    cluster: Cluster, engines: Sequence[Actor], config: RunConfig, care: EngineCare | None = None
+) -> Sampler:
+    """Fixed shares, or the next prompts to whoever has room."""
+    rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
+    if not rollout.continuous:
+        return Sampler(cluster, engines, timeout_s, care)
+    return ContinuousSampler(
+        cluster, engines, timeout_s, care, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+    )
+
+
+def build_rollouts(
+    config: RunConfig,
+    sampler: Sampler,
+    judges: Mapping[str, Judge],
+    critic: Scorer | None,
+    model_path: str,
+    journal: Journal | None = None,
+) -> Rollouts:
+    """Completions that are scored, episodes with environments or programs, or a mixture of sources with either.
+
+    Args:
+        judges: of each source.
+        critic: scores what no judge does.
+    """
+    found = {
+        name: Part(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout)
+        for name, one in each_source(config).items()
+    }
+    if list(found) == [""]:
+        return found[""].rollouts
+    return Mixture(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
+
+
+def build_set_rollouts(
+    config: RunConfig,
+    sampler: Sampler,
+    judges: Mapping[str, Judge],
+    critic: Scorer | None,
+    model_path: str,
+    journal: Journal | None = None,
+) -> dict[str, Rollouts]:
+    """The same of each set of the evaluation."""
+    return {
+        name: _build_part(one, sampler, judges[set_key(name)], critic, model_path, journal)
+        for name, one in each_set(config).items()
+    }
+
+
+def _build_part(
+    config: RunConfig,
+    sampler: Sampler,
+    judge: Judge,
+    critic: Scorer | None,
+    model_path: str,
+    journal: Journal | None,
+) -> Rollouts:
+    scorer = judge.scorer or critic
+    if config.env.program is not None:
+        return build_programs(config, sampler, scorer, model_path, journal)
+    if judge.environments is None:
+        assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
+        gathered = config.reward.model.path is not None and not config.rollout.continuous
+        return SingleTurn(sampler, scorer, gathered=gathered)
+    from slurm_rl.models.load_model import load_tokenizer
+
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+    template = open_template(tokenizer, config.data, judge.environments.schemas)
+    renderer = TurnRenderer(tokenizer, template, rerenders=config.env.history == "rerendered")
+    in_order = FreeEpisodes if config.env.order == "free" else Episodes
+    return in_order(
+        sampler,
+        judge.environments,
+        renderer,
+        Limits.of(config.env, config.rollout.max_tokens, config.data.max_prompt_tokens),
+        scorer,
+        journal,
+    )
+
+
+def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> Journal | None:
+    """Where turns of episodes are noted as they end; None where there are none."""
+    facts = [judge.environments.facts for judge in judges.values() if judge.environments is not None]
+    parts = (*each_source(config).values(), *each_set(config).values())
+    facts += [Facts(PROGRAM, "") for one in parts if one.env.program is not None]
+    if not facts:
+        return None
+    return Journal(
+        run.journal,
+        facts[0],
+        keeps_all=episode_order(config) == "waves",
+        staleness=config.rollout.max_staleness,
+        report=functools.partial(append_event, run),
+        require_ours=run.require_ours,
+    )
+
+
+def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:
+    """How weights reach the engines, as the plan says."""
+    if cluster.plan.weight_transfer == "ray":
+        return ObjectStore(policy.workers, engines)
+    sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
+    return Direct(policy, engines, sizes, cluster.plan.weight_transfer)
+
+
+def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:
+    """Start the policy workers without waiting."""
+    places = choose_places(cluster, "policy")
+    workers = [cluster.place(actor, PolicyWorker, config, model_path, place) for actor, place in places]
+    return _group(cluster, config, "policy", workers)
+
+
+def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
+    """Start the actors that hold the reference apart from the policy; its workers hold it where there are none."""
+    actors = _actors(cluster, "reference")
+    apart = [cluster.place(actor, ReferenceWorker, config, actor.num_threads) for actor in actors]
+    return _group(cluster, config, "reference", apart or policy.workers)
+
+
+def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
+    """Start the critic's workers; what they load is known after the warm-up. None where the algorithm has no critic."""
+    if not config.algorithm.needs_values:
+        return None
+    workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]
+    return Critic(_group(cluster, config, "critic", workers))
+
+
+def _group(cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor]) -> WorkerGroup:
+    share_prompts = config.policy.share_prompts and name != "critic"
+    micro_batch_tokens, timeout_s = cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s
+    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, share_prompts)
+
+
+def _actors(cluster: Cluster, role: str) -> list[ActorPlan]:
+    return [actor for actor in cluster.plan.actors if actor.role == role]
+
+
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRank]]:
+    """The ranks of a role, and where they meet."""
+    actors = _actors(cluster, role)
+    address, port = cluster.nodes.rendezvous(role, actors[0].node)
+    return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
+
+
+def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, who: str, run: RunDir) -> None:
+    """Return when all of them are up; events say how many are.
+
+    Args:
+        who: what they are, such as "rollout engines".
+
+    Raises:
+        TrainingError: one died or was silent at the deadline; it is named.
+    """
+
+    def report(count: int) -> None:
+        append_event(run, "workers/loading", who=who, ready=count, of=len(actors))
+        print(f"loading weights, {count} of {len(actors)} {who} ready", flush=True)
+
+    report(0)
+    calls = [(actor, actor.handle.ready.remote()) for actor in actors]
+    cluster.gather(calls, timeout_s=timeout_s, what=f"starting the {who}", on_ready=report)

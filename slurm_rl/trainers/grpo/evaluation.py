@@ -1,0 +1,73 @@
+"""Evaluation in the loop: held-out prompts sampled and scored when it is due, and what the run remembers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.node.stop import Timer
+from slurm_rl.rollout.sampling import build_spec
+from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.weights.sync import WeightSync
+from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.trainers.grpo.eval_sets import EvalSet
+from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, source_accuracy
+from slurm_rl.trainers.grpo.trainer_state import TrainerState
+
+
+class Evaluator:
+    """Measures the policy on prompts that it is not trained on.
+
+    Args:
+        write_row: takes stage and numbers of a line of metrics.jsonl.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        held_out: Sequence[EncodedPrompt],
+        rollouts: Rollouts,
+        sync: WeightSync,
+        write_row: Callable[[str, dict[str, float]], None],
+        sets: Sequence[EvalSet] = (),
+    ) -> None:
+        self.config, self.run_dir, self.held_out, self.sets = config, run, held_out, sets
+        self.rollouts, self.sync, self.write_row = rollouts, sync, write_row
+
+    def run_if_due(self, state: TrainerState) -> None:
+        """Evaluate before the first step, after the last, and every `eval.every` steps; never without rows for it."""
+        done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
+        due = done in (0, self.config.trainer.num_steps) or (every and done % every == 0)
+        if not due or state.evaluated_step == state.step or not (self.held_out or self.sets):
+            return
+        found = self.evaluate(state.step)
+        state.evaluated_step = state.step
+        if every and self.config.checkpoint.keep_best and found.get("sampled", -1.0) > state.best_accuracy:
+            state.best_step, state.best_accuracy = state.step, found["sampled"]
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
+        found: dict[str, float] = {}
+        passed: dict[str, float] = {}
+        timer = Timer()
+        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
+        with timer.phase("eval"):
+            for name in self._ways():
+                count = self.config.eval.num_samples if name == "sampled" else 1
+                spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
+                groups = self.rollouts.sample(self.held_out, spec)
+                found[name] = accuracy(groups)
+                passed |= pass_metrics(groups) | source_accuracy(groups, name)
+            for one in self.sets:
+                passed |= one.measure(step)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
+        append_event(self.run_dir, "eval/done", step=step, **found)
+        return found
+
+    def _ways(self) -> tuple[str, ...]:
+        """In which the held-out rows are answered."""
+        if not self.held_out:
+            return ()
+        return ("sampled", "greedy") if self.config.eval.greedy else ("sampled",)

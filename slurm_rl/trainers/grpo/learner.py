@@ -1,0 +1,157 @@
+"""From scored groups to optimizer steps: advantages, minibatches, the policy's and the critic's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+
+from slurm_rl.algorithms.filters import drop_without_gradient, keep_sequences, split_minibatches
+from slurm_rl.algorithms.kl import adapt_coefficient
+from slurm_rl.algorithms.schedule import derive_seed, schedule_lr
+from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
+from slurm_rl.algorithms.train_sequences import (
+    build_plain_sequences,
+    build_train_sequences,
+    completion_kl,
+    correct_sampler,
+)
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import own_temperatures
+from slurm_rl.data.groups import Group
+from slurm_rl.workers.critic import Critic, value_metrics
+from slurm_rl.workers.worker_group import WorkerGroup
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one step of learning found."""
+
+    totals: list[dict[str, float]]
+    """Of each optimizer step of the policy: loss, gradient norm, sums over tokens. Empty where nothing moved it."""
+    num_tokens: int
+    """Tokens computed on in all of them."""
+    kl_coefficient: float | None
+    """For the next step; None where it stays as configured."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Learning rates, the critic's numbers, the KL controller's."""
+
+
+class Learner:
+    """Trains policy and critic on one batch after another. It remembers nothing: a step follows from its arguments.
+
+    Args:
+        reference: the ranks that answer for the reference; those of the policy where these hold it.
+    """
+
+    def __init__(
+        self, config: RunConfig, policy: WorkerGroup, reference: WorkerGroup, critic: Critic | None = None
+    ) -> None:
+        self.config, self.policy, self.reference, self.critic = config, policy, reference, critic
+        self.temperatures = own_temperatures(config)
+
+    @property
+    def packed(self) -> bool:
+        """Several sequences share one row, of the policy and of the reference."""
+        return self.policy.packed and self.reference.packed
+
+    def learn(self, groups: Sequence[Group], step: int, kl_coefficient: float | None) -> Learned:
+        """Advantages and one optimizer step a minibatch and epoch.
+
+        A minibatch without a gradient takes no step: Adam's momentum alone would move the weights.
+
+        Args:
+            step: of GRPO, from 0.
+            kl_coefficient: where a controller has moved it; else None.
+        """
+        algorithm, lr = self._algorithm(kl_coefficient), self._lr(step)
+        reference = self._reference_logprobs(groups)
+        sequences = self._build_sequences(groups, algorithm, reference)
+        minibatches = self._split(sequences, groups, step)
+        kept = list(compress(sequences, keep_sequences(groups, algorithm.filters)))
+        metrics = self._train_critic(minibatches, kept, step)
+        alone = self.critic is not None and step < self.config.critic.warmup_steps
+        batches = [drop_without_gradient(it, algorithm) for it in ([] if alone else minibatches)]
+        batches = [batch for batch in batches if batch]
+        totals = [self.policy.train("train", batch, algorithm, lr) for batch in batches]
+        metrics |= {"policy/lr": lr if totals else 0.0, "policy/optimizer_steps": float(len(totals))}
+        if not alone:
+            kl_coefficient, found = self._adapt_kl(groups, reference, algorithm, kl_coefficient)
+            metrics |= found
+        num_tokens = sum(sequence.num_trained for batch in batches for sequence in batch)
+        return Learned(totals, num_tokens, kl_coefficient, metrics)
+
+    def _build_sequences(
+        self, groups: Sequence[Group], algorithm: AlgorithmConfig, reference: Sequence[FloatArray] | None
+    ) -> list[TrainSequence]:
+        values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
+        sequences = build_train_sequences(groups, algorithm, reference, values, self.temperatures)
+        if self.config.correction_kind is None:
+            return sequences
+        # What the policy says of the completions before it trains on them; where all of them make one optimizer step,
+        # its own forward pass says the same.
+        is_one = self.config.trainer.num_updates == 1
+        plain = None if is_one else build_plain_sequences(groups, self.temperatures)
+        return correct_sampler(sequences, None if plain is None else self.policy.compute("logprobs", plain))
+
+    def _split(
+        self, sequences: Sequence[TrainSequence], groups: Sequence[Group], step: int
+    ) -> list[list[TrainSequence]]:
+        """The minibatches of all epochs, each epoch in an order of its own that follows from seed and step."""
+        trainer = self.config.trainer
+        place = (self.config.seed, "minibatches", self.config.warmup.num_steps + step)
+        return [
+            part
+            for epoch in range(trainer.num_epochs)
+            for part in split_minibatches(
+                sequences, groups, self.config.algorithm, trainer.num_minibatches, derive_seed(*place, epoch)
+            )
+        ]
+
+    def _train_critic(
+        self, minibatches: Sequence[Sequence[TrainSequence]], kept: Sequence[TrainSequence], step: int
+    ) -> dict[str, float]:
+        """The critic learns the returns; its numbers, empty where there is none.
+
+        Args:
+            kept: the sequences of one epoch.
+        """
+        if self.critic is None or not minibatches:
+            return {}
+        config = self.config.critic
+        lr = schedule_lr(config.optim, step, self.config.trainer.num_steps)
+        return value_metrics(kept) | self.critic.train(minibatches, config.clip, lr)
+
+    def _algorithm(self, kl_coefficient: float | None) -> AlgorithmConfig:
+        """The learning rule of a step: the KL coefficient may have moved."""
+        algorithm = self.config.algorithm
+        if kl_coefficient is None:
+            return algorithm
+        return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coefficient": kl_coefficient})})
+
+    def _adapt_kl(
+        self,
+        groups: Sequence[Group],
+        reference: Sequence[FloatArray] | None,
+        algorithm: AlgorithmConfig,
+        now: float | None,
+    ) -> tuple[float | None, dict[str, float]]:
+        """The next step's KL coefficient, where it has a target, and what it was chosen by."""
+        kl = algorithm.kl
+        found = None if kl.target is None or reference is None else completion_kl(groups, reference, algorithm)
+        if not found or kl.target is None:
+            return now, {}
+        mean = sum(found) / len(found)
+        chosen = adapt_coefficient(kl.coefficient, mean, kl.target, len(found), kl.horizon)
+        return chosen, {"kl/completion": mean, "kl/coefficient": kl.coefficient}
+
+    def _reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
+        if self.config.algorithm.kl.coefficient == 0:
+            return None
+        return self.reference.compute("reference_logprobs", build_plain_sequences(groups, self.temperatures))
+
+    def _lr(self, step: int) -> float:
+        """Learning rate of the policy's next step; its schedule begins when the critic has had its steps alone."""
+        alone = 0 if self.critic is None else self.config.critic.warmup_steps
+        return schedule_lr(self.config.optim, step - alone, self.config.trainer.num_steps - alone)

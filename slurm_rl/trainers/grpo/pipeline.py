@@ -1,0 +1,183 @@
+"""Batches on their way: sampled and scored while the policy trains on older ones.
+
+With `rollout.max_staleness` k, step t trains on a batch that was sampled with the weights of step t - k (with
+those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the
+synchronous loop. What is asked for when does not depend on time, so every k repeats in every digit, and a
+checkpoint holds the batches in flight (rollouts.json), because their weights are gone on resume.
+Further prompts for a step (dynamic sampling) are asked for in that step, behind what is in flight, with newer weights.
+With `rollout.continuous` engines begin a batch before the last one ended and take weights as they come, so k is
+a bound, and time decides what below it a token has.
+
+    step t:  start(t + k) -> take(t) -> train -> send weights t + 1, which an engine loads after batch t + k
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from slurm_rl.algorithms.sequences import ImageSpan
+from slurm_rl.data.groups import Branch, Completion, Group, Turn, with_calls
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.run_dir.run_dir import write_json
+
+ROLLOUTS_FILE = "rollouts.json"
+
+Ticket = TypeVar("Ticket")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scored groups of one step, and what they took."""
+
+    groups: list[Group]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by phase, in another thread than the loop's unless k is 0."""
+
+
+class RolloutPipeline(Generic[Ticket]):
+    """Batches by step.
+
+    Args:
+        start: asks the engines for the batch of a step and returns at once; in the loop's thread, so that the
+            engines get requests and weights in one order.
+        finish: waits for such a batch and scores it. With a number of seconds, stop signals do not end the waiting
+            and that long it may take; with None they do.
+        staleness: k.
+        num_steps: the batches of steps from here on are not asked for.
+        is_journalled: what is in flight goes on from its own journal, so that no checkpoint waits for it.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Ticket],
+        finish: Callable[[Ticket, float | None], Batch],
+        *,
+        staleness: int,
+        num_steps: int,
+        is_journalled: bool = False,
+    ) -> None:
+        self._start, self._finish, self.is_journalled = start, finish, is_journalled
+        self.staleness, self.num_steps = staleness, num_steps
+        self._entries: dict[int, tuple[Ticket, Future[Batch]]] = {}
+        self._done: dict[int, Batch] = {}
+        # One thread: batches are scored in their order.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+
+    def take(self, step: int) -> Batch:
+        """The batch of this step, after those that may be in flight meanwhile have been asked for."""
+        for ahead in range(step, min(step + self.staleness, self.num_steps - 1) + 1):
+            if ahead not in self._entries and ahead not in self._done:
+                ticket = self._start(ahead)
+                self._entries[ahead] = ticket, self._threads.submit(self._finish, ticket, None)
+        if step in self._done:
+            return self._done.pop(step)
+        batch = self._entries[step][1].result()
+        del self._entries[step]
+        return batch
+
+    def draw(self, start: Callable[[], Ticket]) -> Batch:
+        """Another batch at once, which the engines get behind those that were asked for.
+
+        Args:
+            start: asks for it, in the loop's thread.
+        """
+        return self._threads.submit(self._finish, start(), None).result()
+
+    def put_back(self, step: int, batch: Batch) -> None:
+        """What was taken is to be taken again: the step did not come to an end."""
+        self._done[step] = batch
+
+    def settle(self, within_s: float) -> dict[int, list[Group]]:
+        """Wait for the batches in flight, for a checkpoint; they stay to be taken.
+
+        One that a stop signal interrupted gets `within_s` to end and is left out otherwise: it will be sampled
+        anew, with newer weights.
+        """
+        if self.is_journalled:
+            return {}
+        self._let_end(within_s)
+        self._done |= {step: future.result() for step, (_, future) in sorted(self._entries.items())}
+        self._entries.clear()
+        return {step: batch.groups for step, batch in sorted(self._done.items())}
+
+    def wait(self, within_s: Callable[[], float]) -> None:
+        """Until nothing is in flight; what went wrong is told when it is taken.
+
+        A batch that a stop signal interrupted has turns to come, which must not be of newer weights than those it has
+        had: it ends first, as for a checkpoint.
+
+        Args:
+            within_s: seconds that it may take from the stop on, asked for where there is such a batch.
+        """
+        if any(isinstance(future.exception(), StopRequested) for _, future in self._entries.values()):
+            self._let_end(within_s())
+
+    def _let_end(self, within_s: float) -> None:
+        """Wait for what is in flight; of what a stop interrupted for so long, then it is forgotten."""
+        deadline = time.monotonic() + within_s
+        for step, (ticket, future) in sorted(self._entries.items()):
+            if isinstance(future.exception(), StopRequested):
+                del self._entries[step]
+                with contextlib.suppress(TrainingError):
+                    self._done[step] = self._finish(ticket, max(deadline - time.monotonic(), 0.0))
+
+    def restore(self, batches: dict[int, list[Group]]) -> None:
+        """Go on with the batches of a checkpoint."""
+        self._done = {step: Batch(groups) for step, groups in batches.items()}
+
+    def close(self) -> None:
+        """Wait for nothing; the engines go with the run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> dict[str, float]:
+    """How old the weights behind a batch are, for its row; `mixed`: also how many completions saw new ones come."""
+    completions = [completion for group in groups for completion in group.completions]
+    # Steps between the weights that sampled a token and the policy at `version`.
+    ages = [version - token for completion in completions for token in completion.versions()]
+    found = {"rollout/staleness": sum(ages) / max(len(ages), 1)}
+    if mixed:
+        found["rollout/mixed_weights"] = sum(bool(it.token_versions) for it in completions) / len(completions)
+    return found
+
+
+def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:
+    """Write rollouts.json; nothing when there are none."""
+    if batches:
+        rows = {str(step): [asdict(group) for group in groups] for step, groups in batches.items()}
+        write_json(folder / ROLLOUTS_FILE, rows)
+
+
+def load_rollouts(folder: Path) -> dict[int, list[Group]]:
+    """What `save_rollouts` wrote. Numbers in JSON keep every digit."""
+    path = folder / ROLLOUTS_FILE
+    if not path.is_file():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return {int(step): [parse_group(group) for group in groups] for step, groups in rows.items()}
+
+
+def parse_group(tree: dict[str, Any]) -> Group:
+    """Back from `asdict`."""
+    results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
+    completions = [
+        Completion(
+            **{
+                **with_calls(one),
+                "turns": [Turn(**with_calls(turn)) for turn in one.get("turns", ())],
+                "branches": [Branch(**branch) for branch in one.get("branches", ())],
+            }
+        )
+        for one in tree["completions"]
+    ]
+    images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
+    return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)

@@ -1,0 +1,164 @@
+"""All prompts of a run, of one source or of several: loaded, checked and tokenised before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_set, each_source, set_key
+from slurm_rl.data.chat import ChatTemplate, begin_with_system, open_template
+from slurm_rl.data.encode_answers import encode_answer
+from slurm_rl.data.groups import Prompts
+from slurm_rl.data.load_data import load_prompts, load_set
+from slurm_rl.data.placeholders import ImageCounter
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.split import RowCounts, count_rows
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.envs.schemas import Schema, read_schemas
+from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.models.model_folder import load_text_config
+from slurm_rl.rollout.chat_template_check import check_turns
+
+
+class PromptEncoder:
+    """Rows of any source to prompts of one model."""
+
+    def __init__(self, config: RunConfig, model_path: str) -> None:
+        from slurm_rl.models.load_model import load_tokenizer
+        from slurm_rl.models.vision import load_image_reader
+
+        self.tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+        self.template = open_template(self.tokenizer, config.data)
+        """Without tools."""
+        self.context_length: int = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
+        self.images: ImageCounter | None = load_image_reader(model_path, config.model)
+        self.model_path = model_path
+
+    def encode(
+        self, rows: Sequence[PromptRow], config: RunConfig, source: str = "", tools: Sequence[Schema] = ()
+    ) -> list[EncodedPrompt]:
+        """The prompts of rows that `config` describes.
+
+        Args:
+            tools: that the model is told of.
+
+        Raises:
+            DataError: a row that cannot be read or does not fit; see `encode_prompts`.
+        """
+        data = config.data
+        if data.image_key is not None and self.images is None:
+            raise DataError(
+                "data.image_key needs a vision-language model",
+                seen=f"{data.image_key!r} and {self.model_path}",
+                action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
+            )
+        return encode_prompts(
+            rows,
+            self.tokenizer,
+            template=self.template if not tools else open_template(self.tokenizer, data, tools),
+            max_prompt_tokens=data.max_prompt_tokens,
+            context_length=self.context_length,
+            max_tokens=config.rollout.max_tokens,
+            overlong=data.overlong,
+            images=self.images,
+            system=data.system,
+            source=source,
+        )
+
+
+def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
+    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    encoder = PromptEncoder(config, model_path)
+    all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
+    for name, one in ({} if config.eval.only else each_source(config)).items():
+        split = load_prompts(one.data, with_info=one.env.is_on)
+        tools = all_prompts.schemas[name] = read_schemas(one.env)
+        check_turns(one, model_path, encoder.tokenizer, tools)
+        train, held_out = (encoder.encode(rows, one, name, tools) for rows in (split.train, split.held_out))
+        counts += count_rows(split, len(train), len(held_out))
+        all_prompts.train += train
+        all_prompts.held_out += held_out
+        if config.warmup.num_steps:
+            rows = {row.index: row for row in split.train}
+            all_prompts.answers += encode_answers(
+                [rows[prompt.index] for prompt in train],
+                encoder.tokenizer,
+                template=encoder.template,
+                system=one.data.system,
+                sees_images=encoder.images is not None,
+                tools=tools,
+            )
+    for name, one in each_set(config).items():
+        tools = all_prompts.schemas[set_key(name)] = read_schemas(one.env)
+        check_turns(one, model_path, encoder.tokenizer, tools)
+    all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
+    if encoder.images is not None:
+        all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
+    if all_prompts.max_images and config.engines_take_any_time:
+        raise ConfigError(
+            "rollout.continuous and env.order=free go with text alone: completions in flight would keep what the old "
+            "vision tower saw",
+            seen=f"prompts with up to {all_prompts.max_images} images",
+            action="set rollout.continuous=false and env.order=waves",
+        )
+    all_prompts.tools = _find_syntax(config, all_prompts.schemas, encoder.tokenizer)
+    return all_prompts, counts
+
+
+def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tokenizer: Any) -> ToolSyntax | None:
+    """How the model calls the tools of all sources; one model has one way."""
+    known = {schema["function"]["name"]: schema for told in schemas.values() for schema in told}
+    parts = (*each_source(config).values(), *each_set(config).values())
+    parsers = {one.env.tool_parser for one in parts if one.env.tools is not None}
+    if len(parsers) > 1:
+        raise ConfigError(
+            "env.tool_parser must be the same for all sources, since one model writes calls in one way",
+            seen=", ".join(sorted(map(str, parsers))),
+            action="give all of them the same, or none",
+        )
+    template = open_template(tokenizer, config.data, [*known.values()])
+    return ToolSyntax.of(template, *parsers) if template is not None and known else None
+
+
+def load_sets(
+    config: RunConfig, encoder: PromptEncoder, schemas: Mapping[str, Sequence[Schema]]
+) -> dict[str, list[EncodedPrompt]]:
+    """The prompts of each set of the evaluation.
+
+    Args:
+        schemas: of the tools of each.
+
+    Raises:
+        DataError: a row that cannot be read or does not fit.
+    """
+    found = {}
+    for name, one in each_set(config).items():
+        rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
+        found[name] = encoder.encode(rows, one, "", schemas[set_key(name)])
+    return found
+
+
+def encode_answers(
+    rows: Sequence[PromptRow],
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    system: str | None = None,
+    sees_images: bool = False,
+    tools: Sequence[Schema] = (),
+) -> list[list[int]]:
+    """Return the token ids of each reference answer and of its end, as SFT trains them, for the warm-up.
+
+    Raises:
+        DataError: the chat template or the tokenizer loses a part of an answer; the row is named.
+    """
+    encoded = []
+    for row in rows:
+        prompt = row.prompt if system is None else begin_with_system(row.prompt, system)
+        answer = encode_answer(
+            prompt, row.answer, tokenizer, template=template, name=row.name, sees_images=sees_images, tools=tools
+        )
+        encoded.append(answer.token_ids[answer.answered].tolist())
+    return encoded

@@ -1,0 +1,73 @@
+"""A job that evaluates and trains nothing: engines with the model's own weights answer the sets of `eval.sets`.
+
+Each set is a row of metrics.jsonl as soon as it is measured; an attempt that comes after measures the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.groups import Prompts
+from slurm_rl.node.stop import Timer
+from slurm_rl.plugins.report.eval_sets import describe_result, read_results
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.rollout.care import EngineCare
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.trainers.grpo.build import (
+    build_sampler,
+    build_set_rollouts,
+    open_journal,
+    start_engine,
+    start_engines,
+    wait_until_ready,
+)
+from slurm_rl.trainers.grpo.eval_sets import build_sets, set_metrics
+from slurm_rl.trainers.grpo.judges import Judge
+from slurm_rl.trainers.grpo.trainer_state import log_samples
+from slurm_rl.workers.ray_driver import Cluster
+
+_STEP = 0
+
+
+def evaluate_alone(
+    run: RunDir,
+    config: RunConfig,
+    cluster: Cluster,
+    model_path: str,
+    prompts: Prompts,
+    judges: Mapping[str, Judge],
+    metrics: MetricsLogger,
+    attempt: AttemptDir,
+) -> None:
+    """Measure what no attempt before has measured.
+
+    Raises:
+        StopRequested: a signal asked for it; what was measured stays.
+    """
+    engines = start_engines(cluster, config, model_path, prompts)
+    start_timeout_s = config.rollout.start_timeout_s
+    starts = functools.partial(start_engine, cluster, config, model_path, prompts)
+    care = EngineCare(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
+    sampler = build_sampler(cluster, engines, config, care)
+    wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
+    append_event(run, "engine/ready", num_engines=len(engines))
+    cluster.while_waiting = care.check
+    measured = read_rows(run.metrics) if run.metrics.is_file() else []
+    metrics.rewind(_STEP if measured else -1, len(measured))
+    journal = open_journal(run, config, judges)
+    rollouts = build_set_rollouts(config, sampler, judges, None, model_path, journal)
+    for one in build_sets(config, prompts.sets, rollouts):
+        if any(key.startswith(f"set/{one.name}/") for row in measured for key in row):
+            continue
+        append_event(run, "eval/started", set=one.name, prompts=len(one.prompts), samples=one.num_samples)
+        timer = Timer()
+        with timer.phase("eval"):
+            groups = one.sample(_STEP)
+            found = set_metrics(one.name, groups)
+        metrics.log(_STEP, "eval", {**found, **timer.seconds})
+        log_samples(run, _STEP, groups[: config.logging.samples_per_step], of_set=one.name)
+        [result] = read_results([{"step": _STEP, **found}])[one.name]
+        append_event(run, "eval/done", step=_STEP, set=one.name, result=describe_result(result))

@@ -1,0 +1,203 @@
+"""One attempt of the trainer: everything is built here, handed to the loop, and closed again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import yaml
+
+from slurm_rl.algorithms.sequences import TokenPrompt
+from slurm_rl.config.engine_args import check_engine_args
+from slurm_rl.config.functions import load_parts
+from slurm_rl.config.load import parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.groups import Prompts
+from slurm_rl.data.load_data import check_same_rows, prompt_content
+from slurm_rl.models.lora_layers import check_targets
+from slurm_rl.models.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
+from slurm_rl.node.beats.pulse import start_pulse
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.rollout.care import EngineCare
+from slurm_rl.rollout.weights.sync import WeightSync, choose_tolerance
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.trainers.common.remedy import load_plan
+from slurm_rl.trainers.grpo.build import (
+    build_rollouts,
+    build_sampler,
+    build_set_rollouts,
+    build_transport,
+    open_journal,
+    start_critic,
+    start_engine,
+    start_engines,
+    start_policy,
+    start_reference,
+    wait_until_ready,
+)
+from slurm_rl.trainers.grpo.eval_sets import build_sets
+from slurm_rl.trainers.grpo.judges import Judge, open_judges
+from slurm_rl.trainers.grpo.learner import Learner
+from slurm_rl.trainers.grpo.prompts import prepare_prompts
+from slurm_rl.trainers.grpo.run_eval import evaluate_alone
+from slurm_rl.trainers.grpo.trainer import GRPOTrainer
+from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
+from slurm_rl.workers.critic import Critic
+from slurm_rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.workers.worker_group import WorkerGroup
+
+_PROBE_TOKENS = 64
+
+
+def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
+    """Tokens of the first training prompts, end to end: text of the right vocabulary.
+
+    With images it is the shortest of the first prompts that have one, whole: it also shows what the vision tower does.
+    """
+    seeing = [prompt.tokens for prompt in prompts.train[:_PROBE_TOKENS] if prompt.images]
+    if seeing:
+        return min(seeing, key=lambda prompt: len(prompt.token_ids))
+    tokens = [token for prompt in prompts.train[:_PROBE_TOKENS] for token in prompt.token_ids]
+    return TokenPrompt(token_ids=tokens[: min(_PROBE_TOKENS, longest)])
+
+
+def run_training(run: RunDir, attempt: AttemptDir) -> None:
+    """Run the loop to its end, or to the stop signal.
+
+    Raises:
+        StopRequested: a signal asked for it; all is saved.
+        SlurmRLError: bad input, or a failure with its cause.
+    """
+    start_pulse("driver")
+    stop = StopFlag()
+    stop.install()
+    config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    plan = load_plan(run)
+    config = plan.layout.fill_in(config)
+    check_engine_args(config.rollout.engine_args)
+    load_parts(config)
+    model_path = prepare_model(run, config)
+    report_adapters(run, check_targets(model_path, config.model, are_sent=not config.rollout.transfers_directly))
+    prompts, counts = prepare_prompts(config, model_path)
+    contents = map(prompt_content, prompts.all_rows)
+    check_same_rows(run, len(prompts.train), len(prompts.held_out), contents)
+    append_event(run, "data/loaded", **asdict(counts))
+    stop.check()
+    cluster = Cluster(plan, stop)
+    cluster.connect()
+    append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
+    metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
+    try:
+        with ExitStack() as stack:
+            judges = open_judges(stack, config, run, attempt, cluster, prompts.schemas)
+            if config.eval.only:
+                from slurm_rl.models.load_model import require_whole_files  # transformers, which only this case needs
+
+                require_whole_files(model_path, config.model)
+                evaluate_alone(run, config, cluster, model_path, prompts, judges, metrics, attempt)
+                return
+            state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
+    finally:
+        metrics.close()
+    append_event(run, "trainer/finished", step=state.step)
+
+
+def _start_models(
+    run: RunDir, config: RunConfig, cluster: Cluster, model_path: str
+) -> tuple[WorkerGroup, WorkerGroup, Critic | None]:
+    """Policy, reference and critic, when all of them are up."""
+    policy = start_policy(cluster, config, model_path)
+    reference = start_reference(cluster, config, policy)
+    critic = start_critic(cluster, config)
+    groups = [policy, reference, *([critic.workers] if critic else [])]
+    models = {worker.name: worker for group in groups for worker in group.workers}
+    wait_until_ready(cluster, [*models.values()], config.rollout.start_timeout_s, "policy workers", run)
+    tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
+    append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
+    return policy, reference, critic
+
+
+def _build_sync(
+    config: RunConfig,
+    cluster: Cluster,
+    model_path: str,
+    prompts: Prompts,
+    policy: WorkerGroup,
+    engines: Sequence[Actor],
+    care: EngineCare,
+) -> WeightSync:
+    num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
+    return WeightSync(
+        cluster,
+        build_transport(cluster, policy, engines),
+        engines,
+        # The engine samples one token after the probe.
+        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
+        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
+        timeout_s=config.trainer.step_timeout_s,
+        dtype=config.model.dtype,
+        engine_args=config.rollout.engine_args,
+        recover=care.recover,
+    )
+
+
+def _train(
+    run: RunDir,
+    config: RunConfig,
+    cluster: Cluster,
+    model_path: str,
+    prompts: Prompts,
+    judges: Mapping[str, Judge],
+    metrics: MetricsLogger,
+    attempt: AttemptDir,
+) -> TrainerState:
+    start_timeout_s = config.rollout.start_timeout_s
+    engines = start_engines(cluster, config, model_path, prompts)
+    care = EngineCare(
+        cluster,
+        engines,
+        functools.partial(start_engine, cluster, config, model_path, prompts),
+        run,
+        attempt,
+        start_timeout_s=start_timeout_s,
+        # vLLM counts what is free on its GPU when it starts, and the policy is there already.
+        can_replace=not config.rollout.colocate,
+    )
+    sampler = build_sampler(cluster, engines, config, care)
+
+    def wait_for_engines() -> None:
+        wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
+        append_event(run, "engine/ready", num_engines=len(engines))
+
+    if config.rollout.colocate:
+        # vLLM takes for its own whatever becomes less free on its GPU while it starts, and has the less for its cache;
+        # and it ends when more becomes free (determine_available_memory in vllm/v1/worker/gpu_worker.py).
+        wait_for_engines()
+        sampler.sleep()
+    policy, reference, critic = _start_models(run, config, cluster, model_path)
+    journal = open_journal(run, config, judges)
+    scoring_critic = critic if config.reward.model.beside_critic else None
+    sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
+    care.reload, cluster.while_waiting = sync.resend, care.check
+    rollouts = build_set_rollouts(config, sampler, judges, scoring_critic, model_path, journal)
+    trainer = GRPOTrainer(
+        config,
+        run,
+        prompts,
+        Learner(config, policy, reference, critic),
+        sampler,
+        build_rollouts(config, sampler, judges, scoring_critic, model_path, journal),
+        sync,
+        RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
+        metrics,
+        policy_lock=care.lock,
+        sets=build_sets(config, prompts.sets, rollouts),
+    )
+
+    state = trainer.run(wait_for_engines)
+    run.require_ours()
+    policy.call("export", run.export)
+    return state

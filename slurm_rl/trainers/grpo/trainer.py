@@ -1,0 +1,250 @@
+"""The GRPO loop: sample, score, learn, sync, log, save.
+
+Steps count over the whole run: warm-up steps first, then GRPO steps. Whatever happens between two
+lines of `grpo_step`, the run can be resumed at the last saved step and goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import goes_on_from_journal, waits_with_weights
+from slurm_rl.data.curriculum import note_scores
+from slurm_rl.data.groups import Prompts
+from slurm_rl.errors import StopRequested
+from slurm_rl.node.stop import Timer
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.step_log import SAVE
+from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.weights.sync import WeightSync
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.common.cadence import open_cadence
+from slurm_rl.trainers.grpo.collect import BatchCollector, BatchSource, Collected
+from slurm_rl.trainers.grpo.eval_sets import EvalSet
+from slurm_rl.trainers.grpo.evaluation import Evaluator
+from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
+from slurm_rl.trainers.grpo.learner import Learned, Learner
+from slurm_rl.trainers.grpo.pipeline import RolloutPipeline, staleness_metrics
+from slurm_rl.trainers.grpo.step_metrics import (
+    curriculum_metrics,
+    kept_metrics,
+    sampling_metrics,
+    score_rows,
+    training_metrics,
+)
+from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState, log_samples
+from slurm_rl.trainers.grpo.warmup import prepare_models, warm_up
+
+# A run that fails gives a checkpoint in progress so long; its workers may be dead.
+_LAST_SAVE_S = 30.0
+_NO_LOCK: AbstractContextManager[Any] = nullcontext()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step found; its row of metrics.jsonl is made from this alone."""
+
+    collected: Collected
+    learned: Learned
+    probe_difference: float
+    """Of the newest weights that engines have proven to hold."""
+    seconds: dict[str, float]
+
+
+class GRPOTrainer:
+    """Owns the order of things; every piece of machinery is handed in."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        prompts: Prompts,
+        learner: Learner,
+        sampler: Sampler,
+        rollouts: Rollouts,
+        sync: WeightSync,
+        saver: RunSaver,
+        metrics: MetricsLogger,
+        *,
+        sets: Sequence[EvalSet] = (),
+        policy_lock: AbstractContextManager[Any] = _NO_LOCK,
+    ) -> None:
+        self.config, self.run_dir, self.prompts = config, run, prompts
+        self.learner, self.sampler, self.sync = learner, sampler, sync
+        self.saver, self.metrics, self.policy_lock = saver, metrics, policy_lock
+        self.state = TrainerState()
+        self.cadence = open_cadence(run, config)
+        source = BatchSource(config, prompts.train, rollouts, lambda: self.state.solve_rates)
+        self.pipeline = RolloutPipeline(
+            source.start,
+            source.finish,
+            staleness=config.rollout.max_staleness,
+            num_steps=config.trainer.num_steps,
+            is_journalled=goes_on_from_journal(config),
+        )
+        self.batches = BatchCollector(config, run, source, self.pipeline)
+        self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
+
+    def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
+        """Train to the end, or save and raise StopRequested when asked to stop.
+
+        Args:
+            wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
+        """
+        restored = self.saver.restore()
+        if restored:
+            self.state, rollouts = restored
+            self.pipeline.restore(rollouts)
+            self.cadence.resume(self.steps_done)
+        self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
+        collect_rarely()
+        try:
+            self.begin(wait_for_engines)
+            while self.steps_done < self.config.trainer.num_steps:
+                self.log(self.grpo_step())
+                self.evaluator.run_if_due(self.state)
+                self.save_if_due()
+                collect_step()
+            self.sync.verify()
+            self.saver.wait()
+            self.metrics.steps.add(self.state.step, SAVE)
+        except StopRequested:
+            self.metrics.steps.mark()  # the step that it interrupted is nothing that a row could have
+            self.save(wait_s=self.saver.settle_s())
+            self.saver.wait()
+            self.metrics.steps.add(self.state.step, SAVE)
+            raise
+        finally:
+            self.pipeline.close()
+            self.saver.close(_LAST_SAVE_S)
+        return self.state
+
+    def begin(self, wait_for_engines: Callable[[], None]) -> None:
+        """The warm-up while the engines start, then weights in every engine and what they do before training."""
+        if self.config.rollout.colocate:  # they are up, and asleep
+            self.sync.transport.open()
+            self.leave_gpus_to_the_policy(Timer())
+            self.warm_up()
+        else:
+            self.warm_up()
+            wait_for_engines()
+            self.sync.transport.open()
+        self.push_weights(Timer())
+        self.verify_weights(Timer())
+        self.sync.verify()
+        self.metrics.steps.mark()
+        self.evaluator.run_if_due(self.state)
+        self.save_if_due()
+
+    def warm_up(self) -> None:
+        """Supervised steps on reference answers, then what begins as the policy does now."""
+        learner = self.learner
+        self.metrics.steps.mark()
+        warm_up(self.config, self.prompts, learner.policy, self.state, self.write_row)
+        prepare_models(self.config, self.run_dir, learner, self.saver)
+
+    @property
+    def steps_done(self) -> int:
+        """GRPO steps; the warm-up's come before them."""
+        return self.state.step - self.config.warmup.num_steps
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def grpo_step(self) -> StepResult:
+        """One GRPO step, from prompts to new weights in the engines."""
+        timer = Timer()
+        with timer.phase("step"):
+            collected = self.batches.take(self.steps_done, timer)
+            self.leave_gpus_to_the_policy(timer)
+            with self.policy_lock:  # until its weights are on their way they have no version
+                with timer.phase("train"):
+                    learned = self.learner.learn(collected.groups, self.steps_done, self.state.kl_coefficient)
+                self.state.kl_coefficient = learned.kl_coefficient
+                self.state.step += 1
+                if self.config.data.curriculum is not None:
+                    note_scores(self.state.solve_rates, score_rows(collected.sampled))
+                self.push_weights(timer)
+            probe_difference = self.verify_weights(timer)
+        return StepResult(collected, learned, probe_difference, timer.seconds)
+
+    def leave_gpus_to_the_policy(self, timer: Timer) -> None:
+        """Engines on the policy's own GPUs sleep until the next weights."""
+        if self.config.rollout.colocate:
+            with timer.phase("sleep"):
+                self.sampler.sleep()
+
+    def push_weights(self, timer: Timer) -> None:
+        """Send the weights; returns at once, but for episodes between whose turns no weights may come."""
+        if waits_with_weights(self.config):
+            with timer.phase("rollout"):
+                self.pipeline.wait(self.saver.settle_s)
+        with timer.phase("sync"):
+            self.sync.push(self.state.step)
+
+    def verify_weights(self, timer: Timer) -> float:
+        """The largest difference of a probe of those that have arrived.
+
+        Who samples ahead waits for older ones alone, which engines have had time to take. Continuous engines take them
+        at once, and out of order with requests: what is asked for after this must not begin with older ones, or the
+        bound on staleness would not hold.
+        """
+        with timer.phase("sync"):
+            return self.sync.verify(leave=0 if self.config.engines_take_any_time else self.pipeline.staleness)
+
+    # ---- around the step -----------------------------------------------------------------------
+
+    def log(self, result: StepResult) -> None:
+        """The step's row of metrics.jsonl, and a few of its completions."""
+        groups = result.collected.groups
+        self.write_row("grpo", self.describe(result))
+        log_samples(self.run_dir, self.state.step, groups[: self.config.logging.samples_per_step])
+
+    def describe(self, result: StepResult) -> dict[str, float]:
+        """A step in numbers; all but times and the sync's follow from config and seed."""
+        config, learned, groups = self.config, result.learned, result.collected.groups
+        kept = kept_metrics(groups, config.algorithm.filters)
+        num_kept = round(kept["tokens/trained"]) * config.trainer.num_epochs
+        values = {
+            **sampling_metrics(result.collected.sampled),
+            **(training_metrics(learned.totals, learned.num_tokens, num_kept) if learned.totals else {}),
+            "policy/packed": float(self.learner.packed),
+            **learned.metrics,
+            **kept,
+            # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
+            "tokens/computed": float(learned.num_tokens),
+        }
+        if config.data.curriculum is not None:
+            values |= curriculum_metrics(self.state.solve_rates, config.data.curriculum)
+        if config.algorithm.dynamic_sampling_rounds > 1:
+            values["rollout/rounds"] = float(result.collected.num_rounds)
+        if self.pipeline.staleness:
+            values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.continuous)
+        else:
+            values["sync/probe_difference"] = result.probe_difference
+        per_s = values["tokens/trained"] / result.seconds["time/step_s"]
+        return {**values, **result.seconds, "time/tokens_per_s": per_s}
+
+    def write_row(self, stage: str, values: dict[str, float]) -> None:
+        self.metrics.log(self.state.step, stage, values)
+        self.state.num_metric_rows += 1
+
+    def save_if_due(self) -> None:
+        self.saver.check()
+        self.saver.tidy(self.state.step)
+        if (
+            self.cadence.is_due(self.steps_done)
+            or self.steps_done == self.config.trainer.num_steps
+            or self.state.best_step == self.state.step
+        ):
+            self.save(wait_s=self.config.trainer.step_timeout_s)
+
+    def save(self, *, wait_s: float) -> None:
+        """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
+        self.saver.save_run(self.state, self.pipeline.settle(wait_s))
+        self.metrics.steps.add(self.state.step, SAVE)
+        self.cadence.saved(self.steps_done, self.metrics.steps)

@@ -1,0 +1,199 @@
+"""What a checkpoint of a GRPO run holds, when it is written and read, and the files of completions.
+
+Rollouts on disk are written by one run, and read in place of sampling by another: one file a step, one line a group;
+floats are written so that they read back to the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.groups import Group
+from slurm_rl.errors import DataError
+from slurm_rl.models.checkpoint.step_saver import StepSaver, parse_state
+from slurm_rl.plugins.goodput.learned import END_S
+from slurm_rl.plugins.goodput.learned_file import lead_in_force, read_learned
+from slurm_rl.rollout.journal import Journal
+from slurm_rl.run_dir.jsonl import read_lines
+from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
+from slurm_rl.trainers.grpo.pipeline import load_rollouts, parse_group, save_rollouts
+from slurm_rl.workers.critic import Critic
+from slurm_rl.workers.worker_group import WorkerGroup
+
+
+@dataclass
+class TrainerState:
+    """The part of a run's state that is not in the policy. Small and JSON.
+
+    Data position, sampling and data order all follow from `step` and the seed (see math/schedule.py), so there
+    is no random state to save.
+    """
+
+    step: int = 0
+    """Optimizer stages done: warm-up steps, then GRPO steps."""
+    stage: str = "warmup"
+    """Which optimizer the policy holds: `warmup` or `grpo`."""
+    evaluated_step: int = -1
+    """Step of the newest evaluation."""
+    best_step: int = -1
+    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
+    best_accuracy: float = -1.0
+    kl_coefficient: float | None = None
+    """What the controller has made of algorithm.kl.coefficient; None without a target."""
+    solve_rates: dict[str, list[float]] = field(default_factory=dict)
+    """Of each row that was sampled the sum of its scores and their number; with data.curriculum alone."""
+    num_metric_rows: int = 0
+    """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
+
+
+class RunSaver(StepSaver):
+    """Saves and restores policy and state together.
+
+    Args:
+        stopped_s: seconds since the run was asked to leave; None: it was not.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        policy: WorkerGroup,
+        critic: Critic | None = None,
+        *,
+        stopped_s: Callable[[], float | None] = lambda: None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.config, self.policy, self.critic, self.journal = config, policy, critic, journal
+        self.stopped_s = stopped_s
+        self._whole = 0
+        self.restored: Path | None = None
+        saving = config.checkpoint
+        super().__init__(
+            run,
+            saving.keep,
+            background=saving.background,
+            timeout_s=config.trainer.step_timeout_s,
+            url=saving.url,
+            verify=saving.verify,
+            left_s=self._left_s,
+        )
+
+    def settle_s(self) -> float:
+        """Seconds that batches in flight have from now on, after a stop, so that the measured save fits behind them."""
+        learned = read_learned(self.run_dir)
+        return max(0.0, learned.settle_s(lead_s(self.run_dir, self.config)) - (self.stopped_s() or 0.0))
+
+    def _left_s(self) -> float | None:
+        stopped_s = self.stopped_s()
+        return None if stopped_s is None else lead_s(self.run_dir, self.config) - END_S - stopped_s
+
+    def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
+        """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""
+        newest = self.newest()
+        if self.journal is not None:
+            self.journal.resume(*(0, None) if newest is None else (newest.step, newest.path))
+        if newest is None:
+            return None
+        self._whole = newest.step
+        state = parse_state(TrainerState, newest.meta)
+        if state.stage == "grpo" and self.config.warmup.num_steps:
+            self.policy.call("use_optimizer", self.config.optim)
+        self.policy.call("load", newest.path / "policy")
+        self.restored = newest.path
+        append_event(self.run_dir, "trainer/resumed", step=state.step)
+        return state, load_rollouts(newest.path)
+
+    def restore_critic(self) -> None:
+        """Load the critic of that checkpoint, once there is a critic; one of the warm-up has none."""
+        folder = None if self.restored is None else self.restored / "critic"
+        if self.critic is not None and folder is not None and folder.is_dir():
+            self.critic.workers.call("load", folder)
+
+    def save_run(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
+        """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
+        models = {"policy": self.policy}
+        if self.critic is not None and self.critic.is_built:
+            models["critic"] = self.critic.workers
+
+        def write(folder: Path) -> list[Path]:
+            pending: list[list[Path]] = []
+            for name, workers in models.items():
+                (folder / name).mkdir()
+                pending += workers.call("save", folder / name, self.config.checkpoint.background)
+            save_rollouts(folder, rollouts)
+            if self.journal is not None:
+                self.journal.save(folder, state.step)
+            return [path for paths in pending for path in paths]
+
+        before = max(self.saved_step, 0)
+        self.save(state.step, asdict(state), write, spare={state.best_step})
+        self._whole = before if self.background else state.step
+
+    def tidy(self, step: int) -> None:
+        """Remove what the journal has of batches that no resumed run would go on with; `step` is to come."""
+        if self.journal is not None:
+            self.journal.prune(step, self._whole)
+
+
+def lead_s(run: RunDir, config: RunConfig) -> int:
+    """Seconds from a stop signal to the limit, as the controller has it now."""
+    return lead_in_force(run, config.job.planned_lead_s, learns=config.job.signal_lead_s == "auto")
+
+
+def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:
+    """Write the scored groups of one step; one taken again after a crash replaces its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(asdict(group), allow_nan=False) + "\n" for group in groups]
+    write_text(_file(folder, step), "".join(lines))
+
+
+def replay_groups(folder: Path, step: int) -> list[Group]:
+    """The groups that `dump_groups` wrote.
+
+    Raises:
+        DataError: there are none of this step, or they were written by another version.
+    """
+    path = _file(folder, step)
+    try:
+        # A damaged line, which is None, is a TypeError: a step is replayed whole or not at all.
+        groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"rollout.replay must hold what this version of slurm_rl dumps ({type(error).__name__}: {error})",
+            seen=str(path),
+            action="dump again with rollout.dump=true",
+        ) from error
+    if not groups:
+        raise DataError(
+            "rollout.replay must hold the rollouts of every step",
+            seen=f"no {path.name} in {folder}",
+            action="replay with the warmup.num_steps of the run that dumped them, and no more steps",
+        )
+    return groups
+
+
+def log_samples(run: RunDir, step: int, groups: Sequence[Group], *, of_set: str | None = None) -> None:
+    """Append the first completion of each group to samples.jsonl.
+
+    Args:
+        of_set: name of the evaluation set of the prompts; None for training prompts.
+    """
+    for group in groups:
+        completion, result = group.completions[0], group.results[0]
+        row = {
+            "row": group.prompt.row_id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "answer": group.prompt.answer,
+        }
+        turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
+        name = {} if of_set is None else {"set": of_set}
+        append_row(run, run.samples, {"step": step, **name, **row, "reward": result.value, **turns})
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}.jsonl"

@@ -1,0 +1,161 @@
+"""One rank of a supervised run, of a run directory or from overrides.
+
+    python -m slurm_rl.trainers.supervised <run> [--attempt <n>]                 what a node agent's torchrun starts
+    python -m slurm_rl.trainers.supervised +exp=sft_tiny run_dir=runs/a          one rank, by hand
+    torchrun --nproc-per-node 8 -m slurm_rl.trainers.supervised +exp=dpo_llama3_8b run_dir=/shared/runs/a ...
+
+The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see train/stop.py), and
+all else that a run directory holds. `python -m slurm_rl` does more: it submits, brings up, starts again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from slurm_rl import __version__
+from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import TORCHRUN_TASKS
+from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
+from slurm_rl.launch.controller import holding
+from slurm_rl.node.attempt import open_attempt
+from slurm_rl.node.stop import run_to_outcome
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json, write_text
+from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info
+
+BY_HAND = "torchrun"
+"""The launcher of a run that nobody submitted."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What this rank is to do."""
+
+    run: RunDir
+    attempt: AttemptDir
+    read: Callable[[], RunConfig]
+    is_by_hand: bool
+    """No controller holds the run, so rank 0 does."""
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    is_run = bool(words) and not words[0].startswith("+") and "=" not in words[0]
+    try:
+        rank_info = read_rank_info()
+        start = open_run(words) if is_run else begin_run(words, rank_info)
+        with hold(start.run) if start.is_by_hand and rank_info.rank == 0 else contextlib.nullcontext():
+            return _train(start, rank_info)
+    except SlurmRLError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _train(start: Start, rank_info: RankInfo) -> int:
+    def train(*_: object) -> None:
+        from slurm_rl.trainers.supervised.run_supervised import run_training
+
+        run_training(start.run, start.read(), rank_info, start.attempt)
+
+    return run_to_outcome(start.run, start.attempt, train, writes=rank_info.rank == 0)
+
+
+@contextlib.contextmanager
+def hold(run: RunDir) -> Iterator[None]:
+    """The run is this process's meanwhile, as it is a controller's that starts ranks.
+
+    Raises:
+        LeaseError: another has it and lives.
+        RunDirError: the run directory cannot be written.
+    """
+    own = Holder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+    with holding.hold(run, own, then="then the same command again") as lease:
+        run.epoch = lease.epoch
+        yield
+
+
+def open_run(words: Sequence[str]) -> Start:
+    """A run directory that is there, and the attempt that a node agent names; by hand the newest."""
+    parser = argparse.ArgumentParser(
+        "python -m slurm_rl.trainers.supervised", description="One rank of the supervised trainer."
+    )
+    parser.add_argument("run_dir")
+    parser.add_argument("--attempt", type=int, help="the newest by default")
+    args = parser.parse_args(words)
+    found = RunDir(args.run_dir).require()
+    is_by_hand = args.attempt is None
+    if is_by_hand:
+        args.attempt = max(found.attempt_numbers(), default=1)
+    run, attempt = open_attempt(args)
+    return Start(run, attempt, lambda: read_config(run), is_by_hand=is_by_hand)
+
+
+def begin_run(words: Sequence[str], rank_info: RankInfo) -> Start:
+    """The run directory that overrides name, made by rank 0 where it is not there; a new attempt."""
+    config = load_config(list(words))
+    run = find_run(config)
+    if rank_info.rank == 0:
+        begin(run, config)
+    attempt = run.attempt(max(run.attempt_numbers(), default=0) + 1)
+    return Start(run, attempt, lambda: config, is_by_hand=True)
+
+
+def read_config(run: RunDir) -> RunConfig:
+    """Typed, so that what an earlier version did not know yet is at its default."""
+    return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+
+
+def find_run(config: RunConfig) -> RunDir:
+    """The run directory, which every rank must know by itself.
+
+    Raises:
+        ConfigError: it is not named, or the task is not one for torchrun.
+    """
+    if config.task not in TORCHRUN_TASKS:
+        raise ConfigError(
+            f"task must be one of {', '.join(TORCHRUN_TASKS)}",
+            seen=config.task,
+            action="start it as python -m slurm_rl",
+        )
+    if config.run_dir is None:
+        raise ConfigError("run_dir must be named, so that all ranks share it", action="run_dir=/shared/runs/a")
+    return RunDir(config.run_dir)
+
+
+def begin(run: RunDir, config: RunConfig) -> None:
+    """Write down what is asked for, or find that the run began with it.
+
+    Raises:
+        ConfigError: the run began with another config.
+        RunDirError: the folder holds something else.
+    """
+    tree = config.model_dump(mode="json")
+    if run.plan.is_file():
+        old = read_config(run).model_dump(mode="json")
+        changed = [key for key in tree if tree[key] != old[key]]
+        if changed:
+            raise ConfigError(
+                "a run resumes with the config it began with",
+                seen=f"other values under {', '.join(changed)} than in {run.config}",
+                action="give the words it began with, or another run_dir",
+            )
+        return
+    if run.path.is_dir() and any(run.path.iterdir()):
+        raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
+    facts = SubmitFacts(python=sys.executable, num_cpus=len(os.sched_getaffinity(0)), version=__version__)
+    plan = build_plan(config, str(run.path), facts)
+    write_text(run.config, yaml.safe_dump(tree, sort_keys=False))
+    write_json(run.plan, plan.to_json())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""The nodes of a run as its driver sees them: those that our agents brought up, or those that an existing Ray cluster
+sets aside for it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.node.joined import POLL_S, wait_for_nodes
+from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
+
+_MOST_NODES = 8
+RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}
+"""Role whose ranks meet -> where our agent tells the port that it proved free."""
+
+
+class OwnRayNodes:
+    """Of the cluster that our agents brought up: each has a resource that names its rank."""
+
+    namespace: str | None = "slurm_rl"
+    """Of the actors' names."""
+
+    def __init__(self, plan: JobPlan) -> None:
+        self.plan = plan
+        self.gpus: list[list[str]] = []
+        self.cpus: list[int] = []
+
+    def wait(self, deadline: float, stop: StopFlag) -> None:
+        """Return when all are there; `deadline` by time.monotonic(). Raises BringUpError with what is missing."""
+        import ray
+
+        wait_for_nodes(self.plan, deadline, stop.check)
+        nodes = find_ours(ray.nodes(), self.plan.num_nodes)
+        self.gpus = [parse_gpu_labels(node.get("Labels", {})) for node in nodes]
+        self.cpus = [int(node["Resources"].get("CPU", 1)) for node in nodes]
+
+    def options(self, actor: ActorPlan) -> dict[str, Any]:
+        """For Ray: what holds the actor on its node."""
+        return {"resources": {node_resource(actor.node): 0.001}}
+
+    def gpu_names(self, actor: ActorPlan) -> list[str]:
+        """What the actor's GPUs are called on its node."""
+        return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
+
+    def num_cpus(self, node: int) -> int:
+        """Cores of ours on that node."""
+        return self.cpus[node]
+
+    def host(self) -> str:
+        """Address of the driver's node that the others reach."""
+        return os.environ["RAY_ADDRESS"].rpartition(":")[0]
+
+    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
+        """Address and free port where the ranks of a role meet; the first of them is on `node`."""
+        # On the head node ports were proven free; elsewhere the first rank finds one itself.
+        return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
+
+
+def find_ours(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mapping[str, Any]]:
+    """The nodes of our agents, by rank.
+
+    Args:
+        nodes: what `ray.nodes()` says; a node that came back may be there once more, dead.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    return [next(node for node in alive if node_resource(rank) in node["Resources"]) for rank in range(num_nodes)]
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node of an existing cluster says of itself."""
+
+    name: str
+    ip: str
+    gpus: list[str]
+    """The names by which Ray knows the GPUs that it gave us there."""
+    ports: dict[str, int]
+    """Role -> a port that is free now."""
+    sees_run: bool
+    """The run directory is there, too."""
+
+
+class NodeHolder:
+    """Holds the GPUs of one node for the run. Runs as a Ray actor."""
+
+    def describe(self, probe: Path) -> NodeFacts:
+        import ray
+
+        ip, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
+        gpus = [str(name) for name in context.get_accelerator_ids().get("GPU", [])]
+        return NodeFacts(f"{socket.gethostname()} ({ip})", ip, gpus, _free_ports(RENDEZVOUS_PORTS), probe.is_file())
+
+
+class SharedRayNodes:
+    """Of a cluster that is not ours: a placement group sets nodes aside, each with all that one of the run's needs.
+
+    It waits while others hold them or the cluster grows, and goes when the driver ends.
+    """
+
+    namespace: str | None = None  # a fresh one: several runs share the cluster
+
+    def __init__(self, plan: JobPlan) -> None:
+        self.plan = plan
+        self.group: Any = None
+        self.holders: list[Any] = []
+        self.facts: list[NodeFacts] = []
+
+    def wait(self, deadline: float, stop: StopFlag) -> None:
+        import ray
+
+        bundle = build_bundle(self.plan)
+        self.group = ray.util.placement_group([bundle] * self.plan.num_nodes, strategy="STRICT_SPREAD")
+        self._wait_for([self.group.ready()], bundle, deadline, stop)
+        holder = ray.remote(NodeHolder)
+        self.holders = [
+            holder.options(num_cpus=0, num_gpus=self.plan.gpus_per_node, scheduling_strategy=self._on(rank)).remote()
+            for rank in range(self.plan.num_nodes)
+        ]
+        probe = Path(self.plan.run_dir) / f".seen-{secrets.token_hex(4)}"
+        probe.touch()
+        try:
+            answers = [holder.describe.remote(probe) for holder in self.holders]
+            self._wait_for(answers, bundle, deadline, stop)
+            self.facts = ray.get(answers)
+        finally:
+            probe.unlink()
+        check_all_see(self.facts, self.plan.run_dir)
+
+    def _wait_for(self, references: list[Any], bundle: dict[str, float], deadline: float, stop: StopFlag) -> None:
+        import ray
+
+        while ray.wait(references, num_returns=len(references), timeout=POLL_S)[1]:
+            stop.check()
+            if time.monotonic() > deadline:
+                wanted = ", ".join(f"{count:g} {name}" for name, count in bundle.items())
+                raise BringUpError(
+                    f"the Ray cluster must have {self.plan.num_nodes} nodes with {wanted} free before "
+                    "job.start_timeout_s",
+                    seen=describe_nodes(ray.nodes()),
+                    action="ask for less (cluster.num_nodes, cpus_per_node, gpus_per_node), wait, or make it grow",
+                )
+
+    def _on(self, rank: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
+
+    def options(self, actor: ActorPlan) -> dict[str, Any]:
+        return {"scheduling_strategy": self._on(actor.node)}
+
+    def gpu_names(self, actor: ActorPlan) -> list[str]:
+        names = self.facts[actor.node].gpus
+        return [names[gpu] for gpu in actor.gpus]
+
+    def num_cpus(self, node: int) -> int:
+        return int(build_bundle(self.plan)["CPU"])
+
+    def host(self) -> str:
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
+        return self.facts[node].ip, self.facts[node].ports[role]
+
+
+def build_bundle(plan: JobPlan) -> dict[str, float]:
+    """What one node must have free, in Ray's words.
+
+    >>> from types import SimpleNamespace as plan
+    >>> build_bundle(plan(cpus_per_node=None, gpus_per_node=8)), build_bundle(plan(cpus_per_node=4, gpus_per_node=0))
+    ({'CPU': 1, 'GPU': 8}, {'CPU': 4})
+    """
+    gpus = {"GPU": plan.gpus_per_node} if plan.gpus_per_node else {}
+    return {"CPU": plan.cpus_per_node or 1, **gpus}
+
+
+def describe_nodes(nodes: Sequence[dict[str, Any]]) -> str:
+    """What `ray.nodes()` has.
+
+    >>> describe_nodes([{"Alive": True, "NodeManagerHostname": "head", "Resources": {"CPU": 2.0}}])
+    'nodes in all, free or taken: head (2 CPU, 0 GPU)'
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    sizes = [(node["NodeManagerHostname"], node["Resources"]) for node in alive[:_MOST_NODES]]
+    held = [f"{name} ({has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU)" for name, has in sizes]
+    more = [f"and {len(alive) - _MOST_NODES} more"] if len(alive) > _MOST_NODES else []
+    return f"nodes in all, free or taken: {', '.join([*held, *more]) or 'none'}"
+
+
+def check_all_see(facts: Sequence[NodeFacts], run_dir: str) -> None:
+    """Workers write their checkpoints themselves, and read the model that the driver made.
+
+    Raises:
+        ConfigError: naming the nodes that do not see the run directory.
+    """
+    blind = [node.name for node in facts if not node.sees_run]
+    if blind:
+        raise ConfigError(
+            f"every node of the Ray cluster must see the run directory {run_dir}",
+            seen=f"not there on {', '.join(blind)}",
+            action="set cluster.remote_root to a folder that all of them see: NFS, a volume, a mounted bucket",
+        )
+
+
+def _free_ports(roles: dict[str, str]) -> dict[str, int]:
+    with ExitStack() as stack:
+        # All open at once, so that they differ.
+        sockets = {role: stack.enter_context(socket.socket()) for role in roles}
+        for probe in sockets.values():
+            probe.bind(("", 0))
+        return {role: int(probe.getsockname()[1]) for role, probe in sockets.items()}
+
+
+def find_address() -> tuple[str, int]:
+    """The address in the Ray cluster of the node of this process, and a port that is free there now."""
+    import ray
+
+    return ray.util.get_node_ip_address(), _free_ports({"here": ""})["here"]

@@ -1,0 +1,92 @@
+"""GAE, the critic's loss and the KL controller, each against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.algorithms.advantages import compute_gae, explained_variance, spread_reward, value_loss, whiten
+from slurm_rl.algorithms.kl import adapt_coefficient
+from slurm_rl.algorithms.sequences import FloatArray
+
+
+def row(*values: float) -> FloatArray:
+    return np.array(values, dtype=np.float32)
+
+
+def test_gae_is_the_hand_worked_recursion() -> None:
+    # delta: 0.9*0.6-0.5 = 0.04, 0.9*0.8-0.6 = 0.12, 1-0.8 = 0.2; each plus 0.9*0.5 of the next advantage.
+    advantages, returns = compute_gae([row(0, 0, 1)], [row(0.5, 0.6, 0.8)], discount=0.9, smoothing=0.5)
+    assert advantages[0] == pytest.approx([0.04 + 0.45 * 0.21, 0.12 + 0.45 * 0.2, 0.2])
+    assert returns[0] == pytest.approx([0.6345, 0.81, 1.0])
+
+
+def test_smoothing_0_is_the_one_step_error_and_1_the_whole_return() -> None:
+    rewards, values = [row(1, 2, 3)], [row(10, 20, 30)]
+    assert compute_gae(rewards, values, discount=1.0, smoothing=0.0)[0][0] == pytest.approx([11, 12, -27])
+    whole, returns = compute_gae(rewards, values, discount=1.0, smoothing=1.0)
+    assert whole[0] == pytest.approx([6 - 10, 5 - 20, 3 - 30])
+    assert returns[0] == pytest.approx([6, 5, 3])
+
+
+def test_completions_of_other_lengths_do_not_touch_each_other() -> None:
+    rows = [row(0, 1), row(0, 0, 0, 2), row(), row(-1)]
+    values = [row(0.1, 0.2), row(0.4, 0.3, 0.2, 0.1), row(), row(0.5)]
+    together, returns = compute_gae(rows, values, discount=0.99, smoothing=0.95)
+    for index in range(len(rows)):
+        alone, alone_returns = compute_gae(rows[index : index + 1], values[index : index + 1],
+                                           discount=0.99, smoothing=0.95)  # fmt: skip
+        assert np.array_equal(together[index], alone[0])
+        assert np.array_equal(returns[index], alone_returns[0])
+
+
+def test_the_score_stands_at_the_last_token_and_the_kl_at_each() -> None:
+    assert spread_reward(1.0, row(0.5, 0.25, 0), 3, 0.2) == pytest.approx([-0.1, -0.05, 1.0])
+    assert spread_reward(-2.0, None, 2, 0.2).tolist() == [0, -2]
+    assert spread_reward(1.0, row(), 0, 0.2).tolist() == []
+
+
+def test_whitened_tokens_have_mean_0_and_deviation_1_without_those_left_out() -> None:
+    found = whiten([row(1, 3), row(100), row(5)], [True, False, True])
+    kept = np.concatenate([found[0], found[2]])
+    assert kept == pytest.approx([-1.2247449, 0, 1.2247449])
+    assert whiten([row(2, 2)], [True])[0].tolist() == [0, 0]
+    assert whiten([row(2)], [False])[0].tolist() == [2]
+
+
+def test_equal_tokens_are_whitened_to_exactly_zero() -> None:
+    # A rest of rounding over a deviation of about 0 would be a step of full size. Sums of float32 in float64 have none.
+    for size in range(1, 60):
+        assert not whiten([row(*[0.1] * size), row(0.1)], [True, True])[0].any()
+
+
+def test_a_critic_that_knows_explains_everything_and_a_constant_nothing() -> None:
+    returns = [row(1, 2), row(3)]
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance([row(7, 7), row(7)], returns) == 0.0
+    assert explained_variance([row(1), row(2)], [row(4), row(4)]) == 0.0
+
+
+def test_the_critics_loss_is_the_worse_of_free_and_clipped() -> None:
+    old, returns = torch.tensor([0.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, -1.0, 0.1])
+    values = torch.tensor([0.1, 0.5, 0.5, 0.5], requires_grad=True)
+    token = value_loss(values, old, returns, clip=0.2)
+    # Within the clip: (0.1-1)^2/2. Beyond, towards the return: that of 0.2. Beyond, away from it: its own.
+    assert token.loss.tolist() == pytest.approx([0.405, 0.32, 1.125, 0.08])
+    assert token.clipped.tolist() == [0, 1, 0, 0]
+    token.loss.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([-0.9, 0.0, 1.5, 0.4])
+
+
+def test_without_a_clip_the_loss_is_half_the_square() -> None:
+    token = value_loss(torch.tensor([3.0]), torch.tensor([0.0]), torch.tensor([1.0]), None)
+    assert (token.loss.tolist(), token.clipped.tolist()) == ([2.0], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(6.0, 0.1), (6.6, 0.1 * 1.01), (60.0, 0.1 * 1.02), (5.4, 0.1 * 0.99), (0.0, 0.1 * 0.98)]
+)
+def test_the_controller_moves_against_the_error_and_never_by_more_than_its_bound(kl: float, expected: float) -> None:
+    assert adapt_coefficient(0.1, kl, target=6.0, num_completions=100, horizon=1000) == pytest.approx(expected)

@@ -1,0 +1,36 @@
+"""Positions in three axes, against a grid written down and against transformers."""
+
+from __future__ import annotations
+
+import torch
+from transformers import Qwen2_5_VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+
+from slurm_rl.algorithms.mrope import build_rope_positions
+
+
+def test_the_worked_example() -> None:
+    assert build_rope_positions(7, [2], [(2, 2)]).tolist() == [
+        [0, 1, 2, 2, 2, 2, 4],
+        [0, 1, 2, 2, 3, 3, 4],
+        [0, 1, 2, 3, 2, 3, 4],
+    ]
+
+
+def test_text_alone_counts_from_zero_in_every_axis() -> None:
+    assert build_rope_positions(3, [], []).tolist() == [[0, 1, 2]] * 3
+
+
+def test_several_images_are_placed_as_transformers_places_them() -> None:
+    """At the start, next to each other, and long ones both ways; patches merge two by two."""
+    grids = [(1, 4), (3, 1), (2, 2)]
+    kinds = [1] * 4 + [0] + [1] * 3 + [0, 0, 0] + [1] * 4 + [0]
+    model = Qwen2_5_VLModel.__new__(Qwen2_5_VLModel)
+    torch.nn.Module.__init__(model)
+    model.config = Qwen2_5_VLConfig()
+    expected, _ = model.get_rope_index(
+        torch.zeros(1, len(kinds), dtype=torch.long),
+        torch.tensor([kinds]),
+        image_grid_thw=torch.tensor([[1, 2 * h, 2 * w] for h, w in grids]),
+    )
+    assert build_rope_positions(len(kinds), [0, 5, 11], grids).tolist() == expected[:, 0].tolist()

@@ -1,0 +1,108 @@
+"""Which sequence goes into which micro-batch of which worker."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.algorithms.packing import distribute, pack_by_tokens
+
+LENGTHS = st.lists(st.integers(1, 40), max_size=40)
+BUDGET = st.integers(1, 60)
+WORKERS = st.integers(1, 9)
+
+
+def test_first_fit_decreasing_by_hand() -> None:
+    # Longest first: 5 opens bin 0, 3 opens bin 1, the other 3 fills it to 6, 2 fits in neither.
+    assert pack_by_tokens([5, 3, 3, 2], 6) == [[0], [1, 2], [3]]
+    # 4 opens bin 0, 3 opens bin 1, 2 goes first into bin 0, the last 2 into bin 1.
+    assert pack_by_tokens([2, 4, 3, 2], 6) == [[0, 1], [2, 3]]
+
+
+def test_a_sequence_longer_than_the_budget_stands_alone() -> None:
+    assert pack_by_tokens([1, 9, 1], 4) == [[1], [0, 2]]
+
+
+def test_nothing_to_pack() -> None:
+    assert pack_by_tokens([], 4) == []
+    assert distribute([], 3, 4) == [[], [], []]
+
+
+def test_distribute_by_hand() -> None:
+    # Three bins for two workers make two rounds, so four bins: 5 | 3 | 3 | 2. Round one gives 5 to
+    # worker 0 and 3 to worker 1; round two gives 3 to worker 1, which has less, and 2 to worker 0.
+    assert distribute([5, 3, 3, 2], 2, 6) == [[[0], [3]], [[1], [2]]]
+
+
+def test_one_bin_would_do_for_eight_of_ten_but_both_workers_get_half() -> None:
+    # First-fit would make bins of 800 and 200 tokens, and one worker would wait for the other.
+    workers = distribute([100] * 10, 2, 800)
+    assert [[len(m) for m in worker] for worker in workers] == [[5], [5]]
+
+
+def test_tight_bins_are_kept_where_spreading_would_overflow() -> None:
+    # 3 3 2 2 2 fits two bins of 6 only as 3+3 and 2+2+2; the longest into the emptiest makes 3+2+2 and 3+2.
+    assert distribute([3, 3, 2, 2, 2], 1, 6) == [[[0, 1], [2, 3, 4]]]
+
+
+def test_tight_bins_fewer_than_the_workers_are_filled_up_with_empty_ones() -> None:
+    # First-fit makes 6 bins 3+3 and 6 bins 2+2+2. Spread over 13 bins, each 3 stands alone and leaves room for one 2:
+    # twelve of those and three in the last bin are 15 of the eighteen.
+    workers = distribute([3] * 12 + [2] * 18, 13, 6)
+    assert sorted(len(members) for (members,) in workers) == [0] + [2] * 6 + [3] * 6
+
+
+def test_a_sequence_longer_than_the_budget_does_not_stop_the_spreading() -> None:
+    # First-fit would put both of 2 together and leave the third worker idle.
+    assert distribute([9, 2, 2], 3, 4) == [[[0]], [[1]], [[2]]]
+
+
+def test_fewer_sequences_than_workers_leaves_empty_micro_batches() -> None:
+    assert distribute([7], 3, 10) == [[[0]], [[]], [[]]]
+
+
+@given(lengths=LENGTHS, budget=BUDGET)
+def test_pack_properties(lengths: list[int], budget: int) -> None:
+    bins = pack_by_tokens(lengths, budget)
+    assert sorted(i for members in bins for i in members) == list(range(len(lengths)))
+    assert all(members for members in bins)
+    assert all(len(members) == 1 or sum(lengths[i] for i in members) <= budget for members in bins)
+    # First fit: no two bins could be one.
+    loads = sorted(sum(lengths[i] for i in members) for members in bins)
+    assert len(loads) < 2 or loads[0] + loads[1] > budget
+    assert bins == pack_by_tokens(lengths, budget)
+
+
+@given(lengths=LENGTHS, num_workers=WORKERS, budget=BUDGET)
+def test_distribute_properties(lengths: list[int], num_workers: int, budget: int) -> None:
+    workers = distribute(lengths, num_workers, budget)
+    micro_batches = [members for worker in workers for members in worker]
+    assert len(workers) == num_workers
+    assert sorted(i for members in micro_batches for i in members) == list(range(len(lengths)))
+    assert all(len(m) <= 1 or sum(lengths[i] for i in m) <= budget for m in micro_batches)
+    assert workers == distribute(lengths, num_workers, budget)
+
+    # The same number for every worker, and no more rounds than first-fit needs.
+    fewest = -(-len(pack_by_tokens(lengths, budget)) // num_workers)
+    assert {len(worker) for worker in workers} == {fewest}
+
+    # No worker carries more than one micro-batch's worth of tokens above another.
+    loads = [[sum(lengths[i] for i in members) for members in worker] for worker in workers]
+    totals = [sum(worker) for worker in loads]
+    assert max(totals) - min(totals) <= max((load for worker in loads for load in worker), default=0)
+
+    # Rounds go from long to short: a round's shortest is no shorter than the next one's longest.
+    rounds = list(zip(*loads, strict=True))
+    assert all(min(a) >= max(b) for a, b in pairwise(rounds))
+
+
+@given(LENGTHS, WORKERS, BUDGET)
+def test_padding_counts_in_rows_of_one_sequence(lengths: list[int], num_workers: int, budget: int) -> None:
+    workers = distribute(lengths, num_workers, budget, padded=True)
+    batches = [members for worker in workers for members in worker]
+    assert sorted(index for members in batches for index in members) == list(range(len(lengths)))
+    assert len({len(worker) for worker in workers}) == 1
+    for members in batches:
+        assert len(members) <= 1 or len(members) * max(lengths[index] for index in members) <= budget

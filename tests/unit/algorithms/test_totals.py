@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from slurm_rl.algorithms.totals import add_totals
+from slurm_rl.trainers.grpo.step_metrics import training_metrics
+
+
+def test_sums_add_up_and_maxima_do_not() -> None:
+    totals: dict[str, float] = {}
+    for more in ({"loss": 1.0, "mismatch/max": 0.5}, {"loss": 2.0, "mismatch/max": 0.25, "kl": 1.0}):
+        add_totals(totals, more)
+    assert totals == {"loss": 3.0, "mismatch/max": 0.5, "kl": 1.0}
+
+
+def test_means_are_over_tokens_and_maxima_over_minibatches() -> None:
+    minibatches = [
+        {"loss": 1.0, "grad_norm": 2.0, "mismatch/mean": 3.0, "mismatch/max": 0.5, "policy/clip_fraction": 1.0},
+        {"loss": 3.0, "grad_norm": 4.0, "mismatch/mean": 5.0, "mismatch/max": 0.75, "policy/clip_fraction": 1.0},
+    ]
+    found = training_metrics(minibatches, num_tokens=4, num_kept=8)
+    assert found.pop("policy/clip_fraction") == 0.25  # of all kept: where the advantage is 0 nothing is clipped
+    assert found == {"policy/loss": 2.0, "policy/grad_norm": 3.0, "mismatch/mean": 2.0, "mismatch/max": 0.75}

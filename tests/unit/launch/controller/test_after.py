@@ -1,0 +1,78 @@
+"""A run that comes after another: planned by what the first will leave, started only when that has finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.launch.controller.after import require_finished
+from slurm_rl.launch.controller.create import create_run
+from slurm_rl.launch.controller.record import record_end, record_job
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.launch.runs.model_shape import find_shape
+from slurm_rl.launch.runs.planning import plan_in
+from slurm_rl.launch.slurm.dependency import with_dependency
+from slurm_rl.run_dir.run_dir import RunDir
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunDir:
+    """A run that was submitted to Slurm and has not ended."""
+    config, run = load_config(["+exp=sft_tiny", "model.tiny.num_layers=5"]), RunDir(tmp_path / "first")
+    create_run(run, config, plan_in(config, run))
+    record_job(run, "slurm", "7")
+    return run
+
+
+def words_after(first: RunDir, *words: str) -> list[str]:
+    return ["+exp=demo", "model=hf", f"model.path={first.export}", f"job.after={first.path}", *words]
+
+
+def test_the_model_is_planned_as_the_first_will_export_it(first: RunDir, tmp_path: Path) -> None:
+    config = load_config(words_after(first))
+    shape = find_shape(config.model)
+    assert shape is not None and shape.num_layers == 5
+    assert plan_in(config, RunDir(tmp_path / "second")).after == str(first.path)
+    first.export.mkdir()  # from then on its own config.json counts
+    assert find_shape(config.model) is None
+
+
+def test_slurm_is_asked_to_wait_for_a_job_that_may_still_finish(first: RunDir) -> None:
+    waits = {"dependency": "afterok:7", "kill-on-invalid-dep": "yes"}
+    assert with_dependency({"nodes": 1}, str(first.path)) == {"nodes": 1, **waits}
+    asked = with_dependency({"dependency": "singleton"}, str(first.path))
+    assert asked == {**waits, "dependency": "singleton,afterok:7"}
+    assert with_dependency({"nodes": 1}, None) == {"nodes": 1}
+    record_end(first, "finished", 0, "")
+    assert with_dependency({"nodes": 1}, str(first.path)) == {"nodes": 1}, "there is nothing to wait for"
+
+
+@pytest.mark.parametrize(("state", "said"), [("failed", "is failed: the disk is full"), (None, "has not ended")])
+def test_a_controller_starts_nothing_before_the_first_has_finished(first: RunDir, state: str, said: str) -> None:
+    if state:
+        record_end(first, state, 1, "the disk is full")
+    with pytest.raises(RunDirError, match=f"{first.path} {said}.*python -m slurm_rl resume {first.path}"):
+        require_finished(first)
+    record_end(first, "finished", 0, "")
+    require_finished(first)
+
+
+def test_where_nobody_would_wait_it_is_refused(first: RunDir) -> None:
+    config = load_config(words_after(first))
+    with pytest.raises(ConfigError, match="there is no queue to wait in"):
+        check_inputs(config, lambda line: None)
+    record_end(first, "failed", 1, "the disk is full")
+    on_slurm = load_config(words_after(first, "+cluster=slurm_cpu"))
+    with pytest.raises(RunDirError, match="the disk is full"):
+        check_inputs(on_slurm, lambda line: None)
+    record_end(first, "finished", 0, "")
+    check_inputs(config, lambda line: None)
+
+
+def test_an_export_that_nobody_waits_for_is_refused(first: RunDir) -> None:
+    config = load_config(["+exp=demo", "model=hf", f"model.path={first.export}"])
+    with pytest.raises(ConfigError, match=r"model\.path must be a folder"):
+        check_inputs(config, lambda line: None)

@@ -1,0 +1,124 @@
+"""What the head could not copy to checkpoint.url is copied behind it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import SubmitError
+from slurm_rl.launch.controller.agents import start_copy_here
+from slurm_rl.launch.controller.allocation import Allocation, Nodes
+from slurm_rl.launch.controller.copies import copy_behind
+from slurm_rl.node.final_copy import copy_out
+from slurm_rl.node.processes import start_child
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
+
+
+class Machines(Allocation):
+    """On which this command makes the copy, or nothing can."""
+
+    def __init__(self, *argv: str, error: Exception | None = None) -> None:
+        self.argv, self.error, self.num_started = argv, error, 0
+
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        self.num_started += 1
+        if self.error is not None:
+            raise self.error
+        return start_child(self.argv, {}, attempt.log("final-copy"), 9) if self.argv else None
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    """After a failure that nobody could copy."""
+    run = RunDir(tmp_path / "run")
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    write_json(attempt.start, {"job": "7"})
+    attempt.log("driver").write_text("step 3\n")
+    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1})
+    append_event(run, "attempt/started", attempt=1)
+    return attempt
+
+
+def run_of(attempt: AttemptDir) -> RunDir:
+    return RunDir(attempt.path.parents[1])
+
+
+def plan_of(attempt: AttemptDir, bucket: Path) -> JobPlan:
+    run = run_of(attempt)
+    config = load_config(["+exp=command", f"checkpoint.url='file://{bucket}'"])
+    plan = build_plan(config, str(run.path), SubmitFacts(sys.executable, 2, "0"))
+    (run.path / "code").symlink_to(Path(__file__).parents[3])
+    return plan
+
+
+def causes(attempt: AttemptDir) -> list[str]:
+    return [row["cause"] for row in read_rows(run_of(attempt).events) if row["kind"] == "run/copy_failed"]
+
+
+def test_what_the_head_had_no_time_for_is_copied_by_the_same_command_and_once(
+    attempt: AttemptDir, tmp_path: Path
+) -> None:
+    run, plan = run_of(attempt), plan_of(attempt, tmp_path / "bucket")
+    copy_out(run, plan, attempt, 0.0)
+    assert causes(attempt) == ["not done within 0 s"]
+
+    class Here(Machines):
+        def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+            self.num_started += 1
+            return start_copy_here(plan, attempt, "7", {})
+
+    here = Here()
+    for _ in range(2):
+        copy_behind(run, here, attempt, lambda: False)
+    assert here.num_started == 1 and causes(attempt) == ["not done within 0 s"], attempt.log("final-copy").read_text()
+    [copy] = (tmp_path / "bucket/run").iterdir()
+    # Its agent left no word of when it started.
+    assert copy.name.startswith("attempt-1-20") and (copy / "complete.json").is_file()
+    assert (copy / "files/logs/driver.log").read_text() == "step 3\n"
+
+
+def test_a_bucket_that_refused_is_not_asked_again(attempt: AttemptDir) -> None:
+    append_event(run_of(attempt), "run/copy_failed", attempt=1, cause="the bucket must let itself be written")
+    machines = Machines("true")
+    copy_behind(run_of(attempt), machines, attempt, lambda: False)
+    assert machines.num_started == 0
+
+
+def test_of_a_life_before_nothing_counts(attempt: AttemptDir) -> None:
+    run = run_of(attempt)
+    append_event(run, "run/copied", what="attempt-1-20260101-000000")
+    append_event(run, "attempt/started", attempt=1)
+    machines = Machines()
+    copy_behind(run, machines, attempt, lambda: False)
+    assert machines.num_started == 1 and causes(attempt) == [], "no machine was left for it"
+
+
+@pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "asked to stop")])
+def test_nobody_waits_for_it_past_its_time_or_a_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
+    asked = iter([False])  # before it starts; later it is, where there is time
+    machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    copy_behind(run_of(attempt), machines, attempt, lambda: most_s > 0 and next(asked, True), most_s=most_s)
+    assert causes(attempt) == [cause]
+
+
+def test_who_was_asked_before_starts_nothing(attempt: AttemptDir) -> None:
+    machines = Machines("true")
+    copy_behind(run_of(attempt), machines, attempt, lambda: True)
+    assert machines.num_started == 0
+
+
+@pytest.mark.parametrize("error", [SubmitError("srun must start", seen="no"), FileNotFoundError("podman")])
+def test_what_cannot_be_started_is_told(attempt: AttemptDir, error: Exception) -> None:
+    copy_behind(run_of(attempt), Machines(error=error), attempt, lambda: False)
+    assert causes(attempt) == [str(error)]
+
+
+def test_a_process_that_says_nothing_is_named_with_its_log(attempt: AttemptDir) -> None:
+    copy_behind(run_of(attempt), Machines("sh", "-c", "exit 3"), attempt, lambda: False)
+    assert "ended with status 3" in causes(attempt)[0] and "final-copy.log" in causes(attempt)[0]

@@ -1,0 +1,92 @@
+"""The cause of an end, from what an attempt leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_rl.launch.controller.ends import find_lost_nodes, load_ends, read_end, settle_killed_attempts
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
+
+SRUN = """srun: error: n2: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=5.1
+srun: error: n1: task 0: Killed
+"""
+
+
+def make_attempt(tmp_path: Path, number: int = 1) -> AttemptDir:
+    attempt = RunDir(tmp_path).attempt(number)
+    attempt.logs.mkdir(parents=True)
+    return attempt
+
+
+def say(attempt: AttemptDir, text: str) -> None:
+    attempt.log("srun").write_text(text)
+
+
+def test_the_task_that_died_first_is_the_cause(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    say(attempt, SRUN)
+    end = read_end(attempt, 137, asked=False)
+    assert (end.outcome, end.cause) == ("failed", f"n2: task 1: Killed; see {attempt.logs}")
+
+
+def test_an_agent_that_wrote_why_is_believed(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    say(attempt, "srun: error: n2: task 1: Exited with exit code 1\n")
+    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "no free port"})
+    assert read_end(attempt, 1, asked=False).cause.startswith("n2: no free port; see")
+
+
+def test_a_trainer_that_only_felt_the_loss_comes_second(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    say(attempt, SRUN)
+    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
+    assert read_end(attempt, 1, asked=False).cause == "n2: task 1: Killed; rollout-0 must live"
+
+
+def test_a_node_that_knows_more_than_the_trainer_comes_first(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "raylet died"})
+    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
+    assert read_end(attempt, 1, asked=False).cause == "n2: raylet died; rollout-0 must live"
+
+
+def test_bad_input_on_one_node_is_the_runs_whatever_the_trainer_says(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "another image", "exit_code": 2})
+    assert read_end(attempt, 1, asked=False).exit_code == 2
+    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
+    assert read_end(attempt, 1, asked=False).exit_code == 2
+
+
+def test_saved_though_nobody_asked_is_a_failure_of_the_node(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    say(attempt, SRUN)
+    write_json(attempt.outcome, {"outcome": "checkpointed", "exit_code": 75})
+    assert read_end(attempt, 75, asked=False).outcome == "failed"
+    assert read_end(attempt, 75, asked=True).outcome == "checkpointed"
+
+
+def test_asked_to_stop_too_early_or_in_vain_is_no_failure(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    assert read_end(attempt, 1, asked=True).cause == "asked to stop before the trainer had started"
+    write_json(attempt.node(0), {"host": "n1", "state": "ended", "phases": {"running": 1.0}})
+    end = read_end(attempt, 1, asked=True)
+    assert end.outcome == "lost"
+    assert end.cause.startswith("not all was saved in time")
+
+
+def test_lost_nodes_are_named_by_slurm(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    say(attempt, "srun: error: Node failure on n7\n")
+    assert find_lost_nodes(attempt) == ["n7"]
+
+
+def test_attempts_whose_controller_was_killed_get_an_end(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for number, job in ((1, "7"), (2, "8")):
+        write_json(make_attempt(tmp_path, number).start, {"job": job})
+    (run.checkpoints / "step-12").mkdir(parents=True)
+    assert settle_killed_attempts(run, "8") == [2]
+    assert settle_killed_attempts(run, "8") == []
+    assert [(end.outcome, end.saved_step) for end in load_ends(run, "8")] == [("lost", 12)]

@@ -1,0 +1,115 @@
+"""What becomes of a run that should be started again, and that nobody starts again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import BringUpError
+from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
+from slurm_rl.launch.controller.attempts import AttemptEnd
+from slurm_rl.launch.controller.controller import Controller
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+
+RESUME = "nobody starts this job again. Next: python -m slurm_rl resume "
+
+
+class Finished:
+    """Nodes whose trainer is through before anybody looks."""
+
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0
+
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+
+
+class Few(Allocation):
+    """Machines without enough nodes, that nobody starts again; with an outcome, a trainer that leaves at a notice."""
+
+    job_key, num_agents, has_nodes = "job", 1, False
+
+    def __init__(self, run: RunDir, outcome: str | None = None) -> None:
+        self.run_dir, self.outcome = run, outcome
+
+    @property
+    def notice(self) -> str | None:
+        return "the machine is taken back"
+
+    def holder(self) -> Holder:
+        return Holder.of_this_process("local", "7")
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        return {}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        if self.outcome is None:
+            raise BringUpError("all 3 nodes must come")
+        write_json(attempt.outcome, {"outcome": self.outcome, "exit_code": 0})
+        signal.raise_signal(signal.SIGUSR2)
+        return Finished()
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None: ...
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        return end
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield RunDir(tmp_path / "run")
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def plan(run: RunDir) -> JobPlan:
+    return build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
+
+
+def test_the_want_of_nodes_fails_it(run: RunDir) -> None:
+    assert Controller(run, plan(run), Few(run)).main() == 1
+    end = read_json(run.end)
+    assert end["state"] == "failed"
+    assert end["cause"].startswith(f"all 3 nodes must come; {RESUME}")
+
+
+def test_a_notice_interrupts_it(run: RunDir) -> None:
+    assert Controller(run, plan(run), Few(run, "checkpointed")).main() == 130
+    end = read_json(run.end)
+    assert (end["state"], end["cause"].startswith(RESUME)) == ("interrupted", True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "step", "stop", "cause"),
+    [
+        ("checkpointed", 30, signal.SIGTERM, "cancelled by the user (SIGTERM); step 30 is saved"),
+        ("checkpointed", -1, signal.SIGINT, "cancelled by the user (SIGINT)"),
+        ("lost", 20, signal.SIGTERM, "cancelled by the user (SIGTERM); not all was saved"),
+        ("finished", 30, signal.SIGTERM, "all steps done"),
+    ],
+)
+def test_controller_calls_a_cancel_that(run: RunDir, outcome: Any, step: int, stop: int, cause: str) -> None:
+    controller = Controller(run, plan(run), Few(run))
+    controller._on_user_stop(stop, None)
+    causes = {"checkpointed": "asked to save; got SIGUSR2", "lost": "not all was saved", "finished": "all steps done"}
+    end = AttemptEnd(outcome, causes[outcome], saved_step=step)
+    controller._end("finish" if outcome == "finished" else "interrupt", [end])
+    assert read_json(run.end)["cause"] == cause
+
+
+def test_a_job_that_is_started_again_after_it_finished_stays_finished(run: RunDir) -> None:
+    assert Controller(run, plan(run), Few(run, "finished")).main() == 0
+    assert Controller(run, plan(run), Few(run)).main() == 0
+    assert [row["kind"] for row in read_rows(run.events)].count("attempt/started") == 1

@@ -1,0 +1,232 @@
+"""Who is let into a run, as which node, and who is missing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl import __version__
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.launch.machines.hub import Hub, most_strangers
+from slurm_rl.launch.machines.link import Link, LinkClosed
+from slurm_rl.launch.machines.place import HeadPlace, listen
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.strangers import SeldomEvents
+from tests.flood import flood, have_all_come, memory_mb
+from tests.slurm.cluster.waiting import wait_until
+
+SECRET = "s" * 16
+CONFIG: dict[str, Any] = {"name": "a", "cluster": {"num_nodes": 3}, "run_dir": "/x"}
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    place = HeadPlace(free_port(), "word", ("h", "first", "second"))
+    hub = Hub(RunDir(tmp_path), 3, place, SECRET, "job", CONFIG)
+    hub.open()
+    yield hub
+    hub.say_goodbye()
+
+
+_clients: list[Client] = []  # a connection that nobody holds would be closed
+
+
+class Client:
+    """A machine that only says hello."""
+
+    def __init__(self, hub: Hub, name: str, rank: int | None = None, **other: Any) -> None:
+        self.hub = hub
+        self.link = Link(socket.create_connection(("127.0.0.1", hub._place.port)), SECRET, is_head=False)
+        fields = {"version": __version__, "rank": rank, "name": name, "num_nodes": None, "config": CONFIG}
+        self.link.send("hello", **(fields | other))
+        _clients.append(self)
+
+    def hear(self) -> dict[str, Any]:
+        """What the head answers."""
+
+        def answers() -> list[dict[str, Any]]:
+            self.hub.poll()
+            return [message for message in self.link.poll() if message["kind"] != "beat"]
+
+        return wait_until(answers, "an answer", every_s=0.001)[0]
+
+    def join(self) -> int:
+        answer = self.hear()
+        assert answer["kind"] == "welcome", answer
+        self.link.send("ready", shares_run_dir=False)
+
+        def is_ready() -> bool:
+            self.link.poll()
+            self.hub.poll()
+            return self.hub.members[rank].is_ready
+
+        rank = int(answer["rank"])
+        wait_until(is_ready, "to be ready", every_s=0.001)
+        return rank
+
+
+def test_ranks_are_those_that_machines_have_or_the_next_that_is_free(hub: Hub) -> None:
+    second = Client(hub, "a", rank=2)
+    assert second.join() == 2
+    assert Client(hub, "b").join() == 1
+    assert hub.missing() == []
+    hub.wait_for_all(0.0, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"rank": 3}, "node 3 of 3"),
+        ({"rank": 1}, "node 1 is first (127.0.0.1)"),
+        ({"version": "0.0.0"}, "one version of slurm_rl; got 0.0.0"),
+        ({"num_nodes": 2}, "agree on the number of nodes; got 2, on the head 3"),
+        ({"config": CONFIG | {"name": "b"}}, "name=b, on the head a"),
+        ({"name": "first"}, "connected already"),
+    ],
+)
+def test_a_machine_that_does_not_belong_is_told_why(hub: Hub, said: dict[str, Any], why: str) -> None:
+    first = Client(hub, "first", rank=1)
+    assert first.join() == 1
+    answer = Client(hub, said.pop("name", "late"), **said).hear()
+    assert answer["kind"] == "refused" and why in answer["cause"]
+    assert set(hub.members) == {1}
+
+
+def test_what_only_the_head_decides_may_differ(hub: Hub) -> None:
+    config = CONFIG | {"cluster": {"num_nodes": 9}, "run_dir": None}
+    assert Client(hub, "a", config=config).join() == 1
+
+
+def test_one_machine_too_many_is_refused(hub: Hub) -> None:
+    clients = [Client(hub, name) for name in "ab"]
+    assert sorted(client.join() for client in clients) == [1, 2]
+    assert "exactly the nodes it asked for, and all 3 are there" in Client(hub, "c").hear()["cause"]
+
+
+def test_a_machine_that_comes_again_gets_its_rank_back(hub: Hub) -> None:
+    clients = [Client(hub, name) for name in "ab"]
+    ranks = {name: client.join() for name, client in zip("ab", clients, strict=True)}
+    for client in clients:
+        client.link.close()
+
+    def are_lost() -> bool:
+        hub.poll()
+        return sorted(hub.lost.values()) == ["a (127.0.0.1)", "b (127.0.0.1)"]
+
+    wait_until(are_lost, "both to be missed", every_s=0.001)
+    again = {name: Client(hub, name).join() for name in "ba"}
+    assert again == ranks and hub.lost == {}
+
+
+def test_who_is_missing_at_the_deadline_is_named_and_who_came(hub: Hub) -> None:
+    client = Client(hub, "a", rank=1)
+    client.join()
+    with pytest.raises(BringUpError, match=r"missing: node 2 \(second\); came: a \(127.0.0.1\) as node 1"):
+        hub.wait_for_all(0.0, lambda: False)
+
+
+def test_a_stop_ends_the_waiting(hub: Hub) -> None:
+    hub.wait_for_all(3600.0, lambda: True)
+
+
+def test_a_stranger_with_another_secret_changes_nothing(hub: Hub) -> None:
+    sock = socket.create_connection(("127.0.0.1", hub._place.port))
+    link = Link(sock, "t" * 16, is_head=False)
+    link.send("hello", version=__version__, rank=1, name="x", num_nodes=None, config=CONFIG)
+
+    def talk() -> None:
+        hub.poll()
+        link.poll()
+
+    with pytest.raises((LinkClosed, ConfigError)):
+        wait_until(talk, "to be turned away", every_s=0.001)
+    assert hub.members == {} and hub.lost == {}
+
+
+def test_a_port_that_somebody_has_is_said_before_anything_starts(hub: Hub) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.head_port must be free"):
+        listen(hub._place.port)
+
+
+def connect_as(hub: Hub, address: str) -> socket.socket:
+    """A connection from this address of the loopback net, over which nothing is said."""
+    return socket.create_connection(("127.0.0.1", hub._place.port), source_address=(address, 0))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_thousand_idle_connections_keep_no_machine_out_and_cost_few_descriptors(hub: Hub) -> None:
+    idle, before = [], descriptors()
+    try:
+        for number in range(1000):
+            if number % 60 == 0:
+                idle += [connect_as(hub, f"127.0.0.{2 + number // 60}")]
+            idle += [connect_as(hub, "127.0.0.99")]
+            hub.poll()
+            assert len(hub._strangers) <= most_strangers(3)
+            if number == 500:
+                assert Client(hub, "a").join() == 1
+        assert Client(hub, "b").join() == 2
+        assert descriptors() - before - len(idle) <= most_strangers(3) + 10
+        # Who holds most is who loses.
+        assert len({stranger.link.peer for stranger in hub._strangers}) == 1 + 1000 // 60 + 1
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def test_a_flood_writes_few_lines_that_count_them_all(hub: Hub) -> None:
+    for _ in range(600):
+        sock = connect_as(hub, "127.0.0.9")
+        sock.send(b"GET / HTTP/1.1\r\n")
+        hub.poll()
+        sock.close()
+
+    def are_gone() -> bool:
+        hub.poll()
+        return not hub._strangers
+
+    wait_until(are_gone, "all to be turned away", every_s=0.001)
+    hub._seldom.close()
+    rows = read_rows(hub.run_dir.events)
+    assert len(rows) <= 12
+    assert sum(("address" in row) + row.get("others_left_out", 0) for row in rows) == 600
+
+
+def test_a_flood_costs_the_head_neither_its_machines_nor_memory_nor_disk(hub: Hub) -> None:
+    first, before = Client(hub, "a"), memory_mb(os.getpid())
+    assert first.join() == 1
+    with flood(hub._place.port) as flooder:
+        wait_until(lambda: hub.poll() or have_all_come(flooder), "the flood", every_s=0.001)
+        assert Client(hub, "b").join() == 2
+        first.link.send("notice", signal="SIGTERM")
+        wait_until(lambda: first.link.poll() or hub.poll() or hub.notice, "a word of the first", every_s=0.001)
+        assert len(hub._strangers) <= most_strangers(3)
+        assert memory_mb(os.getpid()) - before < 50
+    assert set(hub.members) == {1, 2}
+    assert len(read_rows(hub.run_dir.events)) < 30
+
+
+def test_lines_about_strangers_come_again_when_time_has_passed() -> None:
+    rows: list[dict[str, Any]] = []
+    now = [0.0]
+    events = SeldomEvents(lambda kind, **fields: rows.append(fields), lambda: now[0])
+    for second in range(3600):
+        now[0] = float(second)
+        events.add("node/turned_away")
+    events.close()
+    assert 60 <= len(rows) <= 70
+    assert len(rows) - 1 + sum(row.get("others_left_out", 0) for row in rows) == 3600

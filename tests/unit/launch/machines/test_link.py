@@ -1,0 +1,104 @@
+"""The signed connection: what one side says the other hears; who does not know the secret is not heard at all."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from slurm_rl.launch.machines.link import Link, LinkClosed, WrongSecret
+from tests.slurm.cluster.waiting import wait_until
+
+
+def pair(head_secret: str = "s" * 16, other_secret: str = "s" * 16) -> tuple[Link, Link]:
+    server = socket.create_server(("127.0.0.1", 0))
+    there = socket.create_connection(server.getsockname())
+    here, _ = server.accept()
+    server.close()
+    return Link(here, head_secret, is_head=True), Link(there, other_secret, is_head=False)
+
+
+def exchange(*links: Link, num_messages: int = 1) -> list[list[dict[str, Any]]]:
+    """What each of them has heard, once all together have heard so many messages."""
+    heard: list[list[dict[str, Any]]] = [[] for _ in links]
+
+    def are_enough() -> bool:
+        for link, messages in zip(links, heard, strict=True):
+            messages += link.poll()
+        return sum(map(len, heard)) >= num_messages
+
+    wait_until(are_enough, f"{num_messages} messages", every_s=0.001)
+    return heard
+
+
+def test_messages_arrive_whole_and_in_order_in_both_directions() -> None:
+    head, other = pair()
+    for number in range(50):
+        head.send("count", number=number)
+    other.send("text", text="ä" * 300_000 + "\n")
+    from_other, from_head = exchange(head, other, num_messages=51)
+    assert from_head == [{"kind": "count", "number": number} for number in range(50)]
+    assert from_other == [{"kind": "text", "text": "ä" * 300_000 + "\n"}]
+    assert not head.has_unsent
+
+
+def test_nothing_is_heard_from_somebody_with_another_secret() -> None:
+    head, other = pair(other_secret="t" * 16)
+    other.send("hello")
+    with pytest.raises(WrongSecret, match="SLURM_RL_TOKEN"):
+        exchange(head, other)
+
+
+def test_a_recorded_conversation_cannot_be_repeated() -> None:
+    """A third party sends again, byte by byte, what one who knows the secret sent."""
+    server = socket.create_server(("127.0.0.1", 0))
+    there = socket.create_connection(server.getsockname())
+    here, _ = server.accept()
+    head, recorded = Link(here, "s" * 16, is_head=True), bytearray()
+    other = Link(there, "s" * 16, is_head=False)
+    other._sock = _Recorder(other._sock, recorded)  # type: ignore[assignment]
+    other.send("signal", number=9)
+    assert exchange(head, other)[0] == [{"kind": "signal", "number": 9}]
+    thief = socket.create_connection(server.getsockname())
+    again, _ = server.accept()
+    fresh = Link(again, "s" * 16, is_head=True)
+    thief.sendall(bytes(recorded))
+    with pytest.raises(WrongSecret):
+        exchange(fresh)
+    server.close()
+
+
+class _Recorder:
+    """A socket that keeps what is sent."""
+
+    def __init__(self, sock: socket.socket, kept: bytearray) -> None:
+        self._sock, self._kept = sock, kept
+
+    def send(self, data: bytearray) -> int:
+        number = self._sock.send(data)
+        self._kept += data[:number]
+        return number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"slurm_rl/1\n" + b"n" * 32 + b"\xff\xff\xff\xff"])
+def test_what_is_no_message_of_ours_ends_the_connection(said: bytes) -> None:
+    head, other = pair()
+    other._sock.send(said)
+    with pytest.raises(LinkClosed):
+        exchange(head)
+
+
+def test_an_end_is_noticed_after_what_came_before_it() -> None:
+    head, other = pair()
+    other.send("beat")
+    exchange(head, other)
+    other.send("exited", attempt=1, status=0)
+    other.poll()
+    other.close()
+    assert exchange(head) == [[{"kind": "exited", "attempt": 1, "status": 0}]]
+    with pytest.raises(LinkClosed):
+        exchange(head)

@@ -1,0 +1,129 @@
+"""The secret, what must be the same everywhere, when a folder must be shared, and the network device."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.launch.machines.allocation import why_run_dir_must_be_shared
+from slurm_rl.launch.machines.nodes import Outbox, files_for_all, take_file
+from slurm_rl.launch.machines.place import (
+    derive_ray_token,
+    find_difference,
+    head_secret,
+    secret_file,
+    worker_secret,
+)
+from slurm_rl.node.discovery import NodeRole
+from slurm_rl.node.network import interface_of, network_environment
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+
+ENV = {"SLURM_RL_TOKEN": "a" * 20}
+
+
+def plan_of(*words: str) -> JobPlan:
+    config = load_config(["+exp=demo", "cluster.launcher=machines", "cluster.num_nodes=2", *words])
+    return build_plan(config, "/runs/x", SubmitFacts("/python", 4, "1"))
+
+
+# ---- the secret ----------------------------------------------------------------------------------
+
+
+def test_the_secret_is_the_variables_or_a_file_for_the_user_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    assert head_secret(run, ENV) == "a" * 20
+    assert not secret_file(run).exists()
+    made = head_secret(run, {})
+    assert len(made) == 64 and head_secret(run, {}) == made
+    assert stat.S_IMODE(secret_file(run).stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.secrets.stat().st_mode) == 0o700
+    assert worker_secret(str(run.path), {}, 0.1, lambda: False) == made
+    assert worker_secret(None, ENV, 0.1, lambda: False) == "a" * 20
+
+
+def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 16 characters; got 5 characters"):
+        head_secret(RunDir(tmp_path), {"SLURM_RL_TOKEN": "short"})
+    with pytest.raises(ConfigError, match="SLURM_RL_TOKEN must be set to one secret on every machine"):
+        worker_secret(None, {}, 3600.0, lambda: False)
+    with pytest.raises(ConfigError, match="machines-token"):
+        worker_secret(str(tmp_path), {}, 0.0, lambda: False)
+
+
+def test_rays_token_is_of_one_attempt_of_one_job() -> None:
+    tokens = {derive_ray_token(*key) for key in [("s", "j", 1), ("s", "j", 2), ("s", "k", 1), ("t", "j", 1)]}
+    assert len(tokens) == 4 and all(len(token) == 64 for token in tokens)
+
+
+# ---- what must be the same -----------------------------------------------------------------------
+
+
+def test_the_first_difference_is_named_with_both_values() -> None:
+    head = load_config(["+exp=demo", "cluster.num_nodes=2", "run_dir=/a"]).model_dump(mode="json")
+    assert find_difference(head, load_config(["+exp=demo", "cluster.num_nodes=3"]).model_dump(mode="json")) is None
+    other = load_config(["+exp=demo", "optim.lr=1e-3", "run_dir=/a"]).model_dump(mode="json")
+    assert find_difference(head, other) == "optim.lr=0.001, on the head 0.0006"
+
+
+def test_a_folder_must_be_shared_when_another_node_trains_or_loads_from_it() -> None:
+    assert "policy-1 on node 1 writes its part of the checkpoints" in str(
+        why_run_dir_must_be_shared(plan_of("cluster.num_nodes=3", "policy.num_workers=2"), builds_model=False)
+    )
+    sampling = plan_of("rollout.num_engines=1")
+    assert [actor.node for actor in sampling.actors] == [0, 1]
+    assert "loads the tiny model" in str(why_run_dir_must_be_shared(sampling, builds_model=True))
+    assert why_run_dir_must_be_shared(sampling, builds_model=False) is None
+    assert why_run_dir_must_be_shared(plan_of("cluster.num_nodes=1"), builds_model=True) is None
+
+
+# ---- files that are carried ------------------------------------------------------------------------
+
+
+def test_a_file_is_told_once_for_each_of_its_contents(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(1)
+    outbox = Outbox(files_for_all(attempt))
+    assert list(outbox.news()) == []
+    write_json(attempt.head, {"port": 1})
+    assert list(outbox.news()) == [("head.json", {"port": 1})]
+    assert list(outbox.news()) == []
+    write_json(attempt.head, {"port": 2})
+    assert list(outbox.news()) == [("head.json", {"port": 2})]
+
+
+@pytest.mark.parametrize("name", ["../../plan.json", "/etc/passwd", "end.json", "node-1.json"])
+def test_no_other_file_is_written_on_a_message(tmp_path: Path, name: str) -> None:
+    attempt = RunDir(tmp_path).attempt(1)
+    take_file(attempt, name, {"x": 1}, files_for_all(attempt))
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+# ---- the network device ----------------------------------------------------------------------------
+
+
+def test_the_device_is_that_of_the_route_unless_somebody_named_one() -> None:
+    head = NodeRole(0, 2, "job", ("127.0.0.1", "127.0.0.1"))
+    plan = plan_of()
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    assert network_environment(plan, head, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network_environment(plan, head, {"GLOO_SOCKET_IFNAME": "lo"}) == {}
+    assert network_environment(plan, NodeRole(0, 1, "job"), {}) == {}
+    gpus = replace(plan, accelerator="nvidia")
+    for on_slurm in (replace(plan, launcher="slurm"), replace(gpus, launcher="slurm")):
+        assert network_environment(on_slurm, head, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network_environment(gpus, head, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert network_environment(gpus, head, {"NCCL_SOCKET_IFNAME": "ib0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_a_device_that_a_machine_does_not_have_is_named_with_those_it_has() -> None:
+    head = NodeRole(0, 2, "job", ("127.0.0.1", "127.0.0.1"))
+    with pytest.raises(BringUpError, match=r"podnet1; this one has .*lo"):
+        network_environment(plan_of(), head, {"GLOO_SOCKET_IFNAME": "podnet1"})
+    assert "lo" in [name for _, name in socket.if_nameindex()]

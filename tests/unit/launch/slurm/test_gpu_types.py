@@ -1,0 +1,47 @@
+"""A GPU type that is written in another way than the site's is found, or left for Slurm to refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.launch.slurm.partitions import find_spelling, parse_partitions, spell_gpus
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "found"),
+    [
+        ("h100", ["h100", "H100"], "h100"),
+        ("h100", ["H100", "v100"], "H100"),
+        ("h100", ["nvidia_h100_80gb_hbm3"], "nvidia_h100_80gb_hbm3"),
+        ("a10", ["a100"], None),
+        ("a100", ["a100_3g.20gb"], None),
+        ("a100", ["a100-40", "a100-80"], None),
+        ("h100", [], None),
+    ],
+)
+def test_the_one_type_that_means_the_same(asked: str, offered: list[str], found: str | None) -> None:
+    assert find_spelling(asked, offered) == found
+
+
+def make_plan(gres: str) -> JobPlan:
+    plan = build_plan(load_config(["+exp=demo", "+cluster=slurm_cpu"]), "/r", SubmitFacts("/python", 2, "test"))
+    return dataclasses.replace(plan, sbatch={**plan.sbatch, "gres": gres})
+
+
+@pytest.mark.parametrize(
+    ("gres", "spelled"),
+    [
+        ("gpu:h100:8", "gpu:H100:8"),
+        ("nvme:1,gpu:h100:2,gpu:v100:1", "nvme:1,gpu:H100:2,gpu:V100:1"),
+        ("gpu:h100", "gpu:H100"),
+        ("gpu:b200:8", "gpu:b200:8"),
+        ("gpu:8", "gpu:8"),
+    ],
+)
+def test_gres_is_written_as_the_partition_writes_it(gres: str, spelled: str) -> None:
+    chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
+    assert spell_gpus(make_plan(gres).sbatch, chosen)["gres"] == spelled

@@ -1,0 +1,126 @@
+"""A controller that finds the run taken, or loses it; a command that resumes one beside another."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_rl.cli import foreground
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import LeaseError, RunDirError
+from slurm_rl.launch import here as local_allocation
+from slurm_rl.launch import jobs
+from slurm_rl.launch.controller import holding
+from slurm_rl.launch.controller.attempts import EXIT_NOT_OURS
+from slurm_rl.launch.controller.controller import Controller
+from slurm_rl.launch.controller.holding import own_epoch, take_run
+from slurm_rl.launch.controller.record import RunState, record_job
+from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
+from slurm_rl.launch.jobs import held_to_resume
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import lease
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
+
+OTHER = replace(Holder.of_this_process("local", "5"), machine="another", host="n2")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> JobPlan:
+    return build_plan(load_config(["+exp=demo"]), str(tmp_path / "run"), SubmitFacts("/python", 4, "1"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: JobPlan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
+    monkeypatch.setattr(holding, "take", functools.partial(lease.take, beat_s=0.05, silence_s=0.3, look_s=0.05))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, plan.to_json())
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
+    run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        write_json(run.lease / "2.json", vars(OTHER))
+        return started[-1]
+
+    monkeypatch.setattr(local_allocation, "start_agent", start)
+    assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
+    assert [nodes.poll() for nodes in started] == [-signal.SIGTERM]
+    assert [row["kind"] for row in read_rows(run.events)] == ["attempt/started"]
+    assert not run.end.exists() and not run.attempt(1).end.exists()
+    assert read_json(run.attempt(1).start)["epoch"] == 1
+    assert "nothing more is written; got local job 5 (process" in capfd.readouterr().err
+
+
+def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, plan: JobPlan) -> None:
+    record_job(run, "local", "5", host="n2")
+    write_json(run.end, {"state": "failed"})
+    other = RunDir(run.path)
+    with take_run(other, LocalAllocation(other, plan), lambda: False):
+        before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+        assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
+        assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_of_two_jobs_submitted_at_once_job_json_names_the_one_that_has_the_run(
+    run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_job(run, "local", "99", host="n2")
+    monkeypatch.setenv(LOCAL_JOB_VARIABLE, "77")
+    with take_run(run, LocalAllocation(run, plan), lambda: False):
+        found = read_json(run.job)
+        assert (found["job_id"], found["host"]) == ("77", os.uname().nodename)
+
+
+def test_a_run_is_resumed_by_one_command_at_a_time_and_not_while_its_job_waits(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = held_to_resume(RunDir(run.path))
+    with held_to_resume(run), pytest.raises(LeaseError, match="a command that resumes it"):
+        second.__enter__()
+    monkeypatch.setattr(jobs, "read_states", lambda runs: [RunState("pending", is_alive=True)])
+    with pytest.raises(RunDirError, match="going cannot be resumed"), held_to_resume(run):
+        raise AssertionError("a job is there")
+
+
+def test_a_run_directory_that_takes_no_lease_is_told_by_its_disk(run: RunDir) -> None:
+    run.lease.write_text("a file in its place")
+    with pytest.raises(RunDirError, match=r"must be writable \(File exists; .* GB free"), held_to_resume(run):
+        raise AssertionError("it was taken")
+
+
+def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir) -> None:
+    mine = Holder.of_this_process("slurm", "7")
+    with holding.hold(run, mine, lambda holder: False):
+        assert own_epoch(run, mine) == 1
+        assert own_epoch(run, replace(mine, restart=1)) == 0
+
+
+def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
+    run: RunDir, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run.path / "log"
+    log.write_text("submitit INFO\nslurm_rl: a run has one controller at a time\nsubmitit INFO done\n")
+    job = SimpleNamespace(done=lambda: True, result=lambda: EXIT_NOT_OURS, paths=SimpleNamespace(stdout=log))
+    monkeypatch.setattr(foreground, "follow", lambda run, is_alive: None)
+    assert foreground.follow_to_the_end(run, job) == EXIT_NOT_OURS
+    assert capfd.readouterr().err == "slurm_rl: a run has one controller at a time\n"
+    assert not run.summary.exists()

@@ -1,0 +1,61 @@
+"""Runs whose controller is a process: of this machine, or of another that sees the same run directory."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import RunDirError
+from slurm_rl.launch.controller.record import record_job
+from slurm_rl.launch.jobs import cancel_runs, read_states
+from slurm_rl.launch.slurm import commands
+from slurm_rl.launch.slurm.commands import JobInfo
+from slurm_rl.launch.slurm.states import JobState
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+
+NOBODY = str(2**22)
+"""More than any process has as its number (proc(5), pid_max)."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", ["local", "machines"])
+def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str) -> None:
+    record_job(run, launcher, NOBODY, host="elsewhere")
+    (state,) = read_states([run])
+    assert str(state) == "unknown: its controller is a process of elsewhere; ask there"
+    with pytest.raises(RunDirError, match=r"it was started on elsewhere\. Next: there: python -m slurm_rl cancel"):
+        cancel_runs([run])
+
+
+def test_how_it_ended_there_is_known_here(run: RunDir) -> None:
+    record_job(run, "machines", NOBODY, host="elsewhere")
+    write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
+    assert [state.word for state in read_states([run])] == ["finished"]
+    assert not cancel_runs([run])
+
+
+def test_a_controller_of_this_machine_that_is_gone_is_dead(run: RunDir) -> None:
+    record_job(run, "local", NOBODY, host=socket.gethostname())
+    assert [state.word for state in read_states([run])] == ["dead"]
+    assert not cancel_runs([run])
+
+
+def test_an_end_that_a_controller_wrote_stays_whatever_slurm_calls_its_job(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An element of an array, whose number is not that of its attempts."""
+    record_job(run, "slurm", "12_0")
+    write_json(run.end, {"state": "interrupted", "exit_code": 130, "cause": "cancelled", "step": 3})
+    run.submitit.mkdir()
+    (run.submitit / "12_0_0_log.out").write_text("slurm_rl: interrupted\n")
+    failed = JobInfo("12_0", JobState.FAILED, "FAILED", "NonZeroExitCode", "n1", None, None)
+    monkeypatch.setattr(commands, "query_jobs", lambda ids: {"12_0": failed})
+    before = run.end.read_bytes()
+    assert str(read_states([run])[0]) == "interrupted: cancelled"
+    assert run.end.read_bytes() == before

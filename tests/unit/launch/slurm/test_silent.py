@@ -1,0 +1,194 @@
+"""What ended an agent before it could write a record."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.launch.controller.agents import explain, settle_late_agents, settle_silent_agent
+from slurm_rl.launch.controller.ends import find_causes, read_end
+from slurm_rl.launch.controller.watch import AttemptWatch
+from slurm_rl.launch.slurm import allocation
+from slurm_rl.launch.slurm.commands import JobInfo
+from slurm_rl.launch.slurm.silent import explain_silent_job, settle_silent_tasks
+from slurm_rl.launch.slurm.states import JobState
+from slurm_rl.plan.container import with_setup
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    attempt = RunDir(tmp_path).attempt(1)
+    attempt.logs.mkdir(parents=True)
+    return attempt
+
+
+@pytest.fixture(scope="module")
+def plan() -> JobPlan:
+    return build_plan(
+        load_config(["+exp=demo", "+cluster=slurm_cpu"]), "/runs/a", SubmitFacts("/env/bin/python", 2, "1")
+    )
+
+
+def test_a_setup_line_that_fails_ends_the_command_and_says_which() -> None:
+    argv = with_setup(["true", "echo 'a  \"b\" $HOME' >&2; (exit 7)"], ["echo", "started"])
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert explain(done.stderr.splitlines()[-1], 7, "python").endswith(
+        "(exit 7). Next: correct it, or what it needs on that node"
+    )
+    assert subprocess.run(with_setup(["X=1", "export X"], ["sh", "-c", "exit $X"])).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("slurmstepd-n1: error: execve(): /v/python: No such file or directory", 2, "/v/python must be there"),
+        ("/bin/bash: line 2: exec: /v/python: not found", 127, "/v/python must be there"),
+        ("ModuleNotFoundError: No module named 'slurm_rl'", 1, "/v/python must have what slurm_rl needs"),
+        ("Illegal instruction", 132, "never started (exit status 132): Illegal instruction"),
+        ("", 1, "no word"),
+    ],
+)
+def test_last_words_become_a_cause(words: str, status: int, said: str) -> None:
+    assert said in explain(words, status, "/v/python")
+
+
+def test_the_task_that_never_spoke_is_named_by_its_node(plan: JobPlan, attempt: AttemptDir) -> None:
+    """Task 0 of srun need not be our rank 0."""
+    attempt.log("task-0").write_text("loading modules\n/env/bin/python: No such file or directory\n")
+    settle_silent_tasks(plan, attempt, ["n1", "n2"], ["n2: task 0: Exited with exit code 127", "n1: task 1: Killed"])
+    assert not attempt.node(0).is_file()
+    (cause,) = find_causes(attempt)
+    assert cause.startswith("n2: /env/bin/python must be there on every node")
+
+
+# As pyxis 0.24 says it.
+NO_SOURCE = """slurmstepd-c1: error: pyxis: --container-mounts: source path does not exist: /nowhere/data
+slurmstepd-c1: error: pyxis: couldn't create enroot start configuration script
+slurmstepd-c1: error: pyxis: printing enroot log file:
+slurmstepd-c1: error: pyxis:     [INFO] Extracting squashfs filesystem...
+slurmstepd-c1: error: pyxis:     Parallel unsquashfs: Using 2 processors
+slurmstepd-c1: error: pyxis:     10 inodes (17 blocks) to write
+slurmstepd-c1: error: pyxis:     
+slurmstepd-c1: error: pyxis:     created 4 files
+slurmstepd-c1: error: pyxis:     created 0 hardlinks
+slurmstepd-c1: error: pyxis: container was not started successfully by another task
+slurmstepd-c1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-c1: error: Failed to invoke spank plugin stack
+"""
+NO_REGISTRY = """slurmstepd-a1: error: pyxis: child 413 failed with error code: 6
+slurmstepd-a1: error: pyxis: failed to import docker image: localhost/nowhere:1
+slurmstepd-a1: error: pyxis: printing enroot log file:
+slurmstepd-a1: error: pyxis:     [INFO] Querying registry for permission grant
+slurmstepd-a1: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io
+slurmstepd-a1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-a1: error: Failed to invoke spank plugin stack
+slurmstepd-a1: error: pyxis: child 436 failed with error code: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words", "said", "is_input"),
+    [
+        ("pyxis", NO_SOURCE, "source path does not exist: /nowhere/data", False),
+        ("pyxis", NO_REGISTRY, "curl: (6) Could not resolve host", False),
+        ("pyxis", "slurmstepd: error: execve(): python3: No such file or directory\n", "execve(): python3", True),
+        ("podman", "Error: crun: executable file `python3` not found in $PATH: No such file\n", "python3", True),
+        ("podman", "Traceback:\n  (code)\nImportError: cannot import name 'UTC' from 'datetime'\n", "'UTC'", True),
+        ("podman", "Error: localhost/rl:1: image not known\n", "image not known", False),
+    ],
+)
+def test_an_image_that_does_not_start_is_named_with_the_runtimes_own_words(
+    attempt: AttemptDir, runtime: str, words: str, said: str, is_input: bool
+) -> None:
+    """What the image lacks is not tried again."""
+    told = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/images/rl.sqsh"]
+    plan = build_plan(load_config(told), "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+    for task in (0, 1):
+        attempt.log(f"task-{task}").write_text(words)
+    attempt.log("srun").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    both = ["n1: task 0: Exited with exit code 1", "n2: task 1: Exited with exit code 1"]
+    settle_silent_tasks(plan, attempt, ["n1", "n2"], both)
+    end = read_end(attempt, 1, asked=False)
+    assert said in end.cause and f"n1, n2: the image must start and have python3 ({runtime} /images/rl" in end.cause
+    assert "image build" in end.cause
+    assert not [noise for noise in ("spank: required", "[INFO]", "created 4", "child 413") if noise in end.cause]
+    assert (end.outcome, end.exit_code) == ("failed", 2 if is_input else 1)
+
+
+def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, attempt: AttemptDir) -> None:
+    """As when an image never comes. The one that has started keeps its word."""
+    hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
+    write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
+    nodes = subprocess.Popen(["sleep", "600"])
+    allocation: Any = SimpleNamespace(num_agents=hurried.num_nodes, granted_at=lambda: None)
+    watch = AttemptWatch(RunDir(attempt.path), hurried, attempt, nodes, allocation)
+    watch.look(is_stopped=False)
+    assert nodes.wait() == -signal.SIGTERM and watch.is_late
+    settle_late_agents(hurried, attempt, ["n1", "n2"])
+    (cause,) = find_causes(attempt)
+    assert cause.startswith("n2: the node agent must start within 0 s (job.start_timeout_s)")
+
+
+def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) -> None:
+    log = attempt.log("node-0")
+    settle_silent_agent(plan, attempt, 0, "here", log, 0)
+    assert not attempt.node(0).is_file()
+    settle_silent_agent(plan, attempt, 0, "here", log, 3)
+    settle_silent_agent(plan, attempt, 0, "elsewhere", log, 4)
+    assert (read_json(attempt.node(0))["host"], "exit status 3" in read_json(attempt.node(0))["error"]) == (
+        "here",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('cluster.setup=["module load cuda"]', "each line of cluster.setup and container.setup must succeed"),
+        ("cluster.python=/nowhere/python", "/nowhere/python must be there on every node"),
+        ("cluster.python={bare}", "must have what slurm_rl needs; got "),
+    ],
+)
+def test_a_run_on_this_machine_names_the_cause(tmp_path: Path, words: str, said: str) -> None:
+    run, bare = tmp_path / "run", tmp_path / "python"
+    # Without the packages of its environment, Ray among them; the login node's has them.
+    bare.write_text(f'#!/bin/sh\ncase "$*" in *find_spec*) exit;; esac\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", f"run_dir={run}", words.format(bare=bare)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert said in done.stderr and said in read_json(run / "end.json")["cause"]
+
+
+@pytest.mark.parametrize("element", [None, "3"])
+def test_a_job_whose_controller_had_started_gets_no_cause_from_its_log(
+    plan: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, element: str | None
+) -> None:
+    """Slurm asks about an element of an array by its name there, `12_3`, while its own id is another number."""
+    monkeypatch.setattr(allocation, "Hosts", lambda run, plan: None)
+    monkeypatch.setattr(allocation, "kill_wait_s", lambda: 30.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "15")
+    if element:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", element)
+    run = RunDir(tmp_path)
+    write_json(run.plan, plan.to_json())
+    job_id = f"12_{element}" if element else "15"
+    run.submitit.mkdir()
+    (run.submitit / f"{job_id}_0_log.out").write_text("slurm_rl: attempt 1 failed\n")
+    job = JobInfo(job_id, JobState.FAILED, "FAILED", "NonZeroExitCode", "n1", None, None)
+    assert "never started" in (explain_silent_job(run, job) or "")
+    fields = allocation.SlurmAllocation(run, plan).prepare(run.attempt(1))
+    write_json(run.attempt(1).start, {"job": "15", "epoch": 1, **fields})
+    assert explain_silent_job(run, job) is None

@@ -1,0 +1,73 @@
+"""The process that keeps a controller: killed it comes back, told to stop it hears."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_rl.launch.controller.supervisor import EXIT_KILLED
+
+# In a process of its own: a supervisor forks, takes over signals and reaps whatever is below it.
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from slurm_rl.launch.controller.supervisor import STOP_SIGNALS, Supervisor
+
+tell = lambda how: print(how, flush=True)
+
+def work():
+    with open("starts", "a") as file:
+        file.write("x")
+    {work}
+
+print(Supervisor(work, Path(), patience_s=5, on_death=tell, on_hang=tell, clean_up=int, steady_s={steady_s}).main())
+"""
+ORPHAN = "import os, time; time.sleep(0.5); open('orphan', 'w').write('left')"
+
+
+def supervise(folder: Path, work: str, steady_s: float = 60.0) -> list[str]:
+    program = PROGRAM.format(work=work.replace("\n", "\n    "), steady_s=steady_s)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.stderr == "" and done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_what_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+    assert supervise(tmp_path, "return 7") == ["7"]
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_killed_one_starts_again_once_what_it_left_is_gone(tmp_path: Path) -> None:
+    work = f"""if os.path.exists("orphan"):
+    return 3
+import subprocess
+subprocess.Popen([sys.executable, "-c", {ORPHAN!r}])
+os.kill(os.getpid(), signal.SIGKILL)"""
+    assert supervise(tmp_path, work) == ["SIGKILL", "3"]
+
+
+def test_one_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
+    assert supervise(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)") == [*["SIGKILL"] * 4, str(EXIT_KILLED)]
+    assert (tmp_path / "starts").read_text() == "xxxx"
+
+
+def test_one_that_led_for_a_while_may_be_killed_more_often(tmp_path: Path) -> None:
+    work = """if len(Path("starts").read_text()) > 6:
+    return 3
+os.kill(os.getpid(), signal.SIGKILL)"""
+    assert supervise(tmp_path, work, steady_s=0.0) == [*["SIGKILL"] * 6, "3"]
+
+
+def test_a_signal_waits_until_it_is_heard(tmp_path: Path) -> None:
+    """Sent before there is a handler; by default it would kill."""
+    work = """os.kill(os.getppid(), signal.SIGUSR2)
+time.sleep(0.3)
+heard = []
+signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+deadline = time.monotonic() + 60
+while not heard and time.monotonic() < deadline:
+    time.sleep(0.01)
+return heard[0]"""
+    assert supervise(tmp_path, work) == ["12"]

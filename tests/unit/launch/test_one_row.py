@@ -1,0 +1,73 @@
+"""One more launcher is a class and a row: the verbs know it by that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.config.launchers import LAUNCHERS, LauncherRow
+from slurm_rl.errors import SubmitError
+from slurm_rl.launch.controller.record import Job, RunState
+from slurm_rl.launch.protocol import Launcher, Submitted
+from slurm_rl.plan.container import Wrapped
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.run_dir import RunDir, read_json
+
+ROW = 'slurm_rl row {"step": 3, "stage": "grpo", "reward/mean": 0.25}'
+
+
+class Toy(Launcher):
+    """Takes a run and runs it not; that it is there stands in a file, since verbs may work in a child process."""
+
+    alive = Path("toy-alive")
+
+    def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
+        if plan.name == "unwanted":
+            raise SubmitError("the toy must like the name", seen=plan.name)
+        return plan, ["toy     welcome"]
+
+    def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
+        self.alive.touch()
+        return Submitted("t7", {"address": "toy://box"})
+
+    def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
+        return [RunState("pending" if self.alive.exists() else "dead", f"in {job.address}") for job in jobs]
+
+    def cancel(self, jobs: Sequence[Job]) -> int:
+        self.alive.unlink()
+        return len(jobs)
+
+    def read_log(self, job: Job) -> str | None:
+        return f"hello from {job.job_id}\n{ROW}\n"
+
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
+        return list(wrapped.argv)
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(LAUNCHERS, "toy", LauncherRow(f"{Path(__file__)}:Toy"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_is_submitted_to_asked_read_and_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a"]) == 0
+    assert "toy     welcome" in capsys.readouterr().err
+    assert read_json(RunDir("a").job) == {"launcher": "toy", "job_id": "t7", "address": "toy://box"}
+    assert main(["status", "a"]) == 0
+    said = capsys.readouterr().out
+    assert "state   pending: in toy://box" in said and "reward  0.250" in said
+    assert main(["logs", "a"]) == 0
+    assert capsys.readouterr().out.startswith("hello from t7\n")
+    assert main(["cancel", "a"]) == 0
+    assert main(["status", "a"]) == 0
+    assert "state   dead" in capsys.readouterr().out
+
+
+def test_it_refuses_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a", "name=unwanted"]) == 2
+    assert "the toy must like the name; got unwanted" in capsys.readouterr().err
+    assert not Path("a").exists()

@@ -1,0 +1,143 @@
+"""Checkpoints written beside the training: whole or not there, of the moment they were asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files, write_whole
+from slurm_rl.models.checkpoint.store import CheckpointStore
+
+NUM_KILLS = 16
+
+
+def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
+    path, go_on, writer = tmp_path / "rank-0.pt", threading.Event(), BackgroundWriter()
+
+    def write(part: Path) -> None:
+        part.write_bytes(b"half")
+        assert go_on.wait(30)
+        part.write_bytes(b"whole")
+
+    writer.start(path, write)
+    assert not path.exists()
+    go_on.set()
+    wait_for_files([path], 30, threading.Event())
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_second_file_waits_for_the_first(tmp_path: Path) -> None:
+    order: list[str] = []
+    first_may_end, writer = threading.Event(), BackgroundWriter()
+
+    def write_first(part: Path) -> None:
+        part.touch()
+        assert first_may_end.wait(30)
+        order.append("first")
+
+    def write_second(part: Path) -> None:
+        part.touch()
+        order.append("second")
+
+    writer.start(tmp_path / "a", write_first)
+    second = threading.Thread(target=writer.start, args=(tmp_path / "b", write_second))
+    second.start()
+    first_may_end.set()
+    second.join(30)
+    writer.join()
+    assert order == ["first", "second"]
+
+
+def test_a_writer_that_fails_says_why_and_leaves_no_half(tmp_path: Path) -> None:
+    def refuse(part: Path) -> None:
+        part.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = BackgroundWriter()
+    writer.start(tmp_path / "rank-0.pt", refuse)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*rank-0\.pt.*Next: make room"):
+        wait_for_files([tmp_path / "rank-0.pt"], 30, threading.Event())
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.pt.error"]
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "b", refuse)
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"within 0 s; got no .*rank-7\.pt"):
+        wait_for_files([tmp_path / "rank-7.pt"], 0, threading.Event())
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(CheckpointError, match="a worker that died"):
+        wait_for_files([tmp_path / "rank-7.pt"], 3600, given_up)
+
+
+TRAIN_FOR_EVER = """
+import itertools, sys, threading
+from pathlib import Path
+from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files
+from slurm_rl.models.checkpoint.store import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+newest = store.latest()
+state, saving, writers = bytearray(300_000), None, [BackgroundWriter() for _ in range(4)]
+
+def finish(step, files):
+    wait_for_files(files, 60, threading.Event())
+    store.commit(step, {"step": step})
+    print(step, flush=True)
+    store.prune(keep=2)
+
+for step in itertools.count(newest.step + 1 if newest else 0):
+    state[:] = bytes([step % 256]) * len(state)  # a step of training
+    if saving:
+        saving.join()
+    folder, files, copy = store.begin(step), [], bytes(state)
+    for rank, writer in enumerate(writers):
+        files.append(folder / f"rank-{rank}.pt")
+        writer.start(files[-1], lambda part, copy=copy: part.write_bytes(copy))
+    saving = threading.Thread(target=finish, args=(step, files))
+    saving.start()
+"""
+
+
+def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> None:
+    """What was announced is never lost, and every byte of what is found is of its own step."""
+    root, chance = tmp_path / "checkpoints", random.Random(0)
+    announced, left_behind = -1, 0
+    for _ in range(NUM_KILLS):
+        child = subprocess.Popen(
+            [sys.executable, "-c", TRAIN_FOR_EVER, str(root)], stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        assert first, "the child ended by itself"
+        time.sleep(chance.uniform(0, 0.1))
+        child.send_signal(signal.SIGKILL)
+        lines = [first, *child.stdout.readlines()]
+        child.wait()
+        announced = max(announced, *(int(line) for line in lines if line.endswith("\n")))
+        left_behind += any(root.glob(".step-*"))
+        store = CheckpointStore(root)
+        newest = store.latest()
+        assert newest is not None
+        assert store.skipped == []
+        assert announced <= newest.step <= announced + 1
+        for rank in range(4):
+            assert (newest.path / f"rank-{rank}.pt").read_bytes() == bytes([newest.step % 256]) * 300_000
+    assert left_behind >= NUM_KILLS // 4, "the kills must land inside saves to prove anything"
+
+
+def test_needs_the_standard_library_alone() -> None:
+    # -S: nothing that was installed can be imported.
+    code = "import slurm_rl.models.checkpoint.background"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,252 @@
+"""Checkpoints that are whole or not there, whatever happens to the writer or to the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint import store as checkpoints
+from slurm_rl.models.checkpoint.store import CheckpointStore
+
+NUM_KILLS = 24
+
+
+def save(store: CheckpointStore, step: int, size: int = 1000) -> Path:
+    folder = store.begin(step)
+    (folder / "rank-0.pt").write_bytes(bytes([step % 256]) * size)
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "rank-1.pt").write_bytes(random.Random(step).randbytes(size))
+    return store.commit(step, {"step": step, "wandb_id": "abc"}).path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def latest_step(store: CheckpointStore) -> int | None:
+    newest = CheckpointStore(store.root).latest()
+    return newest.step if newest else None
+
+
+def test_nothing_saved_is_none(store: CheckpointStore) -> None:
+    assert store.latest() is None
+    assert store.prune(keep=2) == []
+
+
+def test_newest_by_number_with_its_meta(store: CheckpointStore) -> None:
+    for step in (2, 10, 9):
+        save(store, step)
+    newest = store.latest()
+    assert newest is not None
+    assert (newest.step, newest.path.name) == (10, "step-10")
+    assert newest.meta == {"step": 10, "wandb_id": "abc"}
+    assert store.skipped == []
+
+
+def test_begun_is_not_yet_a_checkpoint(store: CheckpointStore) -> None:
+    save(store, 1)
+    (store.begin(2) / "rank-0.pt").write_bytes(b"half")
+    assert latest_step(store) == 1
+
+
+def test_begin_removes_what_a_crash_left(store: CheckpointStore) -> None:
+    stale = store.begin(1)
+    (stale / "rank-0.pt").write_bytes(b"half")
+    fresh = store.begin(1)
+    assert not stale.exists()
+    assert list(fresh.iterdir()) == []
+
+
+def test_commit_without_begin_is_refused(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match="begin"):
+        store.commit(3, {})
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": (lambda p: os.truncate(p / "rank-0.pt", 999), "rank-0.pt has 999 bytes in place of 1000"),
+    "flipped": (lambda p: flip_bit(p / "deep/er/rank-1.pt"), "deep/er/rank-1.pt has other bytes"),
+    "missing": (lambda p: (p / "rank-0.pt").unlink(), "rank-0.pt is missing"),
+    "extra": (lambda p: (p / "rank-7.pt").write_bytes(b"x"), "rank-7.pt does not belong"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
+    "manifest cut": (lambda p: os.truncate(p / "manifest.json", 40), "manifest.json is broken"),
+    "manifest empty": (lambda p: os.truncate(p / "manifest.json", 0), "manifest.json is broken"),
+    "manifest of another kind": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is broken"),
+    "manifest edited": (
+        lambda p: (p / "manifest.json").write_text((p / "manifest.json").read_text().replace("abc", "abd")),
+        "does not match its own hash",
+    ),
+    "dangling link": (lambda p: ((p / "rank-0.pt").unlink(), (p / "rank-0.pt").symlink_to("gone")), "cannot be read"),
+    "another step": (
+        lambda p: (checkpoints.shutil.rmtree(p), checkpoints.shutil.copytree(p.parent / "step-1", p)),
+        "holds step 1",
+    ),
+    "a file": (lambda p: (checkpoints.shutil.rmtree(p), p.write_text("")), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_leaves_the_previous_one(store: CheckpointStore, damage: str) -> None:
+    save(store, 1)
+    newest = save(store, 2)
+    harm, reason = DAMAGE[damage]
+    harm(newest)
+    found = store.latest()
+    assert found is not None
+    assert found.step == 1
+    assert len(store.skipped) == 1
+    assert store.skipped[0].startswith("step-2: ")
+    assert reason in store.skipped[0]
+
+
+def test_prune_keeps_the_newest(store: CheckpointStore) -> None:
+    for step in range(5):
+        save(store, step)
+    assert store.prune(keep=2) == [2, 1, 0]
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-3", "step-4"]
+
+
+def test_prune_removes_nothing_when_the_newest_is_damaged(store: CheckpointStore) -> None:
+    for step in range(3):
+        save(store, step)
+    flip_bit(store.root / "step-2" / "rank-0.pt")
+    assert store.prune(keep=1) == []
+    assert latest_step(store) == 1
+
+
+def test_prune_never_removes_the_only_one(store: CheckpointStore) -> None:
+    save(store, 1)
+    assert store.prune(keep=0) == []
+    assert latest_step(store) == 1
+
+
+def test_saving_a_step_again_keeps_the_one_that_verifies(store: CheckpointStore) -> None:
+    path = save(store, 1)
+    before = path.stat().st_ino
+    assert save(store, 1).stat().st_ino == before
+    assert [p.name for p in store.root.iterdir()] == ["step-1"]
+
+
+def test_saving_a_step_again_replaces_a_damaged_one(store: CheckpointStore) -> None:
+    flip_bit(save(store, 1) / "rank-0.pt")
+    save(store, 1)
+    assert latest_step(store) == 1
+    save(store, 2)  # begin removes the damaged one that was moved aside
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-2"]
+
+
+@pytest.mark.parametrize("call", ["fsync_path", "write_json"])
+def test_full_disk_leaves_the_previous_one(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save(store, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, call, refuse)
+        with pytest.raises(CheckpointError, match=r"No space left on device.*Next: make room") as caught:
+            save(store, 2)
+    assert str(store.root) in str(caught.value)
+    assert latest_step(store) == 1
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+def test_full_file_system_leaves_the_previous_one(tmp_path: Path) -> None:
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True, text=True
+    )
+    if mount.returncode:
+        pytest.skip(mount.stderr)
+    try:
+        store = CheckpointStore(tmp_path / "checkpoints")
+        save(store, 1, size=50_000)
+        folder = store.begin(2)
+        with pytest.raises(OSError, match="No space"):
+            (folder / "rank-0.pt").write_bytes(bytes(300_000))
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            store.commit(2, {"step": 2})
+        assert latest_step(store) == 1
+        save(store, 3, size=10_000)  # what the failed one held is free again
+        assert latest_step(store) == 3
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/checkpoints"):
+        CheckpointStore(tmp_path / "file" / "checkpoints").begin(1)
+
+
+SAVE_FOR_EVER = """
+import itertools, sys
+from pathlib import Path
+from slurm_rl.models.checkpoint.store import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+newest = store.latest()
+for step in itertools.count(newest.step + 1 if newest else 0):
+    folder = store.begin(step)
+    for rank in range(4):
+        (folder / f"rank-{rank}.pt").write_bytes(bytes([step % 256]) * 300_000)
+    store.commit(step, {"step": step})
+    print(step, flush=True)
+    store.prune(keep=2)
+"""
+
+
+def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> None:
+    """What was announced is never lost: after each kill the newest is the announced one or the one after it."""
+    root, chance = tmp_path / "checkpoints", random.Random(0)
+    announced, left_behind = -1, 0
+    for _ in range(NUM_KILLS):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(root)], stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        assert first, "the child ended by itself"
+        time.sleep(chance.uniform(0, 0.1))
+        child.send_signal(signal.SIGKILL)
+        lines = [first, *child.stdout.readlines()]
+        child.wait()
+        announced = max(announced, *(int(line) for line in lines if line.endswith("\n")))
+        left_behind += any(root.glob(".step-*"))
+
+        store = CheckpointStore(root)
+        newest = store.latest()
+        assert newest is not None
+        assert store.skipped == []
+        assert announced <= newest.step <= announced + 1
+        assert newest.meta == {"step": newest.step}
+        assert (newest.path / "rank-3.pt").read_bytes() == bytes([newest.step % 256]) * 300_000
+    assert left_behind >= NUM_KILLS // 4, "the kills must land inside saves to prove anything"
+    CheckpointStore(root).begin(10**6)
+    assert len(list(root.glob(".step-*"))) == 1
+
+
+def test_needs_the_standard_library_alone() -> None:
+    code = "import slurm_rl.models.checkpoint.store"
+    # -S: nothing that was installed can be imported.
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_prune_spares_the_best(store: CheckpointStore) -> None:
+    for step in range(5):
+        save(store, step)
+    assert store.prune(keep=1, spare={1}) == [3, 2, 0]
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-4"]

@@ -1,0 +1,46 @@
+"""A checkpoint counts only once the rows up to it are on disk: a run that goes on from it keeps those."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint.step_saver import StepSaver
+from slurm_rl.run_dir.jsonl import append_row
+from slurm_rl.run_dir.run_dir import RunDir
+
+
+def test_rows_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, synced = RunDir(tmp_path / "run"), []
+    append_row(run.metrics, {"step": 0})
+    append_row(run.events, {"kind": "attempt/started"})
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").resolve()
+        if path in (run.metrics, run.events):
+            synced.append((path.name, any(run.checkpoints.glob("step-*"))))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    StepSaver(run, 2).save(0, {}, lambda folder: (folder / "state").write_text("x") and None)
+    assert synced == [("metrics.jsonl", False), ("events.jsonl", False)]
+    assert (run.checkpoints / "step-0").is_dir()
+
+
+def test_rows_that_cannot_be_synced_leave_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "run")
+    append_row(run.metrics, {"step": 0})
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    saver = StepSaver(run, 2)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(CheckpointError, match=r"Input/output error.*metrics\.jsonl"):
+        saver.save(0, {}, lambda folder: (folder / "state").write_text("x") and None)
+    assert not list(run.checkpoints.glob("*step-0*"))

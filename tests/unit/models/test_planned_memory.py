@@ -1,0 +1,45 @@
+"""What the plan counts is what the training code holds, by the bytes of its own tensors; no GPU is needed for that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.models.forward import RowReader
+from slurm_rl.plan.memory import parse_shape
+from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
+from tests.live_bytes import LiveBytes
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("rows", [None, 64])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_take_what_the_training_code_takes(dtype: str, rows: int | None, entropy_gradient: bool) -> None:
+    """A model that is nearly all vocabulary: its peak is the logits', within 15 %."""
+    tokens, vocab = 256, 50_000
+    config = Qwen2Config(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).train()
+    sequence = TrainSequence(token_ids=np.arange(tokens + 1), trained_from=1)
+    reader = RowReader(model, torch.device("cpu"), chunk_tokens=rows)
+    batch = reader.build_batch([sequence])
+    with LiveBytes() as bytes_:
+        logprobs, entropy = reader.forward(batch, 0.9, entropy_gradient=entropy_gradient)
+        (logprobs.sum() + (entropy.sum() if entropy_gradient else 0.0)).backward()
+    load = PolicyLoad("fsdp2", 2, 1, 4, False, tokens, logit_rows=rows, entropy_gradient=entropy_gradient)
+    shape = parse_shape(config.to_dict())
+    assert shape is not None
+    # The gradient of the tied embedding is a tensor of the step, too, once or while two are added.
+    gradient = vocab * 32 * model.lm_head.weight.element_size() / 1e9
+    wanted = estimate_policy(shape, load).logits_gb
+    assert wanted * 0.85 <= bytes_.peak / 1e9 - gradient <= wanted * 1.15

@@ -1,0 +1,245 @@
+"""The same run in the words of dstack and xpk; what a shell makes of it is what was meant.
+
+A wanted change: `python -m tests.unit.plugins.export.test_export` writes tests/golden again; review the diff.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from slurm_rl.__main__ import main
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.export import workload_name
+from slurm_rl.plugins.export.dstack import build_task, quote_for_hydra, render_dstack
+from slurm_rl.plugins.export.xpk import XpkTarget, build_xpk_argv
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+XPK = ["--cluster=tpus", "--tpu-type=v5p-128", "--project=my-project", "--image=gcr.io/my-project/maxtext:1"]
+BUCKET = "checkpoint.url='gs://bucket/runs'"
+CASES = {
+    "dstack-demo": ["dstack", "+exp=demo", "name=demo"],
+    "dstack-grpo_mathv60k": [
+        *("dstack", "--image=registry.example/slurm_rl:1", "+cluster=nvidia_a100", "+exp=grpo_mathv60k", BUCKET)
+    ],
+    "dstack-verl_ppo_gsm8k": [
+        *("dstack", "--image=verl:rocm", "+cluster=amd_mi300", "+exp=verl_ppo_gsm8k", "job.time_limit=4:00:00")
+    ],
+    "dstack-verl_ppo_gsm8k-volumes": [
+        *("dstack", "--image=verl:cuda", "+cluster=dstack", "+exp=verl_ppo_gsm8k", "run_dir=/checkpoints/verl"),
+        *("--volume=/checkpoints:/checkpoints", "--volume=data:/shared", "container.mounts=[/scratch:/tmp/scratch]"),
+    ],
+    "xpk-maxtext_grpo_llama3_70b": ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET],
+    "xpk-maxtext_gspo_llama3_70b": [
+        *("xpk", *XPK, "--num-slices=2", "+cluster=nvidia_h100", "+exp=maxtext_gspo_llama3_70b", BUCKET),
+        "job.max_failures=3",
+    ],
+}
+SECRET = "key-that-nobody-may-see"
+
+
+def export(words: list[str]) -> str:
+    with redirect_stdout(io.StringIO()) as output:
+        assert main(["export", *words]) == 0
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_export_is_as_before(name: str) -> None:
+    assert export(CASES[name]) == (GOLDEN / f"export-{name}.txt").read_text()
+
+
+def test_another_name_is_another_workload_and_another_folder_and_the_same_name_the_same() -> None:
+    """MaxText's two ways on after a failure: a fresh run under a new name, and the same again, which resumes."""
+    words = CASES["xpk-maxtext_grpo_llama3_70b"]
+    first, again, other = (export([*words, f"name={name}"]) for name in ("llama_a", "llama_a", "llama_b"))
+    assert first == again
+    assert "--workload=llama-a " in first and "run_name=llama_a " in first
+    assert "--workload=llama-b " in other and "run_name=llama_b " in other and "llama-a" not in other
+
+
+def test_no_golden_file_is_without_its_case() -> None:
+    assert {path.name for path in GOLDEN.glob("export-*")} == {f"export-{name}.txt" for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_secrets_stand_in_it_by_name_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    text = export(CASES[name])
+    assert SECRET not in text
+    assert "WANDB_API_KEY" in text
+
+
+# What YAML, a shell and Hydra each would like to take for themselves.
+HOSTILE = st.text(st.sampled_from("ab $`\"'\\#:{}[]&|;<>*?!~=,%-\t"), min_size=1, max_size=20).filter(str.strip)
+
+
+DEMO = load_config(["+exp=demo", "name=demo"])
+
+
+@given(HOSTILE)
+@settings(max_examples=60, deadline=None)
+def test_a_word_reaches_the_node_as_it_was(text: str) -> None:
+    assume("${{" not in text)  # refused: dstack replaces it
+    overrides = [f"data.train={text}"]
+    task = build_task(DEMO, overrides, ["HF_TOKEN"], "image:1")
+    again = yaml.safe_load(yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True))
+    argv = shlex.split(again["commands"][-1])
+    assert argv[:5] == ["python", "-m", "slurm_rl", "node", overrides[0]]
+
+
+@given(st.text(st.sampled_from("ab1 $'\"\\{}[],:=/ "), min_size=1, max_size=12))
+@example("\\\\'")
+@example("a\\")
+@example("1")
+@example("null")
+@settings(max_examples=60, deadline=None)
+def test_hydra_reads_a_quoted_value_as_it_was(text: str) -> None:
+    assert OverridesParser.create().parse_override(f"a={quote_for_hydra(text)}").value() == text
+
+
+def test_a_node_composes_the_run_of_the_config() -> None:
+    words = [
+        "+exp=demo",
+        "+cluster=nvidia_h100",
+        "name=a_b",
+        "container.runtime=podman",
+        "container.image=registry.example/rl:1",
+    ]
+    task = build_task(load_config(words), words, [], None)
+    assert task["image"] == "registry.example/rl:1"
+    overrides = shlex.split(task["commands"][-1])[4:]
+    assert overrides[: len(words)] == words
+    assert overrides[len(words) :] == [
+        "cluster.launcher=machines",
+        "container.runtime=none",
+        "container.image=null",
+        "run_dir=runs/a_b",
+    ]
+
+
+def test_ports_and_volumes_are_those_of_verls_page() -> None:
+    """`ports: 8265`, `volumes: /checkpoints:/checkpoints`; a run that has no dashboard forwards none."""
+    words = ["+cluster=dstack", "+exp=verl_ppo_gsm8k"]
+    task = build_task(load_config(words), words, [], "verl:1", ["/checkpoints:/checkpoints"])
+    assert (task["ports"], task["volumes"]) == ([8265], ["/checkpoints:/checkpoints"])
+    plain = build_task(load_config([*words, "ray.dashboard=false"]), words, [], "verl:1")
+    assert not {"ports", "volumes"} & set(plain)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Grpo_MathV60K", "grpo-mathv60k"), ("a.b--c", "a-b-c")])
+def test_names_become_those_that_dstack_takes(name: str, expected: str) -> None:
+    assert workload_name(name, "dstack") == expected
+
+
+@pytest.mark.parametrize("name", ["7b", "a", "a" * 60])
+def test_names_that_cannot_become_such_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="set name="):
+        workload_name(name, "dstack")
+
+
+def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path: Path) -> None:
+    """Run by bash, with a program of that name in place of xpk that tells what it got."""
+    fake = tmp_path / "xpk"
+    fake.write_text(
+        '#!/bin/bash\nfor word in "$@"; do printf "%s\\n" "$word"; last=$word; done\n'
+        'echo ---\ncat "${last#--env-file=}"\n'
+    )
+    fake.chmod(0o755)
+    script = tmp_path / "run.sh"
+    words = ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET, "+cluster.env.A='x y'"]
+    assert main(["export", *words, f"--out={script}"]) == 0
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": SECRET}
+    done = subprocess.run([str(script)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    argv, lines = done.stdout.split("---\n")
+    config = load_config([word for word in words[1:] if not word.startswith("--")])
+    target = XpkTarget("tpus", "v5p-128", "gcr.io/my-project/maxtext:1", "my-project")
+    assert argv.splitlines()[:-1] == build_xpk_argv(config, target)[1:]
+    assert "HF_TOKEN\n" in lines, "set in the shell: by name"
+    assert "WANDB_API_KEY" not in lines, "not set in the shell"
+    assert "A=x y\n" in lines
+    assert SECRET not in done.stdout
+    command = argv.splitlines()[-2].removeprefix("--command=")
+    assert "base_output_directory=gs://bucket/runs" in shlex.join(shlex.split(command)).replace('"', "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["xpk", *XPK, "+exp=sft_tiny"], "task=maxtext"),
+        (["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b"], "gs:// URL"),
+        (["xpk", "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET], "no --cluster, --tpu-type, --image"),
+        (["dstack", "--out=a.yml"], "ends with .dstack.yml"),
+        (["dstack", "--out=/proc/no/a.dstack.yml"], "--out"),
+        (
+            ["dstack", "+exp=demo", "+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/a.sqsh"],
+            "Docker images",
+        ),
+        (["dstack", "+exp=demo", "name=7b"], "set name="),
+        (["dstack", "+exp=demo", "+cluster=amd_mi300"], "--image"),
+        (["dstack", "+cluster=nvidia_h100", "+exp=verl_ppo_gsm8k"], "--image"),
+        (["dstack", "+exp=demo", "data.root='${{ secrets.A }}'"], "${{"),
+        (["dstack", "optim.lrr=1"], "optim.lr"),
+        (["dstack", "+exp=demo", "--volume=/checkpoints"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=a:b"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=/a:/b:ro"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=/a:/b", "--volume=c:/b"], "one volume; got /b"),
+        (["dstack", "+exp=demo", "container.mounts=[/a:/b:ro]"], "leave out :ro"),
+        (["xpk", *XPK, "--volume=/a:/b", "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET], "--volume"),
+    ],
+)
+def test_what_the_other_system_cannot_do_is_bad_input(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_system_that_nobody_knows_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "kubernetes"]) == 2
+    assert "one of dstack, xpk; got kubernetes" in capsys.readouterr().err
+
+
+def test_the_comment_is_no_yaml() -> None:
+    tree = yaml.safe_load(render_dstack(load_config(["+exp=demo", "name=demo"]), ["name=demo"], ["HF_TOKEN"], None))
+    assert tree["type"] == "task"
+    assert tree["env"] == ["HF_TOKEN", "SLURM_RL_TOKEN"]
+
+
+if __name__ == "__main__":
+    for case, case_words in CASES.items():
+        (GOLDEN / f"export-{case}.txt").write_text(export(case_words))
+
+
+def test_each_word_of_the_xpk_script_is_one_command_of_xpk(tmp_path: Path) -> None:
+    fake, script = tmp_path / "xpk", tmp_path / "run.sh"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$*"\n')
+    fake.chmod(0o755)
+    words = ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET]
+    assert main(["export", *words, f"--out={script}"]) == 0
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said = {
+        word: subprocess.run([str(script), word], env=env, capture_output=True, text=True).stdout
+        for word in ("status", "wait", "delete")
+    }
+    where = "--cluster=tpus --project=my-project\n"
+    assert said == {
+        "status": f"workload list --filter-by-job=maxtext-grpo-llama3-70b {where}",
+        "wait": f"workload list --wait-for-job-completion=maxtext-grpo-llama3-70b {where}",
+        "delete": f"workload delete --workload=maxtext-grpo-llama3-70b {where}",
+    }
+    wrong = subprocess.run([str(script), "stop"], env=env, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "status, wait or delete; got stop" in wrong.stderr

@@ -1,0 +1,50 @@
+"""The command lines of every external experiment, first attempt and later ones, beside what they were before.
+
+A wanted change: `python -m tests.unit.plugins.external.test_external_golden` writes them again; review the diff.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.plan.job import SubmitFacts, build_plan
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+NAMES = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if "\nexternal:" in path.read_text())
+CLUSTERS = {"verl_ppo_qwen2_7b_amd": "amd_mi300", "command": "slurm_cpu"}
+
+# How many, as the scripts that they come from have it.
+NODES = {
+    **{name: ["cluster.num_nodes=2"] for name in NAMES if name.startswith(("verl_", "openrlhf_ppo_"))},
+    **{name: ["cluster.num_nodes=16", "cluster.gpus_per_node=4"] for name in NAMES if name.startswith("maxtext_")},
+    "maxtext_convert_llama3_70b": ["cluster.num_nodes=1"],
+    "openrlhf_grpo_mathv60k": ["cluster.num_nodes=2", "cluster.gpus_per_node=2"],
+}
+
+
+def render(name: str) -> str:
+    config = load_config([f"+cluster={CLUSTERS.get(name, 'nvidia_a100')}", f"+exp={name}", *NODES.get(name, [])])
+    plan = build_plan(config, "/shared/runs/golden", SubmitFacts(python="python", num_cpus=8, version="VERSION"))
+    assert plan.external is not None
+    lines = [f"{plan.num_nodes} nodes of {plan.gpus_per_node} {plan.accelerator} GPUs", "", *plan.external.first]
+    added = [word for word in plan.external.later if word not in plan.external.first]
+    return "\n".join([*lines, "", "later attempts have", *added]) + "\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_is_as_before(name: str) -> None:
+    assert render(name) == (GOLDEN / f"external-{name}.txt").read_text()
+
+
+def test_no_golden_command_line_is_without_its_experiment() -> None:
+    assert {path.stem for path in GOLDEN.glob("external-*.txt")} == {f"external-{name}" for name in NAMES}
+
+
+if __name__ == "__main__":
+    for old in GOLDEN.glob("external-*.txt"):
+        old.unlink()
+    for name in NAMES:
+        (GOLDEN / f"external-{name}.txt").write_text(render(name))

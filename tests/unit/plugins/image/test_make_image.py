@@ -1,0 +1,246 @@
+"""What each engine and each maker is asked to do, and what is left when one of them fails: nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.image.make import How, Target, build_image, import_image
+from slurm_rl.plugins.image.parts import PREFIX
+from slurm_rl.plugins.image.recipe import Recipe, hash_recipe, write_context
+from tests.unit.plugins.image.programs import Programs
+from tests.unit.plugins.image.test_image_files import sif, sqsh
+
+VERSIONS = {"python": "3.11.9", "torch": None}
+# An engine with a store: what was built or pulled is there, with the label it was built with.
+ENGINE = """
+import base64, json
+store = Path(sys.argv[0]).with_name("store.json")
+held = json.loads(store.read_text()) if store.exists() else {}
+def put(ref, label): held[ref] = label; store.write_text(json.dumps(held))
+words = argv[1:] if argv[0] == "image" else argv
+if words[0] in ("build", "import"):
+    labels = [w.rpartition("=")[2] for w in argv if "slurm_rl.recipe=" in w]
+    put(str(out("tag")) if words[0] == "build" else argv[-1], labels[0])
+elif words[0] == "pull": put(argv[-1], "")
+elif words[0] == "inspect":
+    ref = argv[-1]
+    if ref not in held: sys.exit(1)
+    config = {"Env": ["A=b"], "Labels": {"slurm_rl.recipe": held[ref]}}
+    print(json.dumps({"OCIv1": {"config": config}} if "buildah" in sys.argv[0] else [{"Config": config}]))
+elif words[0] in ("create", "from"): print("container-1")
+elif words[0] == "export": sys.stdout.buffer.write(base64.b64decode("TAR"))
+elif words[0] == "run": print('slurm_rl image report: {"host": "x", "versions": {"python": "3.11.9", "torch": null}}')
+elif words[0] == "save": out("output").write_text("archive")
+"""
+
+
+def make_tar() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("bin"), io.BytesIO())
+    return stream.getvalue()
+
+
+def engine_body() -> str:
+    import base64
+
+    return ENGINE.replace("TAR", base64.b64encode(make_tar()).decode())
+
+
+def writes(content: bytes, word: str) -> str:
+    return f"Path({word}).write_bytes({content!r})"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    found = Programs(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(found.folder))
+    # No registry is asked.
+    monkeypatch.setattr("slurm_rl.plugins.image.make.pin_bases", lambda bases: {})
+    return found
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    path = tmp_path / "shared"
+    path.mkdir()
+    return path
+
+
+def cpu_hash(tmp_path: Path) -> str:
+    write_context(Recipe("cpu"), tmp_path / "context")
+    return hash_recipe(Recipe("cpu"), tmp_path / "context")
+
+
+@pytest.mark.parametrize("name", ["podman", "docker"])
+def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
+    programs: Programs, shared: Path, tmp_path: Path, name: str
+) -> None:
+    programs.add(name, engine_body())
+    # It would refuse an image without CMD, and leave a container behind.
+    programs.add("enroot", "sys.exit('no')")
+    programs.add(
+        "mksquashfs", f"assert Path(argv[0], 'etc/environment').read_text() == 'A=b\\n'\n{writes(sqsh(500), 'argv[1]')}"
+    )
+    target, digest = Target("pyxis", str(shared / "rl.sqsh")), cpu_hash(tmp_path)
+    tag = f"localhost/slurm_rl-cpu:{digest[:12]}"
+    assert build_image(target, Recipe("cpu"), How(engine_args=("--network=host",)))
+    calls = programs.calls()
+    build = next(call for call in calls if call.startswith(f"{name} build "))
+    assert f"--tag={tag} --label=slurm_rl.recipe={digest} --network=host /" in build
+    assert f"{name} create {tag} /bin/true" in calls and f"{name} export container-1" in calls
+    assert f"{name} rm --force container-1" in calls
+    assert [call for call in calls if call.startswith("mksquashfs") and "-all-root" in call and "-comp zstd" in call]
+    assert sorted(path.name for path in shared.iterdir()) == ["rl.sqsh", "rl.sqsh.json"]
+    manifest = json.loads((shared / "rl.sqsh.json").read_text())
+    assert manifest["source_hash"] == digest and manifest["size"] == 500 and manifest["versions"] == VERSIONS
+    assert manifest["recipe"] == "cpu" and manifest["made_by"] == name
+    assert not build_image(target, Recipe("cpu"), How())
+    assert programs.calls() == calls
+    # Another recipe, or damage: it is made again.
+    assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
+    (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
+    assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
+
+
+def test_a_base_is_given_to_the_engine_by_digest_and_noted_with_the_bill_of_materials(
+    programs: Programs, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = PREFIX + json.dumps([("pypi", "torch", "2.13.0")])
+    programs.add("podman", engine_body() + f"\nif 'parts.py' in ' '.join(argv): print({told!r})")
+    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
+    monkeypatch.setattr("slurm_rl.plugins.image.make.pin_bases", lambda bases: dict.fromkeys(bases, "base@sha256:5"))
+    assert build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How())
+    assert [call for call in programs.calls() if " --build-arg=BASE=base@sha256:5 " in call]
+    assert json.loads((shared / "rl.sqsh.json").read_text())["bases"] == {"BASE": "base@sha256:5"}
+    bom = json.loads((shared / "rl.sqsh.cdx.json").read_text())
+    assert [part["purl"] for part in bom["components"]] == ["pkg:pypi/torch@2.13.0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("podman", "podman save --format=docker-archive --output="),
+        ("docker", "docker save --output="),
+        ("buildah", "buildah push localhost/slurm_rl-cpu:"),
+    ],
+)
+def test_apptainer_builds_from_the_archive(programs: Programs, shared: Path, name: str, save: str) -> None:
+    programs.add(name, engine_body())
+    programs.add("apptainer", writes(sif(200, 300), "argv[1]"))
+    assert build_image(Target("apptainer", str(shared / "rl.sif")), Recipe("cpu"), How())
+    assert [call for call in programs.calls() if call.startswith(save)]
+    built = next(call for call in programs.calls() if call.startswith("apptainer"))
+    assert built.startswith(f"apptainer build {shared}/.rl.sif.") and " docker-archive:/" in built
+
+
+def test_for_podman_and_docker_the_image_stays_in_the_store(programs: Programs) -> None:
+    programs.add("podman", engine_body())
+    assert build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
+    assert not build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
+    assert len([call for call in programs.calls() if call.startswith("podman build")]) == 1
+
+
+def test_import_from_a_registry(programs: Programs, shared: Path) -> None:
+    target, ref = Target("pyxis", str(shared / "rl.sqsh")), "docker://nvcr.io/nvidia/pytorch:1"
+    programs.add("podman", engine_body())
+    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
+    assert import_image(target, ref, How()) and not import_image(target, ref, How())
+    assert [call for call in programs.calls() if "pull" in call] == ["podman pull nvcr.io/nvidia/pytorch:1"]
+    programs.add("enroot", writes(sqsh(500), "out('output')"))
+    assert import_image(target, ref, How(force=True))
+    assert programs.calls()[-1].endswith(" docker://nvcr.io#nvidia/pytorch:1")
+
+
+def test_import_of_a_tar_needs_no_engine(programs: Programs, shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "root.tar").write_bytes(make_tar())
+    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
+    target = Target("pyxis", str(shared / "rl.sqsh"))
+    assert import_image(target, str(tmp_path / "root.tar"), How())
+    assert not import_image(target, str(tmp_path / "root.tar"), How())
+
+
+def test_no_tool_at_all_says_which_are_wanted(programs: Programs, shared: Path, tmp_path: Path) -> None:
+    target = Target("pyxis", str(shared / "rl.sqsh"))
+    with pytest.raises(ConfigError, match=r"podman is not on PATH; docker is not on PATH; buildah .* image import"):
+        build_image(target, Recipe("cpu"), How())
+    programs.add("docker", "print('Cannot connect to the daemon', file=sys.stderr); sys.exit(1)")
+    with pytest.raises(ConfigError, match=r"docker does not answer \(Cannot connect to the daemon\)"):
+        build_image(target, Recipe("cpu"), How())
+    programs.add("podman", engine_body())
+    for runtime, suffix, wanted in (("pyxis", "sqsh", "squashfs-tools"), ("apptainer", "sif", "apptainer")):
+        with pytest.raises(ConfigError, match=wanted):
+            build_image(Target(runtime, str(shared / f"rl.{suffix}")), Recipe("cpu"), How())
+    assert not [call for call in programs.calls() if " build " in call]
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("maker", "message"),
+    [
+        ("Path(argv[1]).write_bytes(b'half'); print('No space left on device'); sys.exit(1)", "room on the disk"),
+        ("Path(argv[1]).write_bytes(b'half'); print('some other words'); sys.exit(3)", "status 3\nsome other words"),
+        (writes(sqsh(500)[:300], "argv[1]"), "must be whole"),
+    ],
+)
+def test_a_maker_that_fails_leaves_the_old_image_and_nothing_else(
+    programs: Programs, shared: Path, maker: str, message: str
+) -> None:
+    programs.add("podman", engine_body())
+    programs.add("mksquashfs", maker)
+    (shared / "rl.sqsh").write_bytes(b"the old one")
+    with pytest.raises(ConfigError, match=message):
+        build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How())
+    assert [path.read_bytes() for path in shared.iterdir()] == [b"the old one"]
+
+
+def test_a_build_or_an_export_that_fails_says_the_engines_words(programs: Programs, shared: Path) -> None:
+    target = Target("pyxis", str(shared / "rl.sqsh"))
+    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
+    broken = engine_body().replace(
+        "words = ", "if argv[0] == 'build': print('E: no mirror'); sys.exit(100)\nwords = ", 1
+    )
+    programs.add("podman", broken)
+    with pytest.raises(ConfigError, match="podman build must succeed; got exit status 100\nE: no mirror"):
+        build_image(target, Recipe("cpu"), How())
+    cut = "if argv[0] == 'export': sys.stdout.buffer.write(b'x' * 700); sys.exit('store gone')\nwords = "
+    programs.add("podman", engine_body().replace("words = ", cut, 1))
+    with pytest.raises(ConfigError, match="podman export must succeed; got exit status 1\nstore gone"):
+        build_image(target, Recipe("cpu"), How())
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Target("none", ""), "belongs to a container runtime"),
+        (Target("pyxis", "nvcr.io#nvidia/pytorch"), r"path of the \.sqsh"),
+        (Target("pyxis", "/tmp/x.sif"), r"path of the \.sqsh"),
+        (Target("apptainer", "/tmp/x.sqsh"), r"path of the \.sif"),
+        (Target("pyxis", "/no/such/folder/x.sqsh"), "folder that can be written to"),
+    ],
+)
+def test_a_target_that_cannot_be_written_is_refused_first(programs: Programs, target: Target, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_image(target, Recipe("cpu"), How())
+    with pytest.raises(ConfigError, match=message):
+        import_image(target, "x", How())
+    assert programs.calls() == []
+
+
+def test_the_context_holds_the_recipe_and_its_lists_alone(tmp_path: Path) -> None:
+    write_context(Recipe("cuda"), tmp_path / "c")
+    files = sorted(str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file())
+    of_recipe = ["containers/cuda/Containerfile", "containers/cuda/constraints.txt", "containers/requirements.py"]
+    assert files == ["constraints.txt", *of_recipe, "pyproject.toml"]
+    before = hash_recipe(Recipe("cuda"), tmp_path / "c")
+    assert before != hash_recipe(Recipe("cuda", {"A": "b"}), tmp_path / "c")
+    with (tmp_path / "c/constraints.txt").open("a") as file:
+        file.write("x==1\n")
+    assert before != hash_recipe(Recipe("cuda"), tmp_path / "c")

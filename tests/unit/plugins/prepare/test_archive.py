@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.errors import DataError, PrepareError
+from slurm_rl.plugins.prepare.archive import extract_archive
+
+
+def make_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in/folder").mkdir(parents=True)
+    return tmp_path / "in/folder"
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_files_come_out_with_their_bytes_and_our_mode(kind: str, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / f"a.{kind}"
+    content = {"./a/1.txt": b"one", "b.txt": b"", "c/d/e.txt": b"x" * 3_000_000}
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as bundle:
+            for name, data in content.items():
+                bundle.writestr(name, data)
+    else:
+        with tarfile.open(archive, "w:gz" if kind.endswith("gz") else "w") as tar:
+            tar.addfile(entry("a", tarfile.DIRTYPE))
+            for name, data in content.items():
+                info = entry(name, mode=0o4777)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    assert extract_archive(archive, folder) == (3, 3_000_003)
+    assert files_below(folder) == {name.removeprefix("./"): data for name, data in content.items()}
+    assert {path.stat().st_mode & 0o7111 for path in folder.rglob("*.txt")} == {0}
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil-of-slurm-rl", "a\\..\\evil", ".", ""])
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_member_that_leaves_the_folder_is_refused(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a"
+    if kind == "tar":
+        make_tar(archive, (entry(name), b"evil"))
+    else:
+        with zipfile.ZipFile(archive, "w") as bundle:
+            bundle.writestr(zipfile.ZipInfo(name), b"evil")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match="must be a regular file inside the folder"):
+        extract_archive(archive, folder)
+    assert set(tmp_path.rglob("*")) == before
+    assert not Path("/tmp/evil-of-slurm-rl").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_of_a_tar_are_refused_by_name(kind: bytes, folder: Path, tmp_path: Path) -> None:
+    link = entry("a/link", kind, link="../../../etc")
+    archive = make_tar(tmp_path / "a", (link, b""), (entry("a/link/passwd"), b"evil"))
+    with pytest.raises(DataError, match=r"'a/link'.*a link or a device"):
+        extract_archive(archive, folder)
+    assert not (folder / "a/link").exists()
+
+
+def test_a_link_in_a_zip_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("link")
+    info.create_system, info.external_attr = 3, 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a", "w") as bundle:
+        bundle.writestr(info, "/etc")
+    with pytest.raises(DataError, match=r"'link'.*a link or a device"):
+        extract_archive(tmp_path / "a", folder)
+
+
+def test_bounds_hold_for_bytes_and_files(folder: Path, tmp_path: Path) -> None:
+    bomb = make_tar(tmp_path / "bomb", (entry("zeros"), bytes(50_000_000)))
+    assert bomb.stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"'zeros'.*more than 1000000 bytes"):
+        extract_archive(bomb, folder, max_bytes=1_000_000)
+    assert (folder / "zeros").stat().st_size <= 1_000_000
+    many = make_tar(tmp_path / "many", *[(entry(str(n)), b"") for n in range(4)])
+    with pytest.raises(DataError, match=r"'3'.*more than 3 files"):
+        extract_archive(many, folder, max_files=3)
+
+
+def test_a_zip_whose_header_lies_about_its_size_is_still_bounded(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("zeros", bytes(5_000_000))
+    with pytest.raises(DataError, match="more than 1000 bytes"):
+        extract_archive(archive, folder, max_bytes=1000)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_path: Path) -> None:
+    import random
+
+    noise = random.Random(0).randbytes(100_000)
+    archive = make_tar(tmp_path / "images.tar.gz", *[(entry(f"{n}.bin"), noise) for n in range(5)])
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(PrepareError, match=r"images\.tar\.gz must be a whole"):
+        extract_archive(archive, folder)
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
+def test_a_name_that_is_a_file_and_a_folder_is_refused(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a.tar", *[(entry(name), b"x") for name in names])
+    with pytest.raises(DataError, match="a file and a folder at once"):
+        extract_archive(archive, folder)
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(folder: Path, tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as bundle:
+        bundle.writestr("x", b"x")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = entry("inner.zip")
+        info.size = len(inner.getvalue())
+        tar.addfile(info, io.BytesIO(inner.getvalue()))
+    assert extract_archive(tmp_path / "a.tar", folder)[0] == 1
+    assert files_below(folder) == {"inner.zip": inner.getvalue()}
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
+    """A few kilobytes of zeros, packed, that tarfile would read as one string of 300 MB."""
+    archive = tmp_path / "a.tar.gz"
+    info = entry("bomb", kind)
+    info.size = 300_000_000
+    with gzip.open(archive, "wb", compresslevel=1) as out:
+        out.write(info.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(300):
+            out.write(bytes(1_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PrepareError, match="a header of 300000000 bytes"):
+            extract_archive(archive, folder)
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_headers_for_all_members_are_not_kept_without_end(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    with archive.open("wb") as out:
+        for number in range(40):
+            out.write(tarfile.TarInfo.create_pax_global_header({f"key{number}": "x" * 100_000}))
+    with pytest.raises(PrepareError, match="a header of"):
+        extract_archive(archive, folder)
+
+
+def test_long_names_come_out_of_either_format(folder: Path, tmp_path: Path) -> None:
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+            info = entry("/".join(["folder" * 20] * 4) + f"/{form}.txt")
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+        assert extract_archive(tmp_path / "a.tar", folder) == (1, 3)
+
+
+@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
+def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(opener: Any, folder: Path, tmp_path: Path) -> None:
+    """A few kilobytes that are 30 MB, which the bound is far below."""
+    archive = tmp_path / "a.tar"
+    info = entry("bomb")
+    info.size = 30_000_000
+    with opener(archive, "wb", **({"preset": 0} if opener is lzma.open else {"compresslevel": 1})) as out:
+        out.write(info.tobuf() + bytes(info.size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="more than 3000000 bytes unpacked"):
+            extract_archive(archive, folder, max_bytes=3_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_by_a_method_that_unpacks_at_once_is_refused(method: int, folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as bundle:
+        bundle.writestr("bomb", bytes(1000))
+    with pytest.raises(DataError, match="another method than deflate"):
+        extract_archive(tmp_path / "a.zip", folder)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.plugins.prepare.conftest import Prepare
+from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
+from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
+
+TRAIN = "main/train-00000-of-00001.parquet"
+TOKEN = "hf_" + "t" * 30
+
+
+def part_of(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "data/gsm8k").rglob("*.part"))
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Hub, prepare: Prepare) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    hub.cuts[TRAIN] = [100, 200]
+    done = prepare("gsm8k")
+    assert done.returncode == 0, done.stderr
+    ranges = [log[2] for log in hub.log if log[0] == "GET" and log[1].endswith(TRAIN) and "elsewhere" in log[1]]
+    assert ranges == ["", "bytes=100-", "bytes=300-"]
+
+
+def test_what_a_broken_download_brought_stays_for_the_next_process(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    hub.cuts[TRAIN] = [100] + [0] * 40
+    done = prepare("gsm8k")
+    assert done.returncode == 1
+    assert "openai/gsm8k must come whole" in done.stderr
+    assert "it resumes there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [part.stat().st_size for part in part_of(tmp_path)] == [100]
+
+    hub.cuts.clear()
+    hub.log.clear()
+    done = prepare("gsm8k")
+    assert done.returncode == 0, done.stderr
+    assert "bytes=100-" in [log[2] for log in hub.log if log[1].endswith(TRAIN)]
+    assert part_of(tmp_path) == []
+
+
+def test_content_that_differs_from_its_checksum_is_not_used(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    right = hub.repos[GSM8K][TRAIN]
+    hub.listed[TRAIN] = right
+    hub.repos[GSM8K][TRAIN] = right[:50] + bytes([right[50] ^ 1]) + right[51:]
+    done = prepare("gsm8k")
+    assert done.returncode == 1
+    assert f"{TRAIN} of openai/gsm8k must have {len(right)} bytes and the checksum" in done.stderr
+    assert part_of(tmp_path) == []
+    hub.repos[GSM8K][TRAIN] = right
+    assert prepare("gsm8k").returncode == 0
+
+
+def test_offline_without_the_files_is_said_and_asks_nobody(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    done = prepare("gsm8k", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert "HF_HUB_OFFLINE" in done.stderr
+    assert str(tmp_path / "hf") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert hub.log == []
+
+
+def test_offline_and_online_the_cache_of_hf_home_is_used(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    files = gsm8k()
+    cache = tmp_path / "hf/hub/datasets--openai--gsm8k"
+    for name, content in files.items():
+        path = cache / "snapshots" / COMMIT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)
+    done = prepare("gsm8k", "--root", "offline", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert hub.log == []
+    hub.repos[GSM8K] = files
+    assert prepare("gsm8k", "--root", "online").returncode == 0
+    assert not hub.downloads
+    rows = [(tmp_path / root / "gsm8k/train.jsonl").read_bytes() for root in ("offline", "online")]
+    assert rows[0] == rows[1]
+
+
+def test_the_token_goes_to_the_hub_alone_and_is_never_shown(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    done = prepare("gsm8k", HF_TOKEN=TOKEN)
+    assert done.returncode == 0
+    for path, auth in [(log[1], log[3]) for log in hub.log if "gsm8k" in log[1]]:
+        assert auth == ("" if path.startswith("/elsewhere/") else f"Bearer {TOKEN}"), path
+    assert TOKEN not in done.stdout + done.stderr
+    assert not [
+        path for path in (tmp_path / "data").rglob("*") if path.is_file() and TOKEN in path.read_text("latin-1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gsm8k", "--revision", "v9"], ["must have the revision", "v9"]),
+        (["math"], ["EleutherAI/hendrycks_math must exist", "HF_TOKEN"]),
+    ],
+)
+def test_a_wrong_name_is_bad_input(words: list[str], said: list[str], hub: Hub, prepare: Prepare) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    done = prepare(*words)
+    assert done.returncode == 2
+    assert [word for word in said if word not in done.stderr] == []
+
+
+def test_a_gated_repository_says_what_to_do(hub: Hub, prepare: Prepare) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    hub.gated.add(GSM8K)
+    done = prepare("gsm8k")
+    assert done.returncode == 2
+    assert "accept its terms" in done.stderr
+
+
+def test_a_hub_that_does_not_answer_is_a_failure_not_a_traceback(hub: Hub, prepare: Prepare) -> None:
+    done = prepare("gsm8k", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "must come whole from the hub" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_prepare_in_the_same_folder_is_refused(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    import fcntl
+
+    hub.repos[GSM8K] = gsm8k()
+    folder = tmp_path / "data/gsm8k"
+    folder.mkdir(parents=True)
+    with (folder / ".prepare.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = prepare("gsm8k")
+    assert done.returncode == 2
+    assert "one prepare at a time" in done.stderr
+    assert prepare("gsm8k").returncode == 0
+
+
+def test_another_revision_makes_the_folder_again(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    assert prepare("gsm8k").returncode == 0
+    assert "already there" in prepare("gsm8k", "--revision", COMMIT).stderr
+    manifest = tmp_path / "data/gsm8k/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "revision": "old", "commit": "old"}))
+    again = prepare("gsm8k")
+    assert again.returncode == 0
+    assert "made again, since it is revision old" in again.stderr

@@ -1,0 +1,44 @@
+"""`data.train=org/name`: a data set of the hub without `prepare`, by the datasets library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
+from tests.unit.plugins.prepare.small_sets import gsm8k
+
+_SCRIPT = """
+import sys
+from slurm_rl.config.data import DataConfig
+from slurm_rl.errors import DataError
+from slurm_rl.data.load_data import load_prompts
+try:
+    for revision in sys.argv[1:]:
+        config = DataConfig(train="org/name", eval="org/name", input_key="question", revision=revision or None)
+        split = load_prompts(config)
+        print(revision, len(split.train), len(split.held_out), split.train[1].prompt)
+except DataError as error:
+    print("DataError", error)
+"""
+
+
+def load(env: dict[str, str], folder: Path, *revisions: str) -> list[str]:
+    argv = [sys.executable, "-c", _SCRIPT, *revisions]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_hub_name_is_read_and_then_needs_no_network(hub: Hub, own_env: dict[str, str], tmp_path: Path) -> None:
+    files = gsm8k(test=[{"question": "What is 7?", "answer": "#### 7"}])
+    hub.repos["datasets/org/name"] = {name.replace("main/", "data/"): data for name, data in files.items()}
+    lines = [" 3 1 What is 1+1?", f"{COMMIT} 3 1 What is 1+1?"]
+    assert load(own_env, tmp_path, "", COMMIT) == lines
+    hub.log.clear()
+    assert load({**own_env, "HF_HUB_OFFLINE": "1"}, tmp_path, "") == lines[:1]
+    assert hub.log == []
+    (wrong,) = load(own_env, tmp_path, "v9")
+    assert wrong.startswith("DataError data set org/name")
+    assert "v9" in wrong

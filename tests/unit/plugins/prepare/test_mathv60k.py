@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.data.prompts import load_rows
+from slurm_rl.errors import DataError
+from slurm_rl.launch.runs.checks import check_inputs
+from tests.unit.plugins.prepare import small_sets
+from tests.unit.plugins.prepare.conftest import Prepare
+from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
+from tests.unit.plugins.prepare.small_sets import THEIRS, VERMULTI, jsonl, mathv60k, mathv60k_row, pack, picture
+
+TAR = "mathv60k_img.tar.gz"
+ROWS = "mathv60k_message.jsonl"
+
+
+def read_rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
+    hub: Hub, prepare: Prepare, tmp_path: Path
+) -> None:
+    hub.repos[VERMULTI] = mathv60k(8)
+    done = prepare("mathv60k", "--root", "there")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "there" / "mathv60k"
+    assert f"{folder}/train.jsonl  8 rows" in done.stdout
+    rows = read_rows(folder / "train.jsonl")
+    for number, row in enumerate(rows):
+        assert row["answer"] == f"$\\boxed{{{number}}}$"
+        system, user = row["prompt"]  # type: ignore[misc]
+        assert system["role"] == "system"
+        kinds = [part["type"] for part in user["content"]]
+        assert kinds == (["image", "text"] if number % 2 == 0 else ["text", "image"])
+        image = next(part["image"] for part in user["content"] if part["type"] == "image")
+        assert image == f"{folder}/images/Geometry3K/images/{number // 2}.jpg"
+        assert Path(image).read_bytes() == picture_of(hub, number // 2)
+    assert [row.prompt for row in load_rows(folder / "train.jsonl", DataConfig())] == [row["prompt"] for row in rows]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["commit"] == COMMIT
+    assert {source["file"] for source in manifest["sources"]} == {ROWS, TAR}
+    assert [output["rows"] for output in manifest["outputs"] if output["rows"]] == [8]
+    assert sorted(path.name for path in folder.iterdir()) == [".prepare.lock", "images", "manifest.json", "train.jsonl"]
+
+    asked = len(hub.log)
+    again = prepare("mathv60k", "--root", "there")
+    assert (again.returncode, len(hub.log)) == (0, asked)
+    assert "already there" in again.stderr
+    assert again.stdout == done.stdout
+    # Nor does it need the network to be allowed.
+    assert prepare("mathv60k", "--root", "there", HF_HUB_OFFLINE="1").returncode == 0
+
+
+def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[VERMULTI] = mathv60k(8)
+    assert prepare("mathv60k", "--root", "there").returncode == 0
+    words = ["+cluster=nvidia_a100", "+exp=grpo_mathv60k", f"data.root={tmp_path}/there", "data.num_eval=2"]
+    config = load_config(words)
+    check_inputs(config, print)
+    (tmp_path / "there/mathv60k/images/Geometry3K/images/2.jpg").unlink()
+    with pytest.raises(DataError, match=r"images/2\.jpg"):
+        check_inputs(config, print)
+
+
+def picture_of(hub: Hub, number: int) -> bytes:
+    import io
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(hub.repos[VERMULTI][TAR])) as tar:
+        member = tar.extractfile(f"Geometry3K/images/{number}.jpg")
+        assert member is not None
+        return member.read()
+
+
+def test_an_image_that_was_lost_later_is_named_and_comes_back(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[VERMULTI] = mathv60k(4)
+    assert prepare("mathv60k").returncode == 0
+    image = tmp_path / "data/mathv60k/images/Geometry3K/images/1.jpg"
+    image.unlink()
+    again = prepare("mathv60k")
+    assert again.returncode == 0
+    assert "made again, since images/Geometry3K/images/1.jpg has no file" in again.stderr
+    assert image.is_file()
+
+
+BAD_ROWS: list[tuple[bytes, list[str]]] = [
+    (b"{broken\n", ["must be JSON"]),
+    (jsonl([{"answer": "1", "message": "not a list"}]), ["'message'", "not a list"]),
+    (jsonl([{"answer": "1", "message": "[]"}]), ["'message'", "got '[]'"]),
+    (jsonl([{"answer": "", "message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text; got ''"]),
+    (jsonl([{"message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text; got None"]),
+    (jsonl([{"answer": "1", "message": '[{"role": "user", "content": [{"type": "video"}]}]'}]), ["video"]),
+    (jsonl([mathv60k_row(3, THEIRS + "Geometry3K/images/99.jpg", image_first=True)]), ["images/99.jpg", TAR]),
+    (jsonl([mathv60k_row(3, "/etc/passwd", image_first=True)]), ["got /etc/passwd"]),
+    (jsonl([mathv60k_row(3, THEIRS + "../../../etc/passwd", image_first=True)]), ["../../../etc/passwd"]),
+]
+
+
+def test_bad_rows_are_named_by_number_and_nothing_is_left_that_looks_whole(
+    hub: Hub, prepare: Prepare, tmp_path: Path
+) -> None:
+    files = mathv60k(4)
+    hub.repos[VERMULTI] = {**files, ROWS: files[ROWS] + b"".join(row for row, _ in BAD_ROWS) + files[ROWS]}
+    done = prepare("mathv60k")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "9 of 17 are not" in done.stderr
+    assert "--leave-out-bad-rows" in done.stderr
+    for number, (_, words) in enumerate(BAD_ROWS, 5):
+        said = done.stderr.partition(f"{ROWS}:{number}: ")[2].partition(f"; {ROWS}:")[0]
+        assert [word for word in words if word not in said] == [], said
+    folder = tmp_path / "data/mathv60k"
+    assert not (folder / "manifest.json").exists()
+    assert not (folder / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "no picture"])
+def test_a_damaged_image_is_named_with_its_rows_and_may_be_left_out(
+    damage: str, hub: Hub, prepare: Prepare, tmp_path: Path
+) -> None:
+    good, bad = picture(1, size=(256, 256)), picture(2, size=(256, 256))
+    bad = bad[: len(bad) // 2] if damage == "cut" else b"<html>not found</html>"
+    names = ["a/good.jpg", "a/bad.jpg", "a/good.jpg"]
+    rows = [mathv60k_row(n, f"file://{THEIRS}{name}", image_first=True) for n, name in enumerate(names)]
+    hub.repos[VERMULTI] = {ROWS: jsonl(rows), TAR: pack({"./a/good.jpg": good, "./a/bad.jpg": bad})}
+    done = prepare("mathv60k")
+    assert done.returncode == 2
+    assert f"{ROWS}:2: image a/bad.jpg" in done.stderr
+    assert "1 of 3" in done.stderr
+
+    done = prepare("mathv60k", "--leave-out-bad-rows")
+    assert done.returncode == 0, done.stderr
+    assert [row["answer"] for row in read_rows(tmp_path / "data/mathv60k/train.jsonl")] == [
+        "$\\boxed{0}$",
+        "$\\boxed{2}$",
+    ]
+    manifest = json.loads((tmp_path / "data/mathv60k/manifest.json").read_text())
+    assert len(manifest["left_out"]) == 1
+    assert f"{ROWS}:2: image a/bad.jpg" in manifest["left_out"][0]
+    # What came in the first call was not fetched again.
+    assert hub.downloads == {ROWS: 1, TAR: 1}
+
+
+def test_an_archive_with_a_folder_around_it_is_understood(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    rows = jsonl([mathv60k_row(0, THEIRS + "a/0.png", image_first=False)])
+    hub.repos[VERMULTI] = {ROWS: rows, TAR: pack({"mathv60k/a/0.png": picture(0, "PNG"), "mathv60k/b/0.png": b""})}
+    assert prepare("mathv60k").returncode == 0
+    (row,) = read_rows(tmp_path / "data/mathv60k/train.jsonl")
+    assert str(tmp_path / "data/mathv60k/images/mathv60k/a/0.png") in json.dumps(row)
+
+
+def test_an_archive_that_leaves_the_folder_is_refused_and_writes_nothing(
+    hub: Hub, prepare: Prepare, tmp_path: Path
+) -> None:
+    hub.repos[VERMULTI] = {**mathv60k(2), TAR: pack({"../../../evil.txt": b"evil"})}
+    done = prepare("mathv60k")
+    assert done.returncode == 2
+    assert "'../../../evil.txt'" in done.stderr
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_lack_of_a_file_in_the_repository_is_named(hub: Hub, prepare: Prepare) -> None:
+    hub.repos[VERMULTI] = {"other.txt": b"x"}
+    done = prepare("mathv60k")
+    assert done.returncode == 2
+    assert f"must hold {ROWS}; got other.txt" in done.stderr
+
+
+def test_a_folder_with_other_files_is_not_written_to(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[VERMULTI] = small_sets.mathv60k(2)
+    mine = tmp_path / "data/mathv60k/train.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    done = prepare("mathv60k")
+    assert done.returncode == 2
+    assert "with other files in it" in done.stderr
+    assert mine.read_text() == "mine"

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import load_rows
+from slurm_rl.plugins.prepare.recipes.math import find_boxed
+from tests.small_disk import small_disk
+from tests.storage.disks import fill
+from tests.unit.plugins.prepare.conftest import Prepare
+from tests.unit.plugins.prepare.hub_server import Hub
+from tests.unit.plugins.prepare.small_sets import GSM8K, MATH, gsm8k, math, parquet
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    done = prepare("gsm8k")
+    assert done.returncode == 0, done.stderr
+    for split in ("train", "test"):
+        rows = read(tmp_path / f"data/gsm8k/{split}.jsonl")
+        assert [row["answer"] for row in rows] == ["1000", "1001", "1002"]
+        assert rows[1]["prompt"].startswith("What is 1+1?\n")
+        assert "\\boxed{}" in rows[1]["prompt"]
+    assert len(load_rows(tmp_path / "data/gsm8k/train.jsonl", DataConfig())) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"question": "a", "answer": "no end"}], ["row 0", "'answer'", "####"]),
+        ([{"question": "a", "answer": "#### 1"}, {"question": " ", "answer": "#### 1"}], ["row 1", "'question'"]),
+        ([{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": None}], ["row 1", "'answer'"]),
+        ([{"question": "a", "solution": "#### 1"}], ["must have the column 'answer'", "question, solution"]),
+        ([{"question": 1, "answer": "#### 1"}], ["row 0", "'question'"]),
+    ],
+)
+def test_a_bad_row_of_gsm8k_is_named(
+    rows: list[dict[str, object]], said: list[str], hub: Hub, prepare: Prepare
+) -> None:
+    hub.repos[GSM8K] = gsm8k(test=rows)
+    done = prepare("gsm8k")
+    assert done.returncode == 2
+    assert [word for word in ["main/test-00000-of-00001.parquet", *said] if word not in done.stderr] == []
+
+
+def test_a_full_disk_is_named_and_what_is_there_stays(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    with small_disk(tmp_path, size_kb=64) as disk:
+        filler = fill(disk)
+        done = prepare("gsm8k", "--root", str(disk))
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+        assert "No space left on device" in done.stderr and f"{disk} has 0.0" in done.stderr
+        assert "Next: make room there" in done.stderr
+        filler.unlink()
+        assert prepare("gsm8k", "--root", str(disk)).returncode == 0
+        assert len(read(disk / "gsm8k/train.jsonl")) == 3
+
+
+def test_a_file_that_is_no_parquet_is_named(hub: Hub, prepare: Prepare) -> None:
+    hub.repos[GSM8K] = {**gsm8k(), "main/test-00000-of-00001.parquet": b"PAR1 but not really PAR1"}
+    done = prepare("gsm8k")
+    assert done.returncode == 2
+    assert "must be a parquet file" in done.stderr
+
+
+def test_a_data_set_without_rows_is_an_error(hub: Hub, prepare: Prepare) -> None:
+    empty = parquet([{"question": "a", "answer": "b"}])
+    hub.repos[GSM8K] = {**gsm8k(), "main/test-00000-of-00001.parquet": empty}
+    done = prepare("gsm8k", "--leave-out-bad-rows")
+    assert done.returncode == 2
+    assert "gsm8k test: there must be a row" in done.stderr
+
+
+def test_math_takes_the_last_box_of_all_subjects(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[MATH] = math()
+    done = prepare("math")
+    assert done.returncode == 0, done.stderr
+    rows = read(tmp_path / "data/math/train.jsonl")
+    assert [row["type"] for row in rows] == ["algebra", "geometry"]
+    assert {row["answer"] for row in rows} == {r"$\frac{1}{2}$"}
+
+
+def test_answers_that_the_verifier_cannot_read_are_left_out_and_named(
+    hub: Hub, prepare: Prepare, tmp_path: Path
+) -> None:
+    hub.repos[MATH] = math(*(rf"\boxed{{{n}}}" for n in range(30)), r"\boxed{\frac{1}{}}")
+    done = prepare("math")
+    assert done.returncode == 0, done.stderr
+    assert f"left out: 1 rows, named in {tmp_path}/data/math/manifest.json" in done.stdout
+    assert len(read(tmp_path / "data/math/train.jsonl")) == 32
+    (left_out,) = json.loads((tmp_path / "data/math/manifest.json").read_text())["left_out"]
+    assert left_out.startswith("algebra/train-00000-of-00001.parquet row 31: column 'answer'")
+    assert r"\\frac{1}{}" in left_out
+
+
+def test_a_data_set_that_the_verifier_cannot_read_is_refused(hub: Hub, prepare: Prepare) -> None:
+    hub.repos[MATH] = math(r"\boxed{\frac{1}{}}", r"\boxed{\oint}")
+    done = prepare("math", "--leave-out-bad-rows")
+    assert done.returncode == 2
+    assert "2 of 4 it cannot, first algebra/train-00000-of-00001.parquet row 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"\boxed{1}, no, \boxed{\text{a } \{2\}}", r"\text{a } \{2\}"),
+        (r"\boxed{a_{1}^{2}} and more", "a_{1}^{2}"),
+        (r"\fbox{3}", "3"),
+        (r"$\boxed 7$", "7"),
+        (r"\boxed{1", ""),
+        (r"\boxed", ""),
+        ("no box", ""),
+    ],
+)
+def test_the_box_ends_where_its_braces_do(solution: str, answer: str) -> None:
+    assert find_boxed(solution) == answer

@@ -1,0 +1,95 @@
+"""`prepare --format verl`. verl's own reader and scorers are asked in tests/train/external/test_verl_data.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from slurm_rl.errors import DataError
+from slurm_rl.plugins.prepare.dataset import Question, Row, VerlForm
+from slurm_rl.plugins.prepare.verl_rows import render_row, write_parquet
+from tests.unit.plugins.prepare.conftest import Prepare
+from tests.unit.plugins.prepare.hub_server import Hub
+from tests.unit.plugins.prepare.small_sets import GSM8K, MATH, gsm8k, math
+
+FORM = VerlForm(data_source="a/b", instruction="Say it.", columns=("q",), convert=lambda row: "never asked")
+
+
+def row(number: int) -> Row:
+    return render_row(FORM, Question(text=f"q{number}", answer=str(number), solution="s"), "train", number)
+
+
+def test_gsm8k_has_verls_columns_beside_our_rows(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    for words in ([], ["--format", "verl"]):
+        done = prepare("gsm8k", *words)
+        assert done.returncode == 0, done.stderr
+    assert "data/verl/gsm8k/train.parquet  3 rows" in done.stdout
+    assert (tmp_path / "data/gsm8k/train.jsonl").is_file()
+    rows = pq.read_table(tmp_path / "data/verl/gsm8k/test.parquet").to_pylist()
+    assert rows[1] == {
+        "data_source": "openai/gsm8k",
+        "prompt": [
+            {
+                "role": "user",
+                "content": 'What is 1+1? Let\'s think step by step and output the final answer after "####".',
+            }
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "1001"},
+        "extra_info": {"split": "test", "index": 1, "question": "What is 1+1?", "answer": "<<1+1>>\n#### 1,001"},
+    }
+    assert "already there" in prepare("gsm8k", "--format", "verl").stderr
+
+
+def test_math_keeps_rows_that_only_our_verifier_cannot_read(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[MATH] = math(r"It is \boxed{\text{odd}}.")
+    assert prepare("math", "--format", "verl").returncode == 0
+    rows = pq.read_table(tmp_path / "data/verl/math/train.parquet").to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [r"\frac{1}{2}", r"\text{odd}", r"\frac{1}{2}"]
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1, 2]
+
+
+def test_a_bad_row_is_named_and_no_file_stays(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k(test=[{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no end"}])
+    done = prepare("gsm8k", "--format", "verl")
+    assert done.returncode == 2 and "row 1" in done.stderr and "####" in done.stderr
+    assert not list((tmp_path / "data/verl/gsm8k").glob("*test*"))
+    assert prepare("gsm8k", "--format", "verl", "--leave-out-bad-rows").returncode == 0
+    assert pq.read_table(tmp_path / "data/verl/gsm8k/test.parquet").num_rows == 1
+
+
+@pytest.mark.parametrize("words", [["mathv60k", "--format", "verl"], ["model", "a/b", "--format", "verl"]])
+def test_what_verl_does_not_read_is_refused(words: list[str], prepare: Prepare) -> None:
+    done = prepare(*words)
+    assert done.returncode == 2 and "--format" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
+    """A thousand in memory at a time: a row group each."""
+    asked = []
+
+    def rows() -> Iterator[Row]:
+        for number in range(2500):
+            asked.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            yield row(number)
+
+    assert write_parquet(tmp_path, "a.parquet", rows()).rows == 2500
+    assert asked[0] < asked[1999] < asked[2499]
+    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
+
+
+def test_rows_that_fail_leave_what_was_there(tmp_path: Path) -> None:
+    write_parquet(tmp_path, "a.parquet", [row(1)])
+    before = (tmp_path / "a.parquet").read_bytes()
+
+    def rows() -> Iterator[Row]:
+        yield row(2)
+        raise DataError("no row may be bad", seen="one")
+
+    with pytest.raises(DataError):
+        write_parquet(tmp_path, "a.parquet", rows())
+    assert (tmp_path / "a.parquet").read_bytes() == before and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from slurm_rl.plugins.report.charts import (
+    FEW_POINTS,
+    MAX_POINTS,
+    bin_points,
+    build_charts,
+    draw_lines,
+    moving_mean,
+    thin_rows,
+)
+
+from .sample_run import make_row, make_rows
+
+
+def tips(svg: str) -> list[str]:
+    """Of the points; the guides have some too."""
+    return [tip.text or "" for dot in ElementTree.fromstring(svg).findall(".//g[@class='dots']") for tip in dot[:1]]
+
+
+def num_lines(svg: str) -> int:
+    return len(ElementTree.fromstring(svg).findall(".//path[@class='line reactive nofill']"))
+
+
+def test_every_point_tells_its_values() -> None:
+    svg = draw_lines({"a": [(0, 0.0), (5, 1.0)], "b": [(5, 0.1 + 0.2)]})
+    assert tips(svg) == ["step 0: a 0", "step 5: a 1", "step 5: b 0.3"]
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 6])
+def test_several_curves_are_named_below(num: int) -> None:
+    svg = ElementTree.fromstring(draw_lines({f"run {n}": [(1, 0.0), (2, n)] for n in range(num)}))
+    (legends,) = svg.findall(".//g[@class='legends']")
+    top = float(re.findall(r"[\d.]+", legends.attrib["transform"])[1])
+    texts = list(legends.iter("text"))
+    assert [text.text for text in texts] == [f"run {n}" for n in range(num)]
+    height = float(svg.attrib["viewBox"].split()[3])
+    assert max(top + float(text.attrib["y"]) for text in texts) < height
+
+
+def test_other_runs_lie_pale_behind_the_named_ones() -> None:
+    named = {f"run {n}": [(1.0, float(n)), (2.0, float(n))] for n in range(3)}
+    diverged = [(1.0, 1.0), (2.0, 1e9)]
+    svg = ElementTree.fromstring(draw_lines(named, [[(1.0, 0.5), (2.0, 1.5)], diverged]))
+    drawn = [node.get("class", "") for node in svg.iter("g") if node.find("path") is not None]
+    assert [name for name in drawn if "series" in name] == [
+        "series others",
+        *(f"series serie-{n} color-{n}" for n in range(3)),
+    ]
+    assert tips(ElementTree.tostring(svg, encoding="unicode")) == [
+        f"step {step}: run {n} {n}" for n in range(3) for step in (1, 2)
+    ]
+    # What diverged does not flatten the others.
+    assert not any("1,000,000,000" in (text.text or "") for text in svg.iter("text"))
+    assert "others" in [text.text for text in svg.iter("text")]
+
+
+def test_pale_rows_are_few_of_each_stage() -> None:
+    rows = [make_row(step, stage) for step in range(200) for stage in ("grpo", "eval")]
+    thin = thin_rows(rows)
+    assert len(thin) == 2 * 50 and {row["stage"] for row in thin} == {"grpo", "eval"}
+
+
+def test_a_long_curve_alone_keeps_its_values_behind_its_mean() -> None:
+    points = [(float(step), float(step % 2)) for step in range(FEW_POINTS + 1)]
+    alone, two = draw_lines({"a": points}), draw_lines({"a": points, "b": points})
+    assert len(tips(alone)) == len(points) and set(tips(alone)) >= {"step 0: a 0", "step 1: a 1"}
+    assert (num_lines(alone), num_lines(two)) == (2, 2)
+    assert "step 1: a 1" not in tips(two)
+
+
+def test_long_curves_are_binned_by_their_mean() -> None:
+    binned = bin_points([(step, step % 2) for step in range(10 * MAX_POINTS)])
+    assert binned == [(step, 0.5) for step in range(9, 10 * MAX_POINTS, 10)]
+
+
+def test_the_moving_mean_shrinks_at_the_ends() -> None:
+    assert moving_mean([(0, 0.0), (1, 3.0), (2, 6.0), (3, 6.0)], 1) == [(0, 1.5), (1, 3.0), (2, 5.0), (3, 6.0)]
+
+
+def test_only_measured_metrics_get_a_chart() -> None:
+    titles = [title for title, _ in build_charts(make_rows())]
+    assert titles == [
+        "Reward",
+        "Accuracy",
+        "KL to the reference",
+        "Warm-up loss",
+        "Tokens a second",
+        "Time of a step, seconds",
+    ]
+    assert list(build_charts([])) == []
+    assert [title for title, _ in build_charts([make_row(1, "grpo", **{"entropy/mean": 1.0})])] == ["Entropy"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [7.0], [-2.0, -2.0], [1e-9, 3e9], [4e-14, 9e-14], [1.0, 1.0 + 1e-15], [0.0, 0.0], [-3e-20, 5e-20]],
+)
+def test_single_tiny_and_equal_values_are_drawn(values: list[float]) -> None:
+    svg = draw_lines({"x": list(enumerate(map(float, values)))})
+    assert not re.search(r"nan|inf\b", svg) and len(tips(svg)) == len(values)
+    # Points and the numbers at the axis.
+    assert svg.count("<circle") == len(values) and svg.count("<text") >= 2

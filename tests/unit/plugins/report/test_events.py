@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import ast
+import re
+
+from slurm_rl.plugins.report.meta import describe_event, read_events, render_event
+from slurm_rl.plugins.report.phrases import PHRASES
+from slurm_rl.run_dir.run_dir import RunDir
+from tests.lock import ROOT
+
+from .sample_run import fill
+
+
+def test_a_known_kind_reads_as_words_and_details() -> None:
+    event = {
+        "time": 1.0,
+        "kind": "attempt/ended",
+        "outcome": "node lost",
+        "cause": "node03 went away",
+        "after_s": 1 / 3,
+    }
+    assert describe_event(event) == "attempt ended: outcome node lost, cause node03 went away, after_s 0.3333"
+
+
+def test_an_empty_field_is_left_out() -> None:
+    event = {"time": 1.0, "kind": "job/ended", "state": "finished", "cause": ""}
+    assert describe_event(event) == "job ended: state finished"
+
+
+def test_an_unknown_kind_is_shown_with_its_fields() -> None:
+    assert describe_event({"time": 1.0, "kind": "spare/used", "node": "n7"}) == "spare/used: node n7"
+
+
+def test_an_event_stays_on_one_line_whatever_its_cause_holds() -> None:
+    line = render_event({"time": 0.0, "kind": "attempt/ended", "cause": "Traceback:\n  x\x1b[2J\r" + "y" * 9999})
+    assert line[2] == line[5] == ":"
+    assert line[9:].startswith("attempt ended: cause Traceback: x [2J yyy")
+    assert line.isprintable()
+    assert len(line) < 400
+    assert line.endswith("…")
+
+
+def test_events_of_several_nodes_come_in_order_of_time(run: RunDir) -> None:
+    fill(run.events, [{"time": 2.0, "kind": "b"}, {"time": 1.0, "kind": "a"}])
+    assert [event["kind"] for event in read_events(run)] == ["a", "b"]
+
+
+# Who writes events, by the name by which it is called, in whichever room.
+WRITERS = {"append_event", "report", "_report", "add"}
+
+
+def kinds_in(source: str) -> set[str]:
+    """Kinds of the events that a file writes."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in WRITERS]
+    words = [word.value for call in named for word in call.args[:2] if isinstance(word, ast.Constant)]
+    return {word for word in words if isinstance(word, str) and re.fullmatch(r"[a-z]+/[a-z_]+", word)}
+
+
+def test_every_event_that_is_written_reads_as_words_and_no_other_has_some() -> None:
+    written = {kind for path in (ROOT / "slurm_rl").rglob("*.py") for kind in kinds_in(path.read_text())}
+    assert len(written) > 50 and written == set(PHRASES)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.plugins.report.html import write_report, write_sweep_report
+from slurm_rl.plugins.report.leaderboard import RankedRun
+from slurm_rl.run_dir.run_dir import RunDir
+
+from .sample_run import START, fill, make_rows
+
+EVIL = "</code></td><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
+
+
+class _Page(HTMLParser):
+    """Collects tags, attributes and text; refuses a tag that is closed in the wrong order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read_page(run: RunDir) -> _Page:
+    return _Page(write_report(run).read_text(encoding="utf-8"))
+
+
+def assert_harmless(page: _Page) -> None:
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunDir) -> None:
+    page = read_page(finished_run)
+    for expected in ("addition-1", "finished", "25.0% → 75.0%", "12.5% → 50.0%", "Reward", "Time of a step, seconds"):
+        assert expected in page.text
+    assert page.tags.count("svg") == 7  # six charts and the bar of the ledger
+    assert "attempt ended: outcome finished, cause all steps done" in page.text
+    assert "+21.5 s" in page.text
+    assert "model:\n  path: org/some-model\nname: addition\n" in page.text
+
+
+def test_everything_from_the_run_is_escaped(finished_run: RunDir) -> None:
+    fill(finished_run.samples, [{"step": 1, "prompt": EVIL, "completion": EVIL, "answer": EVIL, "reward": 0.5}])
+    later = START + 1000
+    fill(finished_run.events, [{"time": later, "kind": EVIL, "cause": EVIL}])
+    fill(finished_run.events, [{"time": later, "kind": "attempt/ended", "outcome": f'x" onclick="alert(3)" {EVIL}'}])
+    finished_run.config.write_text(f"model: {{path: '{EVIL}'}}\n", encoding="utf-8")
+    page = read_page(finished_run)
+    assert_harmless(page)
+    # The three cells of the sample hold the text as it was.
+    assert page.text.count(EVIL) >= 3
+
+
+def test_the_page_needs_no_network(finished_run: RunDir) -> None:
+    text = write_report(finished_run).read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert not {"src", "href"} & {name for name, _ in read_page(finished_run).attributes}
+
+
+def test_a_run_that_has_nothing_yet_still_has_a_page(run: RunDir) -> None:
+    page = read_page(run)
+    assert "addition-1" in page.text
+    assert not {"svg", "table", "pre"} & set(page.tags)
+
+
+def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path: Path) -> None:
+    # Run 1 has not begun.
+    for index in (0, 2, 3, 4, 5, 6, 7):
+        fill(RunDir(tmp_path / str(index)).metrics, make_rows())
+    standings = [RankedRun(str(index), {"optim.lr": EVIL}, 0.5 - index / 10, "finished") for index in range(8)]
+    page = _Page(write_sweep_report(tmp_path, standings, "reward/mean").read_text(encoding="utf-8"))
+    assert_harmless(page)
+    # In each row of the table, and as the tip of its place in the parallel coordinates; cut in the legends.
+    assert page.text.count(EVIL) == 9 and "0.4" in page.text
+    # Accuracy is two charts, greedy and sampled; the time of a step is of one run alone.
+    assert page.tags.count("svg") == 1 + 6 and "Accuracy, greedy" in page.text
+    labels = {text.partition(":")[0] for text in page.text if ": lr=" in text and not text.startswith("step")}
+    assert labels == set("01234") and "others" in page.text
+    assert "runs: 8 finished · metric: reward/mean" in page.text
+
+
+def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygal", None)
+    page = read_page(finished_run)
+    assert page.tags.count("svg") == 1  # the bar of the ledger needs no package
+    assert "+21.5 s" in page.text
+    assert any("pip install pygal" in text for text in page.text)
+
+
+def test_first_and_last_samples_are_shown(finished_run: RunDir) -> None:
+    samples = [{"step": n, "prompt": f"p{n}", "completion": "x" * 5000, "answer": "a", "reward": n} for n in range(40)]
+    fill(finished_run.samples, samples)
+    page = read_page(finished_run)
+    shown = [text for text in page.text if re.fullmatch(r"p\d+", text)]
+    assert shown == [f"p{n}" for n in (0, 1, 2, 3, 4, 5, 34, 35, 36, 37, 38, 39)]
+    assert "x" * 4000 + "… (1,000 more characters)" in page.text
+
+
+def test_a_sample_cut_short_by_a_missing_field_is_shown(finished_run: RunDir) -> None:
+    fill(finished_run.samples, [{"step": 3, "completion": "7"}])
+    assert "7" in read_page(finished_run).text

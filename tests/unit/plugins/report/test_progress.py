@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from slurm_rl.plugins.report.progress import Progress, follow, render_panel
+from slurm_rl.run_dir.run_dir import RunDir
+
+from .sample_run import START, fill, make_events, make_row, make_rows
+
+Script = Callable[..., Callable[[], bool]]
+
+
+def started(**fields: int) -> Progress:
+    progress = Progress()
+    progress.apply_event({"time": START - 2.0, "kind": "attempt/started"})
+    progress.apply_event({"time": START - 1.0, "kind": "trainer/started", **fields})
+    return progress
+
+
+def test_the_stage_follows_the_events() -> None:
+    progress = Progress()
+    stages = []
+    for kind in ("job/submitted", "attempt/started", "node/started", "ray/cluster_ready", "spare/used"):
+        progress.apply_event({"time": START, "kind": kind})
+        stages.append(progress.stage_text())
+    assert stages == [
+        "waiting for the job to start",
+        "starting the nodes",
+        "starting the processes",
+        "loading the model",
+        "loading the model",
+    ]
+
+
+def test_steps_are_counted_from_one_in_each_stage() -> None:
+    progress = started(warmup_steps=400, num_steps=100)
+    progress.apply_row(make_row(120, "warmup"))
+    assert progress.stage_text() == "warm-up 120/400"
+    progress.apply_row(make_row(437, "grpo"))
+    assert progress.stage_text() == "GRPO 37/100"
+
+
+def test_supervised_steps_are_counted_too() -> None:
+    progress = started(warmup_steps=0, num_steps=8)
+    progress.apply_row(make_row(0, "eval", **{"eval/loss": 2.0}))
+    progress.apply_row(make_row(3, "dpo"))
+    assert progress.stage_text() == "DPO 3/8"
+    assert progress.numbers() == ["held-out loss 2.000"]
+
+
+def test_time_left_is_of_this_stage_at_its_own_pace() -> None:
+    progress = started(warmup_steps=4, num_steps=10)
+    progress.apply_row(make_row(4, "warmup", **{"time/step_s": 90.0}))
+    assert progress.left_s() == 0.0
+    progress.apply_row(make_row(5, "grpo", **{"time/step_s": 1.0, "reward/mean": 0.25}))
+    progress.apply_row(make_row(6, "grpo", **{"time/step_s": 2.0, "reward/mean": 0.5}))
+    assert progress.left_s() == 8 * 1.5
+    assert progress.numbers() == ["reward 0.500", "12.0 s left"]
+
+
+def test_rows_of_an_earlier_attempt_give_numbers_but_no_stage() -> None:
+    progress = started(warmup_steps=0, num_steps=10)
+    progress.apply_event({"time": START + 50.0, "kind": "attempt/started"})
+    progress.apply_row(make_row(6, "grpo", **{"reward/mean": 0.5}))
+    assert progress.stage_text() == "starting the nodes"
+    assert progress.numbers() == ["reward 0.500"]
+
+
+def test_without_a_terminal_it_prints_plain_lines(
+    run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
+) -> None:
+    events, rows = make_events(), make_rows()
+    follow(
+        run,
+        scripted_is_alive(
+            lambda: fill(run.events, events[:3]),
+            lambda: fill(run.metrics, rows[:2]),
+            lambda: fill(run.metrics, rows[2:8]),
+            # Written by a run that is dead when it is asked; still shown.
+            lambda: (fill(run.metrics, rows[8:]), fill(run.events, events[3:])),
+        ),
+    )
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert [line[9:] for line in lines[:3]] == [
+        "job submitted: job_id 7",
+        "attempt started: attempt 1",
+        "trainer started: warmup_steps 4, num_steps 6",
+    ]
+    assert lines[3] == "warm-up 1/4, accuracy 0.0%, sampled 0.0%, 1.5 s left"
+    assert lines[4] == "GRPO 2/6, reward 0.375, accuracy 25.0%, sampled 12.5%, 50 tokens/s, 8.0 s left"
+    assert lines[-1].endswith("attempt ended: outcome finished, cause all steps done")
+
+
+def test_progress_lines_come_every_ten_steps(
+    run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
+) -> None:
+    fill(run.events, [{"time": START, "kind": "trainer/started", "warmup_steps": 0, "num_steps": 30}])
+    steps = [lambda step=step: fill(run.metrics, [make_row(step, "grpo")]) for step in range(1, 31)]
+    follow(run, scripted_is_alive(*steps))
+    assert capsys.readouterr().out.splitlines()[1:] == ["GRPO 1/30", "GRPO 11/30", "GRPO 21/30", "GRPO 30/30"]
+
+
+def test_the_panel_shows_stage_numbers_and_last_event_without_markup() -> None:
+    progress = started(warmup_steps=0, num_steps=100)
+    progress.apply_row(make_row(37, "grpo", **{"reward/mean": 0.5, "time/tokens_per_s": 1234.5, "time/step_s": 2.0}))
+    progress.apply_event({"time": START + 40, "kind": "checkpoint/saved", "path": "[red]here"})
+    console = Console(file=io.StringIO(), width=90, record=True)
+    console.print(render_panel("addition-1", progress, now=START + 58))
+    text = console.export_text()
+    for expected in ("addition-1", "GRPO 37/100", "reward 0.500", "1,234 tokens/s", "2 min 06 s left", "[red]here"):
+        assert expected in text
+    assert "1 min 00 s" in text
+    stage, bar, numbers, event = (line.strip("│ ") for line in text.splitlines()[1:-1])
+    assert (stage, numbers) == ("GRPO 37/100", "reward 0.500   1,234 tokens/s   2 min 06 s left")
+    assert set(bar) <= set("━╺╸ ") and event.startswith("checkpoint saved")
+
+
+def test_the_panel_fits_eighty_columns() -> None:
+    progress = started(warmup_steps=0, num_steps=100_000)
+    numbers = {"reward/mean": 0.5, "accuracy/greedy": 1.0, "accuracy/sampled": 1.0, "time/tokens_per_s": 123456.0}
+    progress.apply_row(make_row(37_000, "grpo", **numbers, **{"time/step_s": 20.0}))
+    progress.apply_event({"time": START + 40, "kind": "attempt/ended", "cause": "a long cause " * 20})
+    progress.apply_row(make_row(37_001, "grpo", **numbers, **{"time/step_s": 20.0}))
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(render_panel("a-long-name-" * 10, progress, now=START + 58))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "349 h 59 min left" in " ".join(text.replace("│", " ").split())

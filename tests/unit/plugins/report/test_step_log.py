@@ -1,0 +1,71 @@
+"""steps.jsonl: the times that metrics.jsonl forgets when it is rewound."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from slurm_rl.config.job import WandbConfig
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.step_log import StepLog
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
+
+DISABLED = WandbConfig(mode="disabled")
+
+
+def test_rows_follow_each_other_without_a_gap_and_outlive_a_rewind(run: RunDir) -> None:
+    attempt = run.attempt(1)
+    logger = MetricsLogger(run, DISABLED, "addition", {}, attempt)
+    before = time.time()
+    for step in (1, 2, 3):
+        logger.log(step, "grpo", {"time/train_s": 0.25, "time/step_s": 0.5, "time/tokens_per_s": 9.0, "reward/mean": 1})
+    logger.steps.add(3, "save")
+    logger.rewind(1)
+    logger.close()
+    assert [row["step"] for row in read_rows(run.metrics)] == [1]
+    rows = read_rows(attempt.steps)
+    assert [(row["step"], row["stage"], row["phases"]) for row in rows] == [
+        (1, "grpo", {"train": 0.25}),
+        (2, "grpo", {"train": 0.25}),
+        (3, "grpo", {"train": 0.25}),
+        (3, "save", {}),
+    ]
+    ends = [row["start"] + row["seconds"] for row in rows]
+    assert before - 1 < rows[0]["start"] and ends[-1] < time.time() + 1
+    # What passes between two rows is the writing of one.
+    assert all(abs(row["start"] - end) < 1.0 for row, end in zip(rows[1:], ends, strict=False))
+
+
+def test_what_was_before_a_mark_is_in_no_row(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = StepLog(run.attempt(1).steps)
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    log.mark()
+    now[0] = 107.0
+    log.mark()
+    now[0] = 109.5
+    log.add(1, "grpo")
+    assert [row["seconds"] for row in read_rows(run.attempt(1).steps)] == [2.5]
+
+
+def test_a_loop_without_an_attempt_writes_nothing(run: RunDir) -> None:
+    StepLog(None).add(1, "grpo")
+    assert not run.attempts.exists()
+
+
+def test_a_folder_that_refuses_costs_one_word(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.attempts.write_text("no folder")
+    log = StepLog(run.attempt(1).steps)
+    log.add(1, "grpo")
+    log.add(2, "grpo")
+    assert capsys.readouterr().err.count("times of steps could not be written") == 1
+
+
+def test_a_row_is_json_that_any_reader_takes(run: RunDir) -> None:
+    StepLog(run.attempt(1).steps).add(1, "eval", {"time/eval_s": 1.0, "eval/loss": 2.0})
+    row = json.loads(run.attempt(1).steps.read_text())
+    assert (row["stage"], row["phases"]) == ("eval", {})

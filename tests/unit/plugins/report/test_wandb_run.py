@@ -1,0 +1,149 @@
+"""The real wandb package, offline or against a server that never answers; nothing leaves the machine."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.job import WandbConfig
+from slurm_rl.plugins.report import wandb_run
+from slurm_rl.plugins.report.meta import read_events
+from slurm_rl.plugins.report.metrics import MetricsLogger
+from slurm_rl.plugins.report.wandb_run import WandbRun, find_key, load_id, open_wandb
+from slurm_rl.run_dir.run_dir import RunDir
+
+CANARY = "0123456789abcdef0123456789abcdefcanary00"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No key, no server and no home of the person who runs the tests."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+@pytest.fixture
+def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A W&B server that takes connections and never answers: the worst kind of no network."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(16)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+def wandb_events(run: RunDir) -> list[dict[str, Any]]:
+    return [event for event in read_events(run) if event["kind"].startswith("wandb/")]
+
+
+def test_auto_without_a_key_is_disabled_and_touches_nothing(run: RunDir) -> None:
+    assert open_wandb(run, WandbConfig(mode="auto"), "addition", {}) is None
+    assert not run.path.exists()
+
+
+def test_the_key_is_found_in_netrc_for_the_server_in_use(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_key() is None
+    netrc = own_home / ".netrc"
+    netrc.write_text(f"machine api.wandb.ai login user password {CANARY}\n")
+    netrc.chmod(0o600)
+    assert find_key() == CANARY
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert find_key() is None
+
+
+def test_an_offline_run_goes_to_disk_without_the_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    logger = MetricsLogger(run, WandbConfig(mode="offline"), "addition", {"optim": {"lr": 0.5}})
+    logger.log(1, "grpo", {"reward/mean": 0.25})
+    logger.close()
+    assert [(event["kind"], event["mode"]) for event in wandb_events(run)] == [("wandb/started", "offline")]
+    (written,) = run.wandb.glob(f"wandb/offline-run-*-{load_id(run)}/*.wandb")
+    assert b"reward/mean" in written.read_bytes()
+    assert [path for path in run.path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()] == []
+
+
+def test_attempts_share_one_id(run: RunDir) -> None:
+    for _ in range(2):
+        opened = open_wandb(run, WandbConfig(mode="offline"), "addition", {})
+        assert opened is not None
+        opened.close()
+    assert len({path.name for path in run.wandb.glob("wandb/offline-run-*/*.wandb")}) == 1
+
+
+def test_online_without_a_key_goes_offline_and_does_not_ask(run: RunDir) -> None:
+    opened = open_wandb(run, WandbConfig(mode="online"), "addition", {})
+    assert opened is not None
+    opened.close()
+    offline, started = wandb_events(run)
+    assert "WANDB_API_KEY" in offline["cause"]
+    assert started["mode"] == "offline"
+
+
+@pytest.mark.usefixtures("silent_server")
+def test_a_silent_server_costs_a_bounded_wait_and_the_run_goes_offline(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", 2.0)
+    opened = open_wandb(run, WandbConfig(mode="auto"), "addition", {})
+    assert opened is not None
+    opened.log(1, {"reward/mean": 0.25})
+    opened.close()
+    offline, started = wandb_events(run)
+    assert offline["kind"] == "wandb/offline"
+    assert offline["sync"] == f"wandb sync --id {load_id(run)} {run.wandb}/wandb/offline-run-*"
+    assert started["mode"] == "offline"
+    assert list(run.wandb.glob("wandb/offline-run-*/*.wandb"))
+    assert [path for path in run.path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()] == []
+
+
+def test_an_image_without_the_package_trains_all_the_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert open_wandb(run, WandbConfig(mode="online"), "addition", {}) is None
+    assert [event["kind"] for event in wandb_events(run)] == ["wandb/offline", "wandb/failed"]
+
+
+def test_closing_waits_no_longer_than_the_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_run, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(600))
+    opened = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir=""), finish=lambda: None))
+    began = time.monotonic()
+    opened.close()
+    assert time.monotonic() - began < 100
+
+
+class _BrokenRun:
+    """Stands for a W&B run whose service died."""
+
+    class settings:
+        sync_dir = "/runs/a/wandb/run-1"
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        raise BrokenPipeError(f"service is gone, key {CANARY}")
+
+    def finish(self) -> None:
+        raise AssertionError("a run that failed is not touched again")
+
+
+def test_a_failure_is_told_once_without_the_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    broken = WandbRun(run, _BrokenRun())
+    broken.log(1, {"reward/mean": 0.5})
+    broken.log(2, {"reward/mean": 0.5})
+    broken.close()
+    (event,) = wandb_events(run)
+    assert event["cause"] == "BrokenPipeError: service is gone, key <key>"
+    assert event["sync"] == "wandb sync /runs/a/wandb/run-1"

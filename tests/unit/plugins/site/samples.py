@@ -1,0 +1,70 @@
+"""What sites print; sinfo and scontrol of the kind that public user guides and the test Slurm show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_rl.errors import SlurmRLError, SubmitError
+from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
+
+# Two kinds of H100 nodes, one node drained, another one away; a type in capitals, sockets behind the count.
+H100_SINFO = """\
+debug|up|1:00:00|2|104|1900000|gpu:H100:8(S:0-1)|idle|hgpn[01-02]|h100,ib
+long*|up|2-00:00:00|10|104|1900000|gpu:H100:8(S:0-1)|mixed|hgpn[03-12]|h100,ib
+long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|drained|hgpn13|h100,ib
+long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|down*|hgpn14|h100,ib
+cpu|up|infinite|40|128|256000|(null)|idle~|c[001-040]|milan
+"""
+H100_PARTITIONS = """\
+PartitionName=debug AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
+PartitionName=long AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long Default=YES DefaultTime=01:00:00 State=UP
+PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
+"""
+AMD_SINFO = """\
+mi300*|up|1-00:00:00|16|192|2300000|gpu:amd_instinct_mi300x_oam:8|idle|x[1000-1015]|(null)
+mi250|up|1-00:00:00|4|128|1000000|gpu:MI250:8(S:0-3)|idle|x[2000-2003]|(null)
+"""
+UNTYPED_SINFO = "main*|up|infinite|3|64|500000|gpu:8|idle|n[1-3]|(null)\n"
+TEST_SINFO = """\
+main*|up|infinite|1|4|12000|gpu:fake:2|drained|n1|old
+main*|up|infinite|3|4|12000|gpu:fake:2|idle|n[2-4]|old
+high|up|infinite|4|4|12000|gpu:fake:2|idle|n[1-4]|new
+"""
+CPU_SINFO = "batch*|up|12:00:00|20|32|128000|(null)|idle|c[1-20]|(null)\n"
+SETTINGS = "Configuration data as of 2026-11-23T08:00:00\nClusterName             = alpha\nTmpFS   = /local\n"
+ASSOCIATIONS = "lab|lab||gpu,normal|normal\nlab|other||normal|normal\n"
+
+
+class Site:
+    """Answers commands as a login node does; what it does not know fails as on a site without it."""
+
+    def __init__(self, sinfo: str = H100_SINFO, *, accounting: bool = True, silent: Sequence[str] = ()) -> None:
+        self.answers = {
+            "sinfo --version": "slurm 23.11.11",
+            "sinfo -h": sinfo,
+            "scontrol show partition": H100_PARTITIONS if sinfo == H100_SINFO else "",
+            "scontrol show config": SETTINGS,
+            "srun --help": "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
+        }
+        if accounting:
+            self.answers["sacctmgr"] = ASSOCIATIONS
+        self.silent = silent
+        self.asked: list[str] = []
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        words = " ".join(argv)
+        self.asked.append(words)
+        if any(words.startswith(start) for start in self.silent):
+            raise SlurmUnavailableError(f"{argv[0]} must answer within 60 s")
+        found = next((text for start, text in self.answers.items() if words.startswith(start)), None)
+        if found is None:
+            raise SubmitError(f"Slurm must accept {argv[0]}", seen="Slurm accounting storage is disabled")
+        return found
+
+
+class Missing(Site):
+    """A machine without Slurm."""
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        error: SlurmRLError = SubmitError(f"{argv[0]} must be on PATH", action="run on a login node")
+        raise error

@@ -1,0 +1,249 @@
+"""Every parser over what sites print: counts, memory, limits, states, GRES, accounts, devices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.config.gres import parse_gpus
+from slurm_rl.launch.slurm.partitions import parse_limit
+from slurm_rl.plugins.site.accounts import Association, choose_qos, list_accounts, parse_associations
+from slurm_rl.plugins.site.fabric import Fabric, advise, read_fabric
+from slurm_rl.plugins.site.folders import judge_folder, list_folders
+from slurm_rl.plugins.site.gpus import find_model
+from slurm_rl.plugins.site.look import find_runtimes
+from slurm_rl.plugins.site.partitions import (
+    NodeKind,
+    Partition,
+    parse_records,
+    parse_sinfo,
+    rank_partitions,
+    takes_jobs,
+    with_rules,
+)
+from tests.unit.plugins.site.samples import AMD_SINFO, H100_PARTITIONS, H100_SINFO, UNTYPED_SINFO
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:a100:8(S:0-1)", {"a100": 8}),
+        ("gpu:8", {"": 8}),
+        ("gpu:8(S:0,1)", {"": 8}),
+        ("gpu:h100_80gb:4,shard:h100_80gb:16", {"h100_80gb": 4}),
+        ("gpu:a100:2,gpu:a100_1g.5gb:7", {"a100": 2, "a100_1g.5gb": 7}),
+        ("gpu:tesla:4(S:0-1),nvme:1", {"tesla": 4}),
+        ("gpu", {"": 1}),
+        ("(null)", {}),
+        ("shard:8", {}),
+        ("", {}),
+    ],
+)
+def test_gpus_are_counted_by_type(gres: str, gpus: dict[str, int]) -> None:
+    assert parse_gpus(gres) == gpus
+
+
+TYPES = st.from_regex(r"[a-z][a-z0-9_.-]{0,12}", fullmatch=True).filter(lambda name: not name[0].isdigit())
+
+
+@given(st.dictionaries(TYPES, st.integers(1, 64), max_size=4), st.sampled_from(["", "(S:0-1)", "(S:0,1)", "(IDX:N/A)"]))
+def test_gres_reads_back_as_it_was_written(gpus: dict[str, int], sockets: str) -> None:
+    words = [f"gpu:{name}:{number}{sockets}" for name, number in gpus.items()]
+    assert parse_gpus(",".join([*words, "shard:a:8", "nvme:4T"])) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("infinite", None),
+        ("UNLIMITED", None),
+        ("n/a", None),
+        ("2-00:00:00", 2880),
+        ("1:00:00", 60),
+        ("30:00", 30),
+        ("7-12:00:00", 10800),
+    ],
+)
+def test_limits_are_in_minutes(text: str, minutes: int | None) -> None:
+    assert parse_limit(text) == minutes
+
+
+@pytest.mark.parametrize(
+    "state", ["idle", "mixed", "allocated", "allocated+", "completing", "planned", "idle~", "mixed-", "idle#", "idle%"]
+)
+def test_nodes_in_these_states_take_jobs(state: str) -> None:
+    assert takes_jobs(state)
+
+
+@pytest.mark.parametrize(
+    "state", ["idle*", "down", "down*", "drained", "drained*", "draining@", "maint", "idle$", "inval", "unknown*"]
+)
+def test_nodes_in_these_states_take_none(state: str) -> None:
+    assert not takes_jobs(state)
+
+
+def test_nodes_that_differ_by_their_state_are_one_kind() -> None:
+    long, *others = parse_sinfo(H100_SINFO)
+    assert (long.name, long.is_default, long.is_up, long.max_time_min) == ("long", True, True, 2880)
+    assert [other.name for other in others] == ["cpu", "debug"]
+    [kind] = long.kinds
+    assert (kind.num_nodes, kind.num_usable, kind.cpus, kind.mem_mb) == (12, 10, 104, 1900000)
+    assert (kind.gpu_type, kind.num_gpus, kind.features) == ("H100", 8, ("h100", "ib"))
+
+
+def test_what_sinfo_prints_beside_its_rows_is_passed_over() -> None:
+    noise = "slurm_load_partitions: warning\n\na|b|c\nx|up|infinite|many|4|5|(null)|idle|n1|(null)\n"
+    assert parse_sinfo(noise + UNTYPED_SINFO) == parse_sinfo(UNTYPED_SINFO)
+    assert parse_sinfo("") == []
+
+
+def test_counts_may_be_shortened() -> None:
+    [found] = parse_sinfo("big*|up|infinite|1.5K|64+|512000+|(null)|idle|n[1-1500]|(null)")
+    assert (found.kind.num_nodes, found.kind.cpus, found.kind.mem_mb) == (1500, 64, 512000)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read(text: str) -> None:
+    parse_sinfo(text), parse_records(text), parse_associations(text), find_model(text), find_runtimes(text)
+
+
+def test_records_have_values_with_spaces() -> None:
+    [found] = parse_records(
+        "NodeName=n1 Reason=Kill task failed [root@2026-11-22T08:57:21] State=DOWN+DRAIN Gres=gpu:8"
+    )
+    assert found["Reason"] == "Kill task failed [root@2026-11-22T08:57:21]"
+    assert found["State"] == "DOWN+DRAIN"
+    assert [record["AllowQos"] for record in parse_records(H100_PARTITIONS)] == ["ALL", "gpu,long", "ALL"]
+
+
+def partition(name: str, gres: str, nodes: int, limit: int | None = None, **rules: str) -> Partition:
+    kind = NodeKind(nodes, nodes, 64, 512000, gres, (), name)
+    return Partition(name, False, True, limit, (kind,), rules)
+
+
+def test_whole_gpus_are_taken_before_slices() -> None:
+    mixed = partition("x", "gpu:a100:2,gpu:a100_1g.5gb:14", 1)
+    assert (mixed.kind.gpu_type, mixed.kind.num_gpus) == ("a100", 2)
+
+
+def test_the_kind_with_most_gpus_in_service_counts() -> None:
+    text = (
+        "g*|up|infinite|4|64|512000|gpu:v100:4|idle|a[1-4]|old\ng*|up|infinite|3|64|512000|gpu:h100:8|mixed|b[1-3]|new"
+    )
+    [found] = parse_sinfo(text)
+    assert found.kind.gpu_type == "h100"
+    [other] = parse_sinfo(text.replace("mixed", "drained"))
+    assert other.kind.gpu_type == "v100"
+
+
+def test_partitions_for_long_runs_on_gpus_come_first() -> None:
+    found = [
+        partition("batch", "(null)", 100),
+        partition("debug", "gpu:h100:8", 50),
+        partition("tiny", "gpu:h100:8", 50, limit=10),
+        partition("small", "gpu:h100:4", 2),
+        partition("large", "gpu:h100:8", 20),
+    ]
+    assert [one.name for one in rank_partitions(found)] == ["large", "small", "debug", "tiny", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_open"),
+    [
+        ({}, True),
+        ({"AllowAccounts": "ALL", "AllowGroups": "ALL"}, True),
+        ({"AllowAccounts": "theirs"}, False),
+        ({"AllowAccounts": "theirs,lab"}, True),
+        ({"DenyAccounts": "lab"}, False),
+        ({"AllowGroups": "admins"}, False),
+        ({"AllowGroups": "admins,users"}, True),
+        ({"RootOnly": "YES"}, False),
+    ],
+)
+def test_partitions_of_others_are_left_out(rules: dict[str, str], is_open: bool) -> None:
+    [found] = with_rules([partition("p", "gpu:1", 1)], [{"PartitionName": "p", **rules}])
+    assert bool(rank_partitions([found], ["lab"], ["users"])) is is_open
+
+
+def test_accounts_begin_with_the_default_one() -> None:
+    found = parse_associations("b|a||normal|normal\nb|b||normal,long|\nb|c|gpu|high|high\nnonsense\n")
+    assert list_accounts(found) == ["b", "a", "c"]
+    assert list_accounts(found, "cpu") == ["b", "a"]
+    assert found[0] == Association("b", True, None, ("normal", "long"), None)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "qos"), [("ALL", None), ("normal,long", None), ("long,gpu", "gpu"), ("theirs", None), ("(null)", None)]
+)
+def test_a_qos_is_named_where_the_default_one_is_not_taken(allowed: str, qos: str | None) -> None:
+    assert choose_qos([Association("lab", True, None, ("normal", "gpu"), "normal")], "lab", allowed) == qos
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "mem_gb"),
+    [
+        ("a100", "nvidia", 40),
+        ("a100-80", "nvidia", 80),
+        ("nvidia_h100_80gb_hbm3", "nvidia", 80),
+        ("tesla_v100-sxm2-32gb", "nvidia", 32),
+        ("nvidia_a100_1g.5gb", "nvidia", 5),
+        ("gh200_480gb", "nvidia", 96),
+        ("a10g", "nvidia", 24),
+        ("pascal", "nvidia", None),
+        ("MI250", "amd", 64),
+        ("amd_instinct_mi300x_oam", "amd", 192),
+        ("mi325x", "amd", 256),
+        ("gfx90a", "amd", None),
+    ],
+)
+def test_a_type_tells_vendor_and_memory(name: str, accelerator: str, mem_gb: int | None) -> None:
+    found = find_model(name)
+    assert found is not None
+    assert (found.accelerator, found.mem_gb) == (accelerator, mem_gb)
+
+
+@pytest.mark.parametrize("name", ["fake", "", "gpu", "xpu", "big"])
+def test_other_types_tell_nothing(name: str) -> None:
+    assert find_model(name) is None
+
+
+def test_amd_nodes_are_read_like_any_other() -> None:
+    found = parse_sinfo(AMD_SINFO)
+    assert [(one.kind.gpu_type, one.kind.num_gpus) for one in found] == [("amd_instinct_mi300x_oam", 8), ("MI250", 8)]
+
+
+MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/scratch", "lustre"), ("/tmp", "tmpfs"), ("/ceph", "fuse.ceph-fuse")]
+
+
+def test_folders_that_all_nodes_see_come_first() -> None:
+    environ = {"HOME": "/home/me", "SCRATCH": "/scratch/me", "WORK": "/data/me", "PROJECT": ""}
+    found = list_folders(environ, "/tmp/here", MOUNTS)
+    assert [folder.word for folder in found] == ["${oc.env:SCRATCH}", "${oc.env:HOME}", "${oc.env:WORK}", ""]
+    assert [folder.is_shared for folder in found] == [True, True, False, False]
+    assert found[-1].local == "in the memory of this machine (tmpfs)"
+
+
+def test_file_systems_of_a_network_are_known_by_their_type() -> None:
+    assert judge_folder("/ceph/a", "", MOUNTS).is_shared
+    assert not judge_folder("/opt", "", [("/", "fuse.sshfs")]).is_shared
+
+
+def test_devices_of_this_machine_alone_are_no_fabric() -> None:
+    names = [("lo", True), ("docker0", True), ("veth12ab", True), ("ib0", False), ("hsn0", True), ("eno1", True)]
+    assert read_fabric(names, ["mlx5_1", "mlx5_0"]) == Fabric(("eno1", "hsn0"), ("mlx5_0", "mlx5_1"))
+
+
+@pytest.mark.parametrize(
+    ("fabric", "preset"),
+    [
+        (Fabric(("eth0",), ("mlx5_0",)), "ib"),
+        (Fabric(("ib0",), ()), "ib"),
+        (Fabric(("eth0",), ("rdmap16s27",)), "efa"),
+        (Fabric(("hsn0", "eno1"), ()), "auto"),
+        (Fabric(("eth0",), ()), None),
+    ],
+)
+def test_the_fabric_tells_which_network_preset_is_meant(fabric: Fabric, preset: str | None) -> None:
+    found = advise(fabric)
+    assert (found and found.preset) == preset

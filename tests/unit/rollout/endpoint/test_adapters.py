@@ -1,0 +1,85 @@
+"""What goes wrong in environments that an adapter plays: each has its name, and none is a number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.data.groups import Group
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rollout.endpoint.programs import find_argv
+from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
+from tests.unit.rl.test_programs import Engine, play_prompts
+
+WORLD = f"{Path(__file__).with_name('bad_gym.py')}:World"
+WAYS = {
+    "raise": ("exception", "no such door"),
+    "exit": ("exception", "SystemExit: enough"),
+    "deep": ("exception", "RecursionError"),
+    "nan": ("bad score", "finite number; got nan"),
+    "much": ("exception", "could not convert string to float"),
+    "none": ("exception", "TypeError"),
+    "short": ("exception", "not enough values to unpack"),
+    "half": ("exception", "valid Unicode"),
+}
+
+
+def play(ways: Sequence[str], *words: str, within_s: float | None = None) -> list[Group]:
+    """An episode a way, which its policy says in every turn."""
+    prompts = [EncodedPrompt(index=i, token_ids=[63], text=way, answer="") for i, way in enumerate(ways)]
+    argv = find_argv([sys.executable, "adapter:gymnasium", WORLD, *words])
+    return play_prompts(prompts, argv, Engine(say=lambda text: text.partition(":")[0]), rows=64, within_s=within_s)
+
+
+def test_a_world_that_misbehaves_costs_its_own_episode_and_has_a_cause() -> None:
+    ways = ["fine", *WAYS, "print"]
+    groups = play(ways)
+    for way, group in zip(ways, groups, strict=True):
+        for result in group.results:
+            if way in WAYS:
+                cause, told = WAYS[way]
+                assert (result.value, result.failure) == (None, cause) and told in result.detail, (way, result.detail)
+            else:
+                assert result.value == 1.0 and result.failure is None, (way, result.detail)
+    metrics = sampling_metrics(groups)
+    assert metrics["reward/failed_exception"] == 14.0 and metrics["reward/failed_bad_score"] == 2.0
+    assert metrics["reward/mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"), [("make", "no such world"), ("reset", "no seed True"), ("close", "cannot be closed")]
+)
+def test_one_that_cannot_be_made_begun_or_closed_is_one_too(fails: str, told: str) -> None:
+    [group] = play(["fine"], "--words", f'{{"fails": "{fails}"}}')
+    assert all(result.failure == "exception" and told in result.detail for result in group.results)
+
+
+def test_one_that_takes_its_process_along_costs_what_that_has_and_no_more() -> None:
+    [died] = play(["die"])
+    assert all(result.failure == "crash" and "SIGKILL" in result.detail for result in died.results)
+
+
+def test_an_adapter_that_cannot_start_says_why() -> None:
+    [group] = play_prompts(
+        [EncodedPrompt(index=0, token_ids=[63], text="?", answer="")],
+        find_argv([sys.executable, "adapter:gymnasium", f"{Path(__file__).parent}/nowhere.py:World"]),
+        Engine(),
+        rows=64,
+    )
+    assert all(result.failure == "exception" and "nowhere.py" in result.detail for result in group.results)
+
+
+def test_at_a_limit_of_the_run_it_is_worth_what_it_was_so_far() -> None:
+    [turns, tokens] = play(["go", "long"], "--max-steps", "99")
+    # Eight turns of a quarter, env.max_turns; and one, behind which no reply fits.
+    assert [result.value for result in turns.results] == [2.0, 2.0]
+    assert [result.value for result in tokens.results] == [1.0, 1.0]
+    assert all(completion.truncated for group in (turns, tokens) for completion in group.completions)
+
+
+def test_an_adapter_s_own_limit_ends_it_as_well() -> None:
+    [group] = play(["go"], "--max-steps", "3")
+    assert [(result.value, result.parts) for result in group.results] == [(0.75, {"steps": 3.0})] * 2

@@ -1,0 +1,160 @@
+"""Programs that play well, badly, and not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.node.processes import MARK, all_pids
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rollout.endpoint.programs import (
+    EPISODE,
+    Verdict,
+    build_environment,
+    end_strays,
+    find_argv,
+    parse_verdict,
+    run_program,
+)
+
+ROW = {"prompt": "3+4=", "answer": "7"}
+LONG_S = 300.0
+
+
+def run(code: str, tmp_path: Path, *, timeout_s: float = LONG_S, stop: threading.Event | None = None) -> object:
+    env = build_environment(os.environ, "http://127.0.0.1:1/v1", "key", f"of {tmp_path}")
+    return run_program([sys.executable, "-c", code], env, ROW, timeout_s, stop or threading.Event())
+
+
+def test_it_reads_its_row_and_says_a_reward(tmp_path: Path) -> None:
+    code = """
+import json, os, sys
+row = json.load(sys.stdin)
+assert os.environ["OPENAI_API_KEY"] == "key" and os.environ["OPENAI_BASE_URL"] == "http://127.0.0.1:1/v1"
+assert "127.0.0.1" in os.environ["no_proxy"]
+print("thinking"); print(json.dumps({"reward": float(row["answer"]), "scores": {"turns": 2}})); print("bye")
+"""
+    assert run(code, tmp_path) == Verdict(7.0, {"turns": 2.0})
+
+
+def test_one_that_reads_and_says_nothing_leaves_it_to_the_config(tmp_path: Path) -> None:
+    assert run("print('hello')", tmp_path) == Verdict()
+
+
+def test_a_flood_of_output_is_not_kept_and_stops_nobody(tmp_path: Path) -> None:
+    code = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99999); sys.stderr.write('y' * 99999)\n"
+    assert run(f"{code}\nprint('\\n{{\"reward\": 2}}')", tmp_path) == Verdict(2.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "told"),
+    [
+        ("raise SystemExit(3)", "exception", "exit code 3"),
+        ("import nowhere", "exception", "ModuleNotFoundError"),
+        ("import os; os.abort()", "crash", "SIGABRT"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crash", "SIGKILL"),
+        ('print(\'{"reward": "much"}\')', "bad score", "finite number; got str 'much'"),
+        ("print('{\"reward\": Infinity}')", "bad score", "finite number"),
+        (f"print('{{\"reward\": 1{'0' * 400}}}')", "bad score", "too large for a float"),
+        ("print('{\"reward\": 1e308}')", "bad score", "1e+308, above 1e+15"),
+        (f'print(\'{{"reward": 1, "scores": {{"a": 1{"0" * 400}}}}}\')', "bad score", "too large for a float"),
+        ('print(r\'{"reward": 1, "scores": {"\\ud800": 1}}\')', "bad score", "the name '\\ud800'"),
+        ('print(r\'{"reward": 1, "scores": {"a\\n": 1}}\')', "bad score", "the name 'a\\n'"),
+        ("import json; print(json.dumps({'reward': 1, 'scores': {'x' * 65: 1}}))", "bad score", "the name 'xxx"),
+        (
+            "import json; print(json.dumps({'reward': 1, 'scores': dict.fromkeys(map(str, range(65)), 1)}))",
+            "bad score",
+            "65",
+        ),
+        ("import os; os.kill(os.getpid(), 40)", "crash", "died of signal 40"),
+        ('print(\'{"reward": 1, "scores": {"a": "b"}}\')', "bad score", "scores must be finite"),
+        ('print(\'{"reward": 1, "scores": 3}\')', "bad score", "scores must be finite"),
+    ],
+)
+def test_what_goes_wrong_has_a_cause_and_is_no_number(code: str, cause: str, told: str, tmp_path: Path) -> None:
+    found = run(code, tmp_path)
+    assert isinstance(found, Failure) and found.cause == cause and told in found.detail
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    found = run_program([str(tmp_path / "nobody")], {}, ROW, LONG_S, threading.Event())
+    assert isinstance(found, Failure) and "cannot be started" in found.detail
+
+
+def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    code = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+open({str(note)!r}, "w").write(str(child.pid))
+time.sleep(3600)
+"""
+    stop, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(run(code, tmp_path, stop=stop)))
+    thread.start()
+    wait_for(lambda: note.is_file() and note.read_text() != "")
+    stop.set()
+    thread.join(LONG_S)
+    assert isinstance(ended[0], Failure) and ended[0].cause == "hang"
+    wait_for(lambda: is_gone(int(note.read_text())))
+
+
+def test_a_deadline_is_one(tmp_path: Path) -> None:
+    found = run("import time; time.sleep(3600)", tmp_path, timeout_s=0.2)
+    assert found == Failure("hang", "the program had not ended after 0.2 s")
+
+
+def test_a_child_that_holds_the_output_holds_up_nobody(tmp_path: Path) -> None:
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])"
+    assert run(f"{code}\nprint('{{\"reward\": 1}}')", tmp_path) == Verdict(1.0)
+
+
+def test_one_that_left_its_session_is_found_by_its_episode(tmp_path: Path) -> None:
+    env = {**os.environ, EPISODE: f"of {tmp_path}", MARK: "7:1:0:/runs/a"}
+    stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env=env, start_new_session=True)
+    wait_for(lambda: EPISODE.encode() in Path(f"/proc/{stray.pid}/environ").read_bytes())
+    # A run of the same seed beside it has episodes of the same names.
+    for environ in ({}, {MARK: "7:2:0:/runs/a"}, {MARK: "7:1:0:/runs/b"}):
+        assert end_strays([f"of {tmp_path}"], environ) == []
+    assert end_strays(["another"], env) == [] and end_strays([f"of {tmp_path}"], env) == [stray.pid]
+    assert stray.wait(LONG_S) < 0
+
+
+def test_the_run_s_secrets_and_code_are_not_handed_on() -> None:
+    environ = {
+        "SLURM_RL_TOKEN": "a",
+        "SLURM_RL_REWARD_TOKEN": "b",
+        "PYTHONPATH": "/code",
+        "PYTHONSAFEPATH": "1",
+        "A": "1",
+    }
+    env = build_environment(environ, "url", "key", "3.0")
+    assert set(env) == {"A", "PATH", "NO_PROXY", "no_proxy", "OPENAI_BASE_URL", "OPENAI_API_KEY", EPISODE}
+    assert "key" not in " ".join(find_argv(["python", "agent.py"]))
+
+
+@pytest.mark.parametrize("printed", ["", "{", '{"a": 1}', "{" * 100_000, '[{"reward": 1}]', '"reward"'])
+def test_other_lines_are_none_of_ours(printed: str) -> None:
+    assert parse_verdict(printed) == Verdict()
+    assert parse_verdict(f"{json.dumps({'reward': 0.5})}\n{printed}\n") == Verdict(0.5)
+
+
+def wait_for(is_so: object) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return pid not in all_pids() or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
