@@ -87,7 +87,7 @@ def compute_loss(row: LossRow, inputs: LossInputs, clip: ClipRange) -> TokenLoss
         parts = (token.loss, token.clipped) if isinstance(token, TokenLoss) else (token,)
         found = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
         raise ConfigError(
-            f"algorithm.loss ({row.function}) returns slurm_rl.algorithms.losses.TokenLoss, a loss and a clip of each token",
+            f"algorithm.loss ({row.function}) returns algorithms.losses.TokenLoss: loss and clip flag per token",
             seen=f"{' and '.join(found)} for {list(shape)} tokens",
             action="correct the function and submit again",
         )

@@ -8,7 +8,7 @@ Bad requests get 4xx with the rule, the value seen and the next action in words;
 
 Connections to the reward service, which anybody who reaches the port can open without a token. All are bounded.
 
-How many, by address too (slurm_rl.run_dir.strangers); the time and the length of a request's head; the time of its body,
+Connections per address (slurm_rl.run_dir.strangers); the time and the length of a request's head; the time of its body,
 whose length is bounded, too; and the lines that they bring into the log.
 """
 

@@ -9,7 +9,7 @@ import yaml
 
 from slurm_rl.plan.accelerator import accelerator_env, debug_env, ray_env, read_rows
 from tests.contracts.uses import sources
-from tests.rooms import PACKAGE
+from tests.layers import PACKAGE
 
 
 def names_that_we_set() -> set[str]:

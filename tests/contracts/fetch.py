@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rooms import PACKAGE
+from tests.layers import PACKAGE
 
 _LOCKS = (PACKAGE.parent / "containers/cuda/constraints.txt", Path(__file__).with_name("adapters.txt"))
 """What GPUs get; and packages whose environments our adapters play, which have a virtual environment of their own."""

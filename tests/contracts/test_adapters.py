@@ -59,7 +59,7 @@ def test_what_comes_back_has_the_keys_that_are_read(verifiers: Package) -> None:
     }
     told = ast.unparse(verifiers.get("verifiers.utils.save_utils:state_to_output").node)
     assert read == {"error", "metrics"} and all(f"{key}=state" in told for key in ("reward", *read))
-    # By these words of ours (tests/unit/rollout/endpoint/test_server.py) a rollout is too long, and scored; others are errors.
+    # tests/unit/rollout/endpoint/test_server.py: these words mean a rollout that is too long, which is scored.
     handler = verifiers.get("verifiers.clients.openai_chat_completions_client:handle_openai_overlong_prompt")
     assert "'context length'" in ast.unparse(handler.node) and "raise OverlongPromptError" in ast.unparse(handler.node)
 

@@ -10,7 +10,7 @@ from inspect import Parameter
 from pathlib import Path
 
 from tests.contracts.source import Found, Package
-from tests.rooms import PACKAGE
+from tests.layers import PACKAGE
 
 
 @dataclass(frozen=True)

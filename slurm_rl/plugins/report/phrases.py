@@ -1,6 +1,7 @@
 """What each event of events.jsonl is called in reports and terminals: one row a kind, in the order of a run's life.
 
-`attempt/started` with attempt 2 reads `attempt started: attempt 2`. tests/unit/plugins/report/test_events.py holds that each
+`attempt/started` with attempt 2 reads `attempt started: attempt 2`.
+tests/unit/plugins/report/test_events.py holds that each
 kind that the code writes has its row.
 """
 

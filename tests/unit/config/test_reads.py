@@ -13,7 +13,7 @@ from slurm_rl.config.reads import EVERY_TASK, READERS, find_changed, find_reader
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.errors import ConfigError
-from tests.rooms import PACKAGE
+from tests.layers import PACKAGE
 
 
 def test_every_section_has_its_readers() -> None:

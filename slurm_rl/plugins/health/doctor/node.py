@@ -1,4 +1,4 @@
-"""One node's answer: `python -m slurm_rl.plugins.health.doctor.node <folder>`, by srun a task on each node, in the run's container."""
+"""Check one node: `python -m slurm_rl.plugins.health.doctor.node <folder>`, one srun task per node in the container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One probe: `python -m slurm_rl.plugins.health.doctor.probe <its row> <folder> <rank of the node>`; a finding a line, as JSON."""
+"""Run one probe: `python -m slurm_rl.plugins.health.doctor.probe <row> <folder> <node rank>`; prints JSON lines."""
 
 from __future__ import annotations
 

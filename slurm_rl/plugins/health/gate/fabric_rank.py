@@ -1,4 +1,4 @@
-"""One rank of a node in the test of the fabric: `python -m slurm_rl.plugins.health.gate.fabric_rank <its words as JSON>`.
+"""Run one rank of the fabric test: `python -m slurm_rl.plugins.health.gate.fabric_rank <arguments as JSON>`.
 
 A question a line, an answer a line. What it does is what `doctor` does, and so are its sizes.
 
