@@ -8,7 +8,7 @@ import ast
 from tests.contracts.source import Package
 from tests.contracts.uses import check_call, sources, uses_of
 
-ADAPTER = "endpoint/adapters/play_verifiers.py"
+ADAPTER = "rollout/endpoint/adapters/play_verifiers.py"
 OURS = {"get_dataset", "run_rollout", "requires_group_rollouts"}
 
 

@@ -10,13 +10,13 @@ import pytest
 from tests.contracts.source import Package
 from tests.contracts.uses import Use, check_call, imports, missing_imports, ours, sources, uses_of, wrong_uses
 
-_FILE = "engine/deepspeed.py"
+_FILE = "models/deepspeed.py"
 _LIBRARY = [
     (prefix + use.name, use)
     for path in sources()
     for prefix in ("", "zero.")
     for name in ("self._deepspeed", "deepspeed")
-    for use in (uses_of(path, f"{name}.{prefix}".rstrip(".")) if path.startswith("engine/") else [])
+    for use in (uses_of(path, f"{name}.{prefix}".rstrip(".")) if path.startswith("models/") else [])
     if use.call is not None
 ]
 
@@ -43,7 +43,7 @@ def test_the_parameters_that_it_cut_have_what_we_ask_of_them(installed: Package)
         word
         for path, tree in sources().items()
         for node in ast.walk(tree)
-        if path.startswith("engine/") and isinstance(node, ast.Attribute | ast.Constant)
+        if path.startswith("models/") and isinstance(node, ast.Attribute | ast.Constant)
         for word in [getattr(node, "attr", None) or getattr(node, "value", None)]
         if isinstance(word, str) and re.fullmatch(r"ds_[a-z]+", word)
     }

@@ -47,7 +47,7 @@ def test_what_we_tell_of_packed_rows_is_what_transformers_asks_for(installed: Pa
     """Names that it does not know would be handed on and dropped: sequences of a row would see each other."""
     told = {
         node.value
-        for node in ast.walk(sources()["engine/forward.py"])
+        for node in ast.walk(sources()["models/forward.py"])
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value.startswith(("cu_seq_lens_", "max_length_"))
     }

@@ -103,7 +103,7 @@ def test_calls_of_ray_say_what_it_takes(installed: Package) -> None:
     strategy = installed.get("ray.util.scheduling_strategies:PlacementGroupSchedulingStrategy")
     calls = [
         node
-        for node in ast.walk(sources()["rl/workers/ray_nodes.py"])
+        for node in ast.walk(sources()["workers/ray_nodes.py"])
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "PlacementGroupSchedulingStrategy"
     ]
     assert calls

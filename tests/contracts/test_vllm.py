@@ -27,20 +27,20 @@ from tests.contracts.uses import (
 
 OBJECTS = [
     # our file, an expression in it, what of vLLM it is
-    ("rl/rollout/vllm/engine.py", "self.llm", "vllm:LLM"),
-    ("rl/rollout/vllm/engine.py", "self.llm.llm_engine", "vllm:LLMEngine"),
-    ("rl/rollout/vllm/engine.py", "output", "vllm:RequestOutput"),
-    ("rl/rollout/vllm/engine.py", "_completion/item", "vllm:CompletionOutput"),
-    ("rl/rollout/vllm/engine.py", "_text/item", "vllm:CompletionOutput"),
-    ("rl/rollout/vllm/engine.py", "step[token]", "vllm.logprobs:Logprob"),
-    ("rl/rollout/vllm/engine.py", "self.llm.generate([prompt], params, use_tqdm=False)[0]", "vllm:RequestOutput"),
-    ("rl/rollout/vllm/continuous.py", "self._engine", "vllm:LLMEngine"),
-    ("rl/rollout/vllm/continuous.py", "output", "vllm:RequestOutput"),
-    ("rl/rollout/vllm/continuous.py", "item", "vllm:CompletionOutput"),
-    ("rl/rollout/vllm/continuous.py", "params", "vllm:SamplingParams"),
-    ("rl/rollout/vllm/vision_inputs.py", "output", "vllm:RequestOutput"),
-    ("rl/rollout/vllm/worker_extension.py", "RolloutWorkerExtension/self", "vllm.v1.worker.gpu_worker:Worker"),
-    ("rl/rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
+    ("rollout/vllm/engine.py", "self.llm", "vllm:LLM"),
+    ("rollout/vllm/engine.py", "self.llm.llm_engine", "vllm:LLMEngine"),
+    ("rollout/vllm/engine.py", "output", "vllm:RequestOutput"),
+    ("rollout/vllm/engine.py", "_completion/item", "vllm:CompletionOutput"),
+    ("rollout/vllm/engine.py", "_text/item", "vllm:CompletionOutput"),
+    ("rollout/vllm/engine.py", "step[token]", "vllm.logprobs:Logprob"),
+    ("rollout/vllm/engine.py", "self.llm.generate([prompt], params, use_tqdm=False)[0]", "vllm:RequestOutput"),
+    ("rollout/vllm/continuous.py", "self._engine", "vllm:LLMEngine"),
+    ("rollout/vllm/continuous.py", "output", "vllm:RequestOutput"),
+    ("rollout/vllm/continuous.py", "item", "vllm:CompletionOutput"),
+    ("rollout/vllm/continuous.py", "params", "vllm:SamplingParams"),
+    ("rollout/vllm/vision_inputs.py", "output", "vllm:RequestOutput"),
+    ("rollout/vllm/worker_extension.py", "RolloutWorkerExtension/self", "vllm.v1.worker.gpu_worker:Worker"),
+    ("rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
 ]
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 EXTENSION = "slurm_rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
@@ -102,7 +102,7 @@ def test_our_classes_fill_vllms_with_the_arguments_that_it_gives_them(vllm: Pack
 
 def test_workers_have_the_methods_that_are_called_by_name(vllm: Package) -> None:
     members = vllm.get(WORKER).members | ours().get(EXTENSION).members
-    calls = list(calls_by_name("rl/rollout/vllm/", {"collective_rpc", "_call"}))
+    calls = list(calls_by_name("rollout/vllm/", {"collective_rpc", "_call"}))
     assert {name for _, name, _, _ in calls} >= {"update_weights", "load_named_weights", "transfer_checksum"}
     for place, name, keys, count in calls:
         assert name in members, f"{place}: neither vLLM's worker nor our extension has {name}"

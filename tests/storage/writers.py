@@ -81,13 +81,13 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
 
 @writer(
     "config.yaml plan.json code/",
-    "functions.read._copy",
-    "job.create.create_run",
-    "job.create.write_run",
-    "job.create.snapshot_code",
-    "sweep.create._create_run",
-    "supervised.__main__.begin",
-    "launchers.ray.allocation.open_run",
+    "config.user_parts.read._copy",
+    "launch.controller.create.create_run",
+    "launch.controller.create.write_run",
+    "launch.controller.create.snapshot_code",
+    "launch.sweep.create._create_run",
+    "trainers.supervised.__main__.begin",
+    "launch.ray.allocation.open_run",
     "cli.node._prepare",
 )
 def new_run(folder: Path) -> Case:
@@ -112,9 +112,9 @@ def new_run(folder: Path) -> Case:
 
 @writer(
     "job.json",
-    "job.record.record_job",
-    "launchers.jobs.submit_run",
-    "job.record.record_end",
+    "launch.controller.record.record_job",
+    "launch.jobs.submit_run",
+    "launch.controller.record.record_end",
 )
 def job_record(folder: Path) -> Case:
     from slurm_rl.launch.controller.record import record_job
@@ -127,7 +127,7 @@ def job_record(folder: Path) -> Case:
     )
 
 
-@writer("sweep.json arrays/", "sweep.ledger.save_ledger", "sweep.create.create_runs")
+@writer("sweep.json arrays/", "launch.sweep.ledger.save_ledger", "launch.sweep.create.create_runs")
 def sweep(folder: Path) -> Case:
     from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
 
@@ -152,8 +152,8 @@ def pipeline(folder: Path) -> Case:
 
 @writer(
     "submitit/job.sh",
-    "launchers.slurm.submitit_slurm.PlanExecutor._submit_command",
-    "launchers.slurm.sweep_arrays._submit_array",
+    "launch.slurm.submitit_slurm.PlanExecutor._submit_command",
+    "launch.slurm.sweep_arrays._submit_array",
 )
 def batch_script(folder: Path) -> Case:
     from slurm_rl.launch.slurm import submitit_slurm
@@ -174,10 +174,10 @@ def batch_script(folder: Path) -> Case:
 
 @writer(
     "attempts/<n>/start.json .reserve secrets/",
-    "job.controller.Controller._begin_attempt",
-    "disk.keep_room",
-    "run_dir.RunDir.point_latest_at",
-    "run_secret.keep_secret",
+    "launch.controller.controller.Controller._begin_attempt",
+    "run_dir.disk.keep_room",
+    "run_dir.run_dir.RunDir.point_latest_at",
+    "run_dir.run_secret.keep_secret",
 )
 def attempt_start(folder: Path) -> Case:
     from slurm_rl.launch.controller.controller import Controller
@@ -193,11 +193,11 @@ def attempt_start(folder: Path) -> Case:
 
 @writer(
     "attempts/<n>/end.json outcome.json node-<n>.json, end.json",
-    "run_dir.write_last",
-    "job.controller.Controller._run_attempt",
-    "job.controller.Controller._end",
-    "train.stop.run_to_outcome.end",
-    "job.supervisor.drive",
+    "run_dir.run_dir.write_last",
+    "launch.controller.controller.Controller._run_attempt",
+    "launch.controller.controller.Controller._end",
+    "node.stop.run_to_outcome.end",
+    "launch.controller.supervisor.drive",
     "node.agent.NodeAgent.write_record",
 )
 def last_words(folder: Path) -> Case:
@@ -215,20 +215,20 @@ def last_words(folder: Path) -> Case:
     "node.rendezvous.publish_head",
     "node.external.ExternalTrainer._end",
     "node.external.main",
-    "external.layouts._mend_tracker",
-    "job.ends.settle_killed_attempts",
-    "job.agents.settle_silent_agent",
-    "job.agents.settle_late_agents",
-    "job.watch.AttemptWatch._look_for_dead_nodes",
-    "launchers.slurm.preflight.run_preflight",
-    "launchers.machines.place.write_place",
-    "launchers.machines.nodes.take_file",
-    "launchers.machines.nodes.MachineNodes._end_others",
-    "launchers.machines.worker.WorkerMachine._start_agent",
-    "launchers.ray.allocation.RayTrainer._write_record",
-    "launchers.ray.allocation.RayTrainer.__init__",
+    "plugins.external.layouts._mend_tracker",
+    "launch.controller.ends.settle_killed_attempts",
+    "launch.controller.agents.settle_silent_agent",
+    "launch.controller.agents.settle_late_agents",
+    "launch.controller.watch.AttemptWatch._look_for_dead_nodes",
+    "launch.slurm.preflight.run_preflight",
+    "launch.machines.place.write_place",
+    "launch.machines.nodes.take_file",
+    "launch.machines.nodes.MachineNodes._end_others",
+    "launch.machines.worker.WorkerMachine._start_agent",
+    "launch.ray.allocation.RayTrainer._write_record",
+    "launch.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
-    "rl.workers.ray_nodes.SharedRayNodes.wait",
+    "workers.ray_nodes.SharedRayNodes.wait",
     "node.hang.HangWatch.look",
     "node.hang.HangWatch._answer",
     "node.hang.HangWatch._tell",
@@ -236,12 +236,12 @@ def last_words(folder: Path) -> Case:
     "node.hang.HangWatch._judge",
     "node.hang.dump_stacks",
     "node.hang.ask_recorders",
-    "beats.pulse.Pulse.__init__",
+    "node.beats.pulse.Pulse.__init__",
     "node.memory.note_out_of_memory",
-    "job.memory.remedy_memory",
-    "run_dir.write_text",
-    "run_dir.write_bytes",
-    "run_dir.write_json",
+    "launch.controller.memory.remedy_memory",
+    "run_dir.run_dir.write_text",
+    "run_dir.run_dir.write_bytes",
+    "run_dir.run_dir.write_json",
 )
 def agent_records(folder: Path) -> Case:
     from slurm_rl.node.rendezvous import HeadRecord, publish_head
@@ -264,10 +264,10 @@ def agent_records(folder: Path) -> Case:
     "node.joined.start_waiting",
     "node.torchrun.start_torchrun",
     "node.ray_share.RayShare._start_ray",
-    "job.agents.start_agent",
-    "launchers.slurm.guard.Guard.keep",
-    "launchers.slurm.srun.start_slurm_agents",
-    "launchers.session.SessionExecutor._submit_command",
+    "launch.controller.agents.start_agent",
+    "launch.slurm.guard.Guard.keep",
+    "launch.slurm.srun.start_slurm_agents",
+    "launch.session.SessionExecutor._submit_command",
     "rewards.supervise.RewardServices._start",
 )
 def logs(folder: Path) -> Case:
@@ -329,7 +329,13 @@ class _Unstarted:
     def join(self) -> None: ...
 
 
-@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "job.holding.take_run")
+@writer(
+    "lease/<epoch>.json",
+    "run_dir.lease.take",
+    "run_dir.lease._claim",
+    "run_dir.lease._link",
+    "launch.controller.holding.take_run",
+)
 def lease(folder: Path) -> Case:
     from slurm_rl.launch.controller.holding import hold
     from slurm_rl.run_dir.holder import Holder
@@ -350,7 +356,13 @@ def lease(folder: Path) -> Case:
 # ---- line files ----------------------------------------------------------------------------------
 
 
-@writer("events.jsonl", "run_dir.append_event", "jsonl._append", "jsonl.append_row", "run_dir.append_row")
+@writer(
+    "events.jsonl",
+    "run_dir.run_dir.append_event",
+    "run_dir.jsonl._append",
+    "run_dir.jsonl.append_row",
+    "run_dir.run_dir.append_row",
+)
 def events(folder: Path) -> Case:
     run = RunDir(folder)
     append_event(run, "a/b", n=0)
@@ -366,7 +378,7 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("<site>/nodes/<name>.json", "nodes.site.publish")
+@writer("<site>/nodes/<name>.json", "plugins.health.nodes.site.publish")
 def site_nodes(folder: Path) -> Case:
     def tell(check: str) -> None:
         publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
@@ -383,7 +395,12 @@ def site_nodes(folder: Path) -> Case:
     )
 
 
-@writer("nodes.jsonl", "nodes.evidence.note_evidence", "nodes.evidence.note_passed", "cli.nodes._write")
+@writer(
+    "nodes.jsonl",
+    "plugins.health.nodes.evidence.note_evidence",
+    "plugins.health.nodes.evidence.note_passed",
+    "cli.nodes._write",
+)
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
@@ -406,9 +423,9 @@ def nodes(folder: Path) -> Case:
 
 @writer(
     "metrics.jsonl tensorboard/",
-    "report.metrics.MetricsLogger.log",
-    "report.metrics.TensorBoardRun.__init__",
-    "launchers.machines.nodes.MachineNodes._take_news",
+    "plugins.report.metrics.MetricsLogger.log",
+    "plugins.report.metrics.TensorBoardRun.__init__",
+    "launch.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
     from slurm_rl.plugins.report.metrics import MetricsLogger
@@ -432,7 +449,7 @@ def metrics(folder: Path) -> Case:
     )
 
 
-@writer("learned.json", "goodput.learned_file.learn")
+@writer("learned.json", "plugins.goodput.learned_file.learn")
 def learned(folder: Path) -> Case:
     from slurm_rl.plugins.goodput.learned_file import learn, read_learned
 
@@ -442,7 +459,7 @@ def learned(folder: Path) -> Case:
     return Case(lambda: learn(run), lambda: read_learned(run).save_s == 4.0, old_or_new(run.learned, b""), raises=False)
 
 
-@writer("attempts/<n>/steps.jsonl", "report.step_log.StepLog.add")
+@writer("attempts/<n>/steps.jsonl", "plugins.report.step_log.StepLog.add")
 def steps(folder: Path) -> Case:
     from slurm_rl.plugins.report.step_log import StepLog
 
@@ -458,7 +475,7 @@ def steps(folder: Path) -> Case:
     )
 
 
-@writer("metrics.jsonl samples.jsonl, rewound", "report.metrics.keep_rows_up_to")
+@writer("metrics.jsonl samples.jsonl, rewound", "plugins.report.metrics.keep_rows_up_to")
 def rewind(folder: Path) -> Case:
     from slurm_rl.plugins.report.metrics import keep_rows_up_to
 
@@ -479,7 +496,7 @@ def _group() -> Any:
     return Group(prompt, [Completion([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("samples.jsonl", "rl.loop.trainer_state.log_samples")
+@writer("samples.jsonl", "trainers.grpo.trainer_state.log_samples")
 def samples(folder: Path) -> Case:
     from slurm_rl.trainers.grpo.trainer_state import log_samples
 
@@ -491,7 +508,7 @@ def samples(folder: Path) -> Case:
     )
 
 
-@writer("rollouts/", "rl.loop.trainer_state.dump_groups")
+@writer("rollouts/", "trainers.grpo.trainer_state.dump_groups")
 def rollouts(folder: Path) -> Case:
     from slurm_rl.errors import DataError
     from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
@@ -507,9 +524,9 @@ def rollouts(folder: Path) -> Case:
 
 @writer(
     "journal/ and its copy in a checkpoint",
-    "rl.rollout.journal.Journal.resume",
-    "rl.rollout.journal.Journal.open",
-    "rl.rollout.journal.Journal.save",
+    "rollout.journal.Journal.resume",
+    "rollout.journal.Journal.open",
+    "rollout.journal.Journal.save",
 )
 def journal(folder: Path) -> Case:
     from slurm_rl.data.groups import SamplingSpec
@@ -546,8 +563,8 @@ def journal(folder: Path) -> Case:
     "prompts.json wandb_id",
     "data.load_data.check_same_rows",
     "data.load_data.accept_new_rows",
-    "report.wandb_run.load_id",
-    "report.wandb_run._try_open",
+    "plugins.report.wandb_run.load_id",
+    "plugins.report.wandb_run._try_open",
 )
 def identity(folder: Path) -> Case:
     from slurm_rl.data.load_data import accept_new_rows, check_same_rows
@@ -566,9 +583,9 @@ def identity(folder: Path) -> Case:
 
 @writer(
     "summary.json report.html",
-    "report.summary.write_summary",
-    "report.html.write_report",
-    "report.html.write_sweep_report",
+    "plugins.report.summary.write_summary",
+    "plugins.report.html.write_report",
+    "plugins.report.html.write_sweep_report",
 )
 def report(folder: Path) -> Case:
     from slurm_rl.plugins.report.html import write_report
@@ -591,27 +608,27 @@ TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
 
 
 @writer(
-    "checkpoints/step-<k>/",
-    "checkpoints.store.CheckpointStore.begin",
-    "checkpoints.store.CheckpointStore.commit",
-    "checkpoints.store.CheckpointStore.prune",
-    "checkpoints.background.write_whole",
-    "engine.shards.save_tensors",
-    "engine.shards.save_rng",
-    "engine.policy.PolicyEngine.save",
-    "rl.loop.pipeline.save_rollouts",
-    "rl.loop.trainer_state.RunSaver.save_run.write",
-    "supervised.state.PolicySaver._begin",
+    "models/checkpoint/step-<k>/",
+    "models.checkpoint.store.CheckpointStore.begin",
+    "models.checkpoint.store.CheckpointStore.commit",
+    "models.checkpoint.store.CheckpointStore.prune",
+    "models.checkpoint.background.write_whole",
+    "models.shards.save_tensors",
+    "models.shards.save_rng",
+    "models.policy.PolicyEngine.save",
+    "trainers.grpo.pipeline.save_rollouts",
+    "trainers.grpo.trainer_state.RunSaver.save_run.write",
+    "trainers.supervised.state.PolicySaver._begin",
 )
 def checkpoint(folder: Path) -> Case:
     return _checkpoint(folder, background=False)
 
 
 @writer(
-    "checkpoints/step-<k>/ in the background",
-    "checkpoints.background._reserve_reason",
-    "checkpoints.background._write_or_say_why",
-    "checkpoints.background._ask",
+    "models/checkpoint/step-<k>/ in the background",
+    "models.checkpoint.background._reserve_reason",
+    "models.checkpoint.background._write_or_say_why",
+    "models.checkpoint.background._ask",
 )
 def background_checkpoint(folder: Path) -> Case:
     return _checkpoint(folder, background=True)
@@ -659,7 +676,7 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
 
 @writer(
     "checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save",
-    "engine.fsdp2.FSDP2Backend.save",
+    "models.fsdp2.FSDP2Backend.save",
 )
 def torch_save(folder: Path) -> Case:
     from slurm_rl.run_dir.disk import naming
@@ -675,17 +692,17 @@ def torch_save(folder: Path) -> Case:
 
 @writer(
     "export/ model/ reference/",
-    "checkpoints.folders.written_beside",
-    "engine.export.write_shards",
-    "engine.export.write_shards.write",
-    "engine.export.export_model",
-    "engine.export.copy_processors",
-    "engine.convert.convert_checkpoint",
-    "engine.lora.save_adapter",
-    "engine.policy.PolicyEngine.export_adapter",
-    "engine.tiny.build_tiny_model",
-    "engine.tiny_vl.build_tiny_vl",
-    "supervised.objective._write",
+    "models.checkpoint.folders.written_beside",
+    "models.export.write_shards",
+    "models.export.write_shards.write",
+    "models.export.export_model",
+    "models.export.copy_processors",
+    "models.convert.convert_checkpoint",
+    "models.lora.save_adapter",
+    "models.policy.PolicyEngine.export_adapter",
+    "models.tiny.build_tiny_model",
+    "models.tiny_vl.build_tiny_vl",
+    "trainers.supervised.objective._write",
 )
 def export(folder: Path) -> Case:
     from safetensors.torch import load_file
@@ -709,7 +726,7 @@ def export(folder: Path) -> Case:
 # ---- copies and caches ---------------------------------------------------------------------------
 
 
-@writer("checkpoint.url, where it is a folder", "checkpoints.remote.RemoteFolder._write")
+@writer("checkpoint.url, where it is a folder", "models.checkpoint.remote.RemoteFolder._write")
 def remote_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.store import CheckpointStore
@@ -729,9 +746,9 @@ def remote_copy(folder: Path) -> Case:
 
 @writer(
     "copies that come back",
-    "checkpoints.remote.RemoteFolder.download.fetch",
-    "checkpoints.remote_saver.RemoteSaver._fetch",
-    "checkpoints.remote_saver.RemoteSaver._fetch_reference",
+    "models.checkpoint.remote.RemoteFolder.download.fetch",
+    "models.checkpoint.remote_saver.RemoteSaver._fetch",
+    "models.checkpoint.remote_saver.RemoteSaver._fetch_reference",
 )
 def fetched_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
@@ -753,9 +770,9 @@ def fetched_copy(folder: Path) -> Case:
 
 @writer(
     "prepare: rows and manifest",
-    "prepare.dataset.write_rows",
-    "prepare.manifest.Manifest.save",
-    "prepare.make_dataset.open_folder",
+    "plugins.prepare.dataset.write_rows",
+    "plugins.prepare.manifest.Manifest.save",
+    "plugins.prepare.make_dataset.open_folder",
 )
 def prepared_rows(folder: Path) -> Case:
     from slurm_rl.plugins.prepare.dataset import write_rows
@@ -776,7 +793,7 @@ def prepared_rows(folder: Path) -> Case:
     return Case(write, is_written, lambda: load_manifest(place) is None or is_written())
 
 
-@writer("prepare: verl's parquet", "prepare.verl_rows.write_parquet")
+@writer("prepare: verl's parquet", "plugins.prepare.verl_rows.write_parquet")
 def verl_rows(folder: Path) -> Case:
     import pyarrow.parquet
 
@@ -787,7 +804,7 @@ def verl_rows(folder: Path) -> Case:
     assert RECIPE.verl is not None
     question = Question(text="a" * 3000, answer="1", solution="b")
     rows = [render_row(RECIPE.verl, question, "train", number) for number in range(3)]
-    path = folder / "train.parquet"
+    path = folder / "trainers.common.parquet"
 
     def is_whole() -> bool:
         return path.is_file() and pyarrow.parquet.read_table(path).num_rows == len(rows)
@@ -797,11 +814,11 @@ def verl_rows(folder: Path) -> Case:
 
 @writer(
     "prepare: archives and downloads",
-    "prepare.archive._create",
-    "prepare.recipes.mathv60k.build",
-    "prepare.download.fetch",
-    "prepare.download._download",
-    "prepare.fetch_model.prepare_model.build",
+    "plugins.prepare.archive._create",
+    "plugins.prepare.recipes.mathv60k.build",
+    "plugins.prepare.download.fetch",
+    "plugins.prepare.download._download",
+    "plugins.prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:
     from slurm_rl.plugins.prepare.archive import extract_archive
@@ -821,20 +838,20 @@ def prepared_images(folder: Path) -> Case:
 
 @writer(
     "images and their manifests",
-    "image.formats.write_beside",
-    "image.formats._unpacked",
-    "image.make._write_manifest",
-    "image.make._make_file",
-    "image.recipe.raise_bases",
-    "image.recipe.write_context",
-    "image.rootfs.write_layout",
-    "image.rootfs._write",
+    "plugins.image.formats.write_beside",
+    "plugins.image.formats._unpacked",
+    "plugins.image.make._write_manifest",
+    "plugins.image.make._make_file",
+    "plugins.image.recipe.raise_bases",
+    "plugins.image.recipe.write_context",
+    "plugins.image.rootfs.write_layout",
+    "plugins.image.rootfs._write",
     "cli.image.run_check",
 )
 def image(folder: Path) -> Case:
     from slurm_rl.plugins.image.formats import write_beside
 
-    path = folder / "rl.sqsh"
+    path = folder / "trainers.grpo.sqsh"
     content = bytearray(96)
     content[:4], content[28:30], content[40:48] = b"hsqs", (4).to_bytes(2, "little"), (96).to_bytes(8, "little")
 
@@ -849,7 +866,7 @@ def image(folder: Path) -> Case:
 def exported_text(folder: Path) -> Case:
     from slurm_rl.cli.export import _write
 
-    path = folder / "train.dstack.yml"
+    path = folder / "trainers.common.dstack.yml"
     return Case(
         lambda: _write(path, "type: task\n", 0o644), lambda: path.read_text() == "type: task\n", old_or_new(path, b"")
     )
@@ -869,7 +886,7 @@ def picture_of_runs(folder: Path) -> Case:
     from slurm_rl.cli.status import save_picture
     from slurm_rl.cli.status_table import RunLine
 
-    path, table = folder / "runs.svg", [RunLine("a", "running", 60.0, done=3, total=4)]
+    path, table = folder / "launch.runs.svg", [RunLine("a", "running", 60.0, done=3, total=4)]
     whole = lambda: path.read_text().endswith("</svg>\n")  # noqa: E731
     return Case(lambda: save_picture(path, table, "runs"), whole, old_or_new(path, b""))
 
@@ -886,28 +903,28 @@ def sites_preset(folder: Path) -> Case:
 
 
 OUTSIDE = {
-    "checkpoints.final_copy._copy_what_stays": "a still copy in the temporary folder; what goes to the URL is _write's",
+    "models.checkpoint.final_copy._copy_what_stays": "a copy in the temporary folder; _write uploads it",
     "node.final_copy.copy_out": "starts that with a log; where the log cannot be, that is told, and no more",
-    "job.agents.start_copy_here": "likewise, behind the attempt: where it cannot start, an event says so",
-    "launchers.slurm.srun.start_slurm_copy": "likewise, by an srun",
+    "launch.controller.agents.start_copy_here": "after the attempt: an event reports a failed start",
+    "launch.slurm.srun.start_slurm_copy": "likewise, by an srun",
     "cli.told.run_told": "opens /dev/null",
-    "runs.recent.remember": "a list outside the run; where it cannot be written, runs are named by their path",
+    "launch.runs.recent.remember": "a list outside the run; where it cannot be written, runs are named by their path",
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
-    "doctor.finding.save_answer": "in that folder; a node without an answer is named, with its last words",
-    "doctor.finding.save_question": "in that folder",
-    "doctor.meeting._meet": "in that folder; who does not come is named",
-    "doctor.probe.main": "its own standard output",
-    "doctor.probes._start": "the words of a probe, in the temporary folder",
-    "doctor.rank.main": "its own standard output",
-    "doctor.ranks._meet": "the ranks' temporary folder",
-    "doctor.ranks._start": "the ranks' temporary folder",
-    "doctor.ranks.watch": "the ranks' temporary folder",
-    "gate.fabric_rank.main": "its own standard output",
-    "launchers.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
-    "doctor.system._may_open": "asks whether a device may be opened",
-    "doctor.system.look_at_run_root": "in that folder, to see whether it can; what it cannot is the finding",
+    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named, with its last words",
+    "plugins.health.doctor.finding.save_question": "in that folder",
+    "plugins.health.doctor.meeting._meet": "in that folder; who does not come is named",
+    "plugins.health.doctor.probe.main": "its own standard output",
+    "plugins.health.doctor.probes._start": "the words of a probe, in the temporary folder",
+    "plugins.health.doctor.rank.main": "its own standard output",
+    "plugins.health.doctor.ranks._meet": "the ranks' temporary folder",
+    "plugins.health.doctor.ranks._start": "the ranks' temporary folder",
+    "plugins.health.doctor.ranks.watch": "the ranks' temporary folder",
+    "plugins.health.gate.fabric_rank.main": "its own standard output",
+    "launch.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
+    "plugins.health.doctor.system._may_open": "asks whether a device may be opened",
+    "plugins.health.doctor.system.look_at_run_root": "a probe of that folder; a failure is the finding",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",

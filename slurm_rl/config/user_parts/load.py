@@ -19,7 +19,7 @@ from typing import Any
 
 from slurm_rl.errors import MissingLibraryError
 
-CODE = Path(__file__).parents[2]
+CODE = Path(__file__).parents[3]
 """Holds this package: in a run its `code/`, else the checkout or what pip installed."""
 COPIES = "user_functions"
 _SPEC = re.compile(r".+\.py:([A-Za-z_]\w*|\*)", re.DOTALL)

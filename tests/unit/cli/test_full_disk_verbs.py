@@ -37,7 +37,7 @@ WRITES = {
     "pipeline": ["pipeline @/stages --dir @/new"],
     "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
-ELSEWHERE = {"image": "unit/image/test_make_image.py", "prepare": "unit/prepare/test_text_sets.py"}
+ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Those that need an engine, a hub or a Slurm."""
 READS = {"plan", "explain", "config", "completion", "logs", "tunnel", "attach", "results", "reward-server"}

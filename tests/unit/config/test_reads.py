@@ -71,12 +71,12 @@ def test_a_sampler_that_is_the_policy_needs_none() -> None:
 
 
 ENTRIES = {
-    "grpo": ("rl.main",),
-    **{task: ("supervised.__main__", f"supervised.{task}") for task in ("sft", "rm", "dpo")},
-    **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "external.argv")),
+    "grpo": ("trainers.grpo.main",),
+    **{task: ("trainers.supervised.__main__", f"trainers.supervised.{task}") for task in ("sft", "rm", "dpo")},
+    **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "plugins.external.argv")),
 }
 """Modules that a task begins in, beside what brings it up."""
-BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.node", "launchers.jobs")
+BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.node", "launch.jobs")
 WHOLE = ("cluster.slurm", "container", "reward.code")
 """Sections that are passed on as they are."""
 

@@ -19,7 +19,7 @@ from slurm_rl.config.tables import AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
 from tests.unit.rl.batch_kit import make_group
 
-FILE = Path(__file__).parents[1] / "functions" / "my_parts.py"
+FILE = Path(__file__).parents[1] / "config" / "user_parts" / "my_parts.py"
 INPUTS = LossInputs(
     logprobs=torch.linspace(-3, -0.1, 8, requires_grad=True),
     old_logprobs=torch.linspace(-1, -1.5, 8),
@@ -90,7 +90,7 @@ def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: 
 )
 def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
     body = f"from slurm_rl.algorithms.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
-    with pytest.raises(ConfigError, match=r"returns slurm_rl\.math\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
+    with pytest.raises(ConfigError, match=r"returns algorithms\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
         compute_loss(LossRow(write(tmp_path, body)), INPUTS, CLIP)
 
 

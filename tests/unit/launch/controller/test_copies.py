@@ -53,7 +53,7 @@ def plan_of(attempt: AttemptDir, bucket: Path) -> JobPlan:
     run = run_of(attempt)
     config = load_config(["+exp=command", f"checkpoint.url='file://{bucket}'"])
     plan = build_plan(config, str(run.path), SubmitFacts(sys.executable, 2, "0"))
-    (run.path / "code").symlink_to(Path(__file__).parents[3])
+    (run.path / "code").symlink_to(Path(__file__).parents[4])
     return plan
 
 

@@ -140,4 +140,4 @@ def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> Non
 def test_needs_the_standard_library_alone() -> None:
     # -S: nothing that was installed can be imported.
     code = "import slurm_rl.models.checkpoint.background"
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])

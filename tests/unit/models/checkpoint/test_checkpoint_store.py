@@ -242,7 +242,7 @@ def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> Non
 def test_needs_the_standard_library_alone() -> None:
     code = "import slurm_rl.models.checkpoint.store"
     # -S: nothing that was installed can be imported.
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])
 
 
 def test_prune_spares_the_best(store: CheckpointStore) -> None:

@@ -105,7 +105,7 @@ def test_a_class_beats_in_each_public_method(tmp_path: Path) -> None:
     from ray import cloudpickle
 
     env = {**os.environ, BEATS: str(tmp_path)}
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     sent = cloudpickle.dumps(beating(Adder, "adder-0"))
     done = subprocess.run([sys.executable, "-c", code], input=sent, env=env, cwd=root, capture_output=True, timeout=120)
     assert done.stdout.split() == [b"Adder", b"3", b"'add'"], done.stderr.decode()

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_rl.node.beats.recorder import PREFIX, read_dump, read_dumps, tell_verdict
 
-SAMPLES = Path(__file__).parents[2] / "samples"
+SAMPLES = Path(__file__).parents[3] / "samples"
 
 
 @pytest.fixture

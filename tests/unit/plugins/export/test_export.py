@@ -25,7 +25,7 @@ from slurm_rl.plugins.export import workload_name
 from slurm_rl.plugins.export.dstack import build_task, quote_for_hydra, render_dstack
 from slurm_rl.plugins.export.xpk import XpkTarget, build_xpk_argv
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 XPK = ["--cluster=tpus", "--tpu-type=v5p-128", "--project=my-project", "--image=gcr.io/my-project/maxtext:1"]
 BUCKET = "checkpoint.url='gs://bucket/runs'"
 CASES = {

@@ -12,7 +12,7 @@ import pytest
 from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.plan.job import SubmitFacts, build_plan
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 NAMES = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if "\nexternal:" in path.read_text())
 CLUSTERS = {"verl_ppo_qwen2_7b_amd": "amd_mi300", "command": "slurm_cpu"}
 

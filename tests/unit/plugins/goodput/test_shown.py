@@ -33,7 +33,7 @@ from tests.unit.plugins.goodput.story import Story
 
 GPUS = {"gpus_per_node": 8, "num_nodes": 512}
 HOUR = 3600.0
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def write_run(path: Path, story: Story, **plan: Any) -> RunDir:

@@ -23,7 +23,7 @@ from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.judge import find_mismatches, render_versions
 from tests.unit.plugins.image.test_image_files import sqsh
 
-PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
 GOOD = {
     "python": "3.12.3",
     "ray": "2.60.0",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.plugins.prepare.hub_server import Hub
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 Prepare = Callable[..., subprocess.CompletedProcess[str]]
 _HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "numpy", "deepspeed")
 

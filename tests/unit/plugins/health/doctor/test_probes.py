@@ -49,7 +49,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, **looks: Probe) -> list[F
         f"from slurm_rl.plugins.health.doctor import probes\nprobes.PROBES |= {{name: probes.Probe(look, 1) "
         f"for name, look in { ({name: probe.look for name, probe in looks.items()})!r}.items()}}\n"
     )
-    paths = [str(folder), str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(folder), str(Path(__file__).parents[5]), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return run_probes(asked, looks)
 

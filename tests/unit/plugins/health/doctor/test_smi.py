@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_rl.plugins.health.doctor.smi import parse_driver, parse_nvidia_smi, parse_rocm_smi
 
-SAMPLES = Path(__file__).parents[2] / "samples"
+SAMPLES = Path(__file__).parents[4] / "samples"
 
 
 def read(name: str) -> str:

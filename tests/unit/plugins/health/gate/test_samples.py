@@ -12,7 +12,7 @@ from slurm_rl.plugins.health.gate import amd, host, nvidia
 from slurm_rl.plugins.health.gate.table import TABLE, Check, Parse
 from slurm_rl.plugins.health.gate.verdict import Wanted
 
-SAMPLES = Path(__file__).parents[2] / "samples"
+SAMPLES = Path(__file__).parents[4] / "samples"
 # Of the kernel's log: after the last line that has a time.
 _NOW = 1740327900.0
 WANTED = Wanted("nvidia", gpus=1, num_nodes=2, word="w", needs_python=True, asked=(_NOW, _NOW + 1))

@@ -63,7 +63,7 @@ def test_a_fake_tool_on_path_is_asked_for_its_gpus(tmp_path: Path, monkeypatch: 
     (tmp_path / "code").mkdir()
     (tmp_path / "canary").write_text("7e1f")
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\ncat {Path(__file__).parents[2]}/samples/nvidia-smi-missing-gpu.txt\nexit 15\n")
+    tool.write_text(f"#!/bin/sh\ncat {Path(__file__).parents[4]}/samples/nvidia-smi-missing-gpu.txt\nexit 15\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     nvidia = ["cluster.accelerator=nvidia", "cluster.gpus_per_node=1", "rollout.colocate=true", "model.dtype=float32"]

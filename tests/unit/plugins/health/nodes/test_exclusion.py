@@ -100,7 +100,7 @@ def test_what_slurm_says_of_nodes() -> None:
     found = parse_boot_times(shown)
     assert sorted(found) == ["n1", "n3"]
     assert found["n3"] - found["n1"] == 1.0
-    sample = Path(__file__).parents[2] / "samples" / "scontrol-show-node.h100-23.11.txt"
+    sample = Path(__file__).parents[4] / "samples" / "scontrol-show-node.h100-23.11.txt"
     assert parse_boot_times(sample.read_text(encoding="utf-8")) == {}
 
 
