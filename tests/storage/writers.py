@@ -912,7 +912,7 @@ OUTSIDE = {
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
-    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named, with its last words",
+    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named",
     "plugins.health.doctor.finding.save_question": "in that folder",
     "plugins.health.doctor.meeting._meet": "in that folder; who does not come is named",
     "plugins.health.doctor.probe.main": "its own standard output",
