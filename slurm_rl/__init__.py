@@ -66,7 +66,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         elif name in _MODULES:
             found = importlib.import_module(_MODULES[name])
         elif name in _NEEDS_TORCH:
-            from slurm_rl.config.user_parts.load import import_heavy
+            from slurm_rl.config.user_files.load import import_heavy
 
             found = import_heavy(_NEEDS_TORCH[name], f"slurm_rl.{name} needs torch and numpy")
         else:

@@ -10,7 +10,7 @@ import yaml
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
-from slurm_rl.config.user_parts.load import import_heavy
+from slurm_rl.config.user_files.load import import_heavy
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore
 from slurm_rl.run_dir.meter import measure

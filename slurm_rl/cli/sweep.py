@@ -22,7 +22,7 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.config.tasks import TASKS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError, UnknownJobError
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
 from slurm_rl.launch.controller.record import RunState

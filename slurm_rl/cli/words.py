@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, find_near
 
 PROGRAM = "python -m slurm_rl"

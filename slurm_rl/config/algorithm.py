@@ -19,7 +19,7 @@ from slurm_rl.config.tables import (
     LossName,
 )
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.config.user_parts.load import is_file
+from slurm_rl.config.user_files.load import is_file
 
 
 class CriticConfig(Section):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from slurm_rl.config.functions import file_of
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import TOOLS
-from slurm_rl.config.user_parts.load import is_file
+from slurm_rl.config.user_files.load import is_file
 
 
 def _spell_tools(value: str) -> str:

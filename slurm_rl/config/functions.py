@@ -24,8 +24,8 @@ from pydantic import AfterValidator
 
 from slurm_rl.config.section import checked_by
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES, AdvantageRow, LossRow, Row
-from slurm_rl.config.user_parts.load import is_file
-from slurm_rl.config.user_parts.read import Form, read_function
+from slurm_rl.config.user_files.load import is_file
+from slurm_rl.config.user_files.read import Form, read_function
 from slurm_rl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from slurm_rl.config.section import one_of
-from slurm_rl.config.user_parts.load import is_file, load_function
+from slurm_rl.config.user_files.load import is_file, load_function
 from slurm_rl.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ import inspect
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from slurm_rl.config.user_parts.load import find_file, is_file
+from slurm_rl.config.user_files.load import find_file, is_file
 from slurm_rl.envs.environment import Environment
 from slurm_rl.envs.tools import MakeToolEnvironment
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.tables import TOOLS
-from slurm_rl.config.user_parts.load import load_file, load_function
+from slurm_rl.config.user_files.load import load_file, load_function
 from slurm_rl.data.lines import shorten
 from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall, ToolError
 from slurm_rl.errors import SlurmRLError

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Raw
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Refused, read_facts

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError, SlurmRLError, UnknownJobError, WaitError
 from slurm_rl.launch.controller.holding import hold
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.launch.controller.record import Job, RunState
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan

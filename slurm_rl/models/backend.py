@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
 from slurm_rl.models.checkpoint.background import BackgroundWriter
 from slurm_rl.models.distributed import get_world_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from slurm_rl.config.runtimes import RUNTIMES
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plan.container import ContainerPlan, wrap
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import own_mounts, with_host_setup

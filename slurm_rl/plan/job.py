@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.demand import place_actors

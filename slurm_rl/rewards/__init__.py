@@ -33,7 +33,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
     def __getattr__(name: str) -> object:
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from slurm_rl.config.user_parts.load import import_heavy
+        from slurm_rl.config.user_files.load import import_heavy
 
         module = import_heavy(f"{__name__}.{_PLACES[name]}", f"slurm_rl.rewards.{name} needs packages for rewards")
         globals()[name] = getattr(module, name)

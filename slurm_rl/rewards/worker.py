@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
-from slurm_rl.config.user_parts.load import is_file, load_function
+from slurm_rl.config.user_files.load import is_file, load_function
 from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.classifier import PREFIX, load_model, score_by_model

@@ -81,7 +81,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
 
 @writer(
     "config.yaml plan.json code/",
-    "config.user_parts.read._copy",
+    "config.user_files.read._copy",
     "launch.controller.create.create_run",
     "launch.controller.create.write_run",
     "launch.controller.create.snapshot_code",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.accelerator import AcceleratorKind
 

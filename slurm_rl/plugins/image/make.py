@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.node import image_report
 from slurm_rl.plugins.image import formats, parts

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.user_parts.load import find_file, is_file
+from slurm_rl.config.user_files.load import find_file, is_file
 from slurm_rl.node.driver import name_signal
 from slurm_rl.node.processes import MARK, all_pids
 from slurm_rl.rewards.results import Failure

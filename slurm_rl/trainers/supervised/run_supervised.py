@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.data.load_data import check_same_rows, require_one_batch
 from slurm_rl.errors import ConfigError
 from slurm_rl.models import distributed

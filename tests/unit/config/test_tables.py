@@ -11,7 +11,7 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.tasks import TASKS
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 
 TABLES = {name: table for name, table in vars(tables).items() if name.isupper() and isinstance(table, dict)}

@@ -19,7 +19,7 @@ from slurm_rl.config.tables import AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
 from tests.unit.rl.batch_kit import make_group
 
-FILE = Path(__file__).parents[1] / "config" / "user_parts" / "my_parts.py"
+FILE = Path(__file__).parents[1] / "config" / "user_files" / "my_parts.py"
 INPUTS = LossInputs(
     logprobs=torch.linspace(-3, -0.1, 8, requires_grad=True),
     old_logprobs=torch.linspace(-1, -1.5, 8),

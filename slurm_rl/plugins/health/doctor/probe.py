@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plugins.health.doctor.finding import load_question
 from slurm_rl.plugins.health.doctor.probes import PROBES
 

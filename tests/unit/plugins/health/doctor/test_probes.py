@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.user_parts.load import load_function
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plugins.health.doctor.finding import Finding, Question, save_question
 from slurm_rl.plugins.health.doctor.probes import PROBES, Probe, run_probes
 from tests.unit.plugins.health.doctor.kit import question

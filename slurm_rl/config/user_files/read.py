@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-from slurm_rl.config.user_parts.load import copy_path, find_file
+from slurm_rl.config.user_files.load import copy_path, find_file
 from slurm_rl.errors import ConfigError, find_near
 
 

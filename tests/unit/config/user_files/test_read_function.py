@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.config.functions import FORMS, check_function, named_functions
 from slurm_rl.config.load import load_config
-from slurm_rl.config.user_parts.read import read_function
+from slurm_rl.config.user_files.read import read_function
 from slurm_rl.errors import ConfigError
 
 ADVANTAGE, REWARD = FORMS["algorithm.advantage"], FORMS["reward.function"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.config.user_parts.load import copy_path
-from slurm_rl.config.user_parts.read import copy_files, find_neighbours
+from slurm_rl.config.user_files.load import copy_path
+from slurm_rl.config.user_files.read import copy_files, find_neighbours
 from slurm_rl.launch.controller.create import copy_functions, snapshot_code
 
 
@@ -67,7 +67,7 @@ def test_a_run_runs_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     copy_functions(run / "code", [config])
     shutil.rmtree(mine)
     script = (
-        "import sys; from slurm_rl.config.user_parts.load import load_function as load; import json;"
+        "import sys; from slurm_rl.config.user_files.load import load_function as load; import json;"
         "f = load(sys.argv[1]); print(json.dumps([f(0, 0), f.__code__.co_filename, load(sys.argv[1]) is f]))"
     )
     done = subprocess.run(
