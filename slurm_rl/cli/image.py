@@ -25,8 +25,8 @@ from slurm_rl.job.agents import agent_environment, choose_telling, explain_image
 from slurm_rl.job.create import snapshot_code
 from slurm_rl.launchers.jobs import open_launcher
 from slurm_rl.node.image_report import parse_report
+from slurm_rl.plan.compat import check_versions, render_versions
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.judge import check_versions, render_versions
 from slurm_rl.plan.step import wrap_report
 
 ACTIONS = ("build", "import", "check", "bases")

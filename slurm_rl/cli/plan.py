@@ -10,7 +10,7 @@ from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.reasons import explain_exactness
+from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
 from slurm_rl.report.columns import find_width
 from slurm_rl.runs.checks import check_submission

@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 
 from slurm_rl.cli.words import read_words
-from slurm_rl.config.functions import FORMS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.user_parts import FORMS
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import import_heavy
 from slurm_rl.functions.read import read_function

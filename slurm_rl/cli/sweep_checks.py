@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.told import tell
-from slurm_rl.config.functions import named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_parts import named_functions
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.launchers.slurm.sweep_arrays import group_runs
@@ -98,7 +98,7 @@ def _check_is_one_component(plan: JobPlan) -> None:
     if plan.het:
         raise ConfigError(
             "a sweep is an array of jobs, which Slurm has not of heterogeneous ones",
-            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.kinds)}",
+            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
             action="submit these runs one by one, without -m",
         )
 

@@ -1,4 +1,4 @@
-"""Container runtimes: a row holds all that others must know of one. The standard library alone."""
+"""Registry of container runtimes. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final
 
 @dataclass(frozen=True)
 class RuntimeRow:
-    """What starts a command in its image."""
+    """Functions and capabilities of a runtime."""
 
     wrap: str
-    """`module:function`, a `Request` to `Wrapped`; see plan/container/runtimes.py."""
+    """`module:function`, Request -> Wrapped; see plan/container/runtimes.py."""
     gpu_hook: str
-    """What brings the node's GPUs into the container, for who finds none there."""
+    """Mechanism that exposes the node's GPUs, named in the error if the container sees none."""
     image_suffix: str | None = None
-    """Of the file that it starts; None where images lie in a store or a registry."""
+    """Suffix of image files; None: images come from a registry or a local store."""
     maker: str | None = None
-    """`module:function` that makes such a file of a root file system; see image/formats.py."""
+    """`module:function` that packs a root file system into such a file; see image/formats.py."""
     enter: str | None = None
-    """`module:function` that says what goes before a command in the running container; see plan/attach.py. None: the
-    image is opened again."""
+    """`module:function` that builds the argv prefix to enter a running container; see plan/attach.py. None: open the
+    image again."""
     own_shm: bool = False
-    """It can have a /dev/shm of its own, container.shm_size_gb."""
+    """Supports container.shm_size_gb."""
     on_the_host: bool = True
-    """A shell of the node's own can come before it: srun starts pyxis' container without one."""
+    """A host shell can run before the container; False for pyxis, which srun starts directly."""
 
 
 _WRAP, _ENTER, _FORMATS = "slurm_rl.plan.container.runtimes", "slurm_rl.plan.attach", "slurm_rl.image.formats"

@@ -1,23 +1,24 @@
-"""The parts that a config chooses by name: one row each, with all that others must know of it. No torch.
+"""Registries of the parts that a config selects by name. No torch: a row holds the import path `module:name`.
 
-To add one, write the function and its row. The first name of a row is the function, `module:name`, which is imported by
-what runs it. Users need no row: an advantage, a loss, a filter and a reward may be `file.py:name`; see functions.py.
+To add a part, write the function and its row. Users need no row: see user_parts.py for `file.py:name`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final
 
 from slurm_rl.config.section import one_of
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file, load_function
+from slurm_rl.functions.read import Form, read_function
 
 
 @dataclass(frozen=True)
 class Row:
-    """What every part has."""
+    """Import path of a part."""
 
     function: str
     """`module:name`, or a user's `file.py:name`."""
@@ -26,7 +27,7 @@ class Row:
         """Import the function.
 
         Raises:
-            ConfigError: a user's file that cannot be run.
+            ConfigError: a user's file cannot be imported.
         """
         try:
             return load_function(self.function)
@@ -36,61 +37,60 @@ class Row:
             raise ConfigError(
                 f"{self.function} must be importable",
                 seen=f"{type(error).__name__}: {error}",
-                action="correct the file and submit again: the run keeps the copy that it began with",
+                action="correct the file and submit again: the run keeps the copy it started with",
             ) from error
 
 
 @dataclass(frozen=True)
 class AdvantageRow(Row):
-    """Rewards [P, G] and which are known [P, G] to scores [P, G]; see math/advantages.py."""
+    """(rewards [P, G], known [P, G]) -> scores [P, G]; see math/advantages.py."""
 
     needs_group: bool = False
-    """It compares the completions of one prompt, so that group_size must be at least 2."""
+    """Compares the completions of a prompt, so group_size must be at least 2."""
     per_token: bool = False
-    """Its scores are rewards of the last token, of which math/advantages.py makes an advantage of each token."""
+    """The score is a reward of the last token, from which per-token advantages are computed."""
     needs_values: bool = False
-    """That takes a critic's values."""
+    """Per-token advantages use a critic's values, so the run trains a critic."""
     per_turn: bool = False
-    """Of its scores, which are of whole episodes, their baselines are made; each turn has an advantage of its own, see
-    rl/algorithm/turn_credit.py."""
+    """Scores of whole episodes give the baseline; each turn gets its own advantage."""
 
 
 @dataclass(frozen=True)
 class LossRow(Row):
-    """`LossInputs` and `ClipRange` to `TokenLoss`; see math/losses.py."""
+    """(LossInputs, ClipRange) -> TokenLoss; see math/losses.py."""
 
     per_sequence: bool = False
-    """Its ratio is per sequence, so `correction.kind=auto` masks whole sequences too."""
+    """The ratio is per sequence, so `correction.kind=auto` masks whole sequences too."""
 
 
 @dataclass(frozen=True)
 class KLEstimatorRow(Row):
-    """Logprobs [N] of policy and reference to KL [N]; see math/kl.py."""
+    """Logprobs [N] of policy and reference -> KL [N]; see math/kl.py."""
 
     in_loss: bool = True
-    """Its gradient is that of a distance, so that it may be a term of the loss."""
+    """The gradient is that of a KL divergence, so the estimator can be a loss term."""
 
 
 @dataclass(frozen=True)
 class DPOLossRow(Row):
-    """`LogRatios` and `DPOConfig` to losses [P]; see math/preference.py."""
+    """(LogRatios, DPOConfig) -> losses [P]; see math/preference.py."""
 
     smoothed: bool = False
-    """It reads dpo.label_smoothing."""
+    """Uses dpo.label_smoothing."""
     needs_smoothing: bool = False
-    """It takes the logarithm of dpo.label_smoothing."""
+    """Takes the logarithm of dpo.label_smoothing, which must then be above 0."""
     absolute: bool = False
-    """It reads each answer's ratio by itself, where others read how far two of one prompt are apart."""
+    """Uses the ratio of each answer, not only the difference of the pair."""
 
 
 @dataclass(frozen=True)
 class VerifierRow(Row):
-    """A `Verifier`; see rewards/verifiers.py."""
+    """(response, reference) -> score; see rewards/verifiers.py."""
 
     judges_answer: bool = False
-    """Its score says whether the answer is right; else it is of the form."""
+    """The score measures correctness, not format."""
     check: str | None = None
-    """`module:function` that raises for a reference answer that no completion can score against."""
+    """`module:function` that raises for a reference answer that no response can match."""
 
 
 _ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
@@ -173,3 +173,18 @@ KLEstimatorName = Annotated[str, one_of(KL_ESTIMATORS)]
 DPOLossName = Annotated[str, one_of(DPO_LOSSES)]
 DivergenceName = Annotated[str, one_of(DIVERGENCES)]
 VerifierName = Annotated[str, one_of(VERIFIERS)]
+
+ADVANTAGE_FORM: Final = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token", "per_turn"))
+LOSS_FORM: Final = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
+
+
+@cache
+def find_advantage(name: str) -> AdvantageRow:
+    """Return the row of a built-in advantage, or one for a user's function."""
+    return AdvantageRow(name, **read_function(name, ADVANTAGE_FORM)) if is_file(name) else ADVANTAGES[name]
+
+
+@cache
+def find_loss(name: str) -> LossRow:
+    """Return the row of a built-in loss, or one for a user's function."""
+    return LossRow(name, **read_function(name, LOSS_FORM)) if is_file(name) else POLICY_LOSSES[name]

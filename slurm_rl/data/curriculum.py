@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.config.data import CurriculumConfig
 from slurm_rl.math.schedule import derive_seed
 
 Rates = Mapping[str, Sequence[float]]

@@ -10,7 +10,7 @@ from slurm_rl.config.sources import each_set, each_source, episode_order, set_ke
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.facts import Facts
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.judges import Judge
@@ -43,10 +43,10 @@ def start_engine(
     cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
 ) -> Actor:
     """Start one of them without waiting, for the `generation`-th time in its place."""
-    max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    max_model_len = config.max_sequence_tokens
     # Chunks and weights in flight at once, where engines take them so.
     staleness = config.rollout.max_staleness
-    any_time = config.engines_take_any_time
+    any_time = config.has_async_engines
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if any_time else 1
     engine: type[RolloutEngine] = VLLMEngine
     told = {"weight_transfer": cluster.plan.weight_transfer, "continuous": any_time}

@@ -96,7 +96,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
     if encoder.images is not None:
         all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
-    if all_prompts.max_images and config.engines_take_any_time:
+    if all_prompts.max_images and config.has_async_engines:
         raise ConfigError(
             "rollout.continuous and env.order=free go with text alone: completions in flight would keep what the old "
             "vision tower saw",

@@ -11,9 +11,9 @@ import yaml
 
 from slurm_rl.beats.pulse import start_pulse
 from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_parts import load_parts
 from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.engine.lora_layers import check_targets
 from slurm_rl.math.sequences import TokenPrompt
@@ -135,7 +135,7 @@ def _build_sync(
         build_transport(cluster, policy, engines),
         engines,
         # The engine samples one token after the probe.
-        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
+        probe=choose_probe(prompts, config.max_sequence_tokens - 1),
         tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
         timeout_s=config.trainer.step_timeout_s,
         dtype=config.model.dtype,

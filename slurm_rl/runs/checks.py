@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
+from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.after import has_finished, not_finished

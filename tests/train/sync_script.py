@@ -18,7 +18,7 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rl.build import start_engine
 from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 from slurm_rl.rl.rollout.vllm.transfer import _build_source

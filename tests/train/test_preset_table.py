@@ -25,7 +25,6 @@ from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.engine.tiny_vl import build_tiny_vl
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.role_memory import holds_reference
 from slurm_rl.rl.algorithm.filters import keep_mask
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, shape_overlong
 from slurm_rl.rl.loop.learner import Learner
@@ -84,7 +83,7 @@ class Models:
         for name, worker in self.learners.items():
             worker.load(self.saved[name])
         self.policy.config = self.critic.config = config
-        self.policy.reference = self.frozen if holds_reference(config) else None
+        self.policy.reference = self.frozen if config.policy_holds_reference else None
         policy = LocalGroup(self.policy)
         critic = Critic(LocalGroup(self.critic)) if config.algorithm.needs_values else None
         return Learner(config, policy, policy, critic)

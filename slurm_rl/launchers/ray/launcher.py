@@ -19,9 +19,9 @@ from slurm_rl.job.record import Job, RunState, record_failed
 from slurm_rl.launchers.protocol import Launcher, Submitted
 from slurm_rl.launchers.ray.dashboard import TOKEN_VARIABLE, Dashboard, RayUnavailableError
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import build_request
+from slurm_rl.plan.versions import satisfies
 from slurm_rl.run_dir import RunDir, read_json
 
 _WORDS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "finished", "FAILED": "failed"}

@@ -118,7 +118,11 @@ class Hosts:
 
     def _advise(self) -> str:
         """What helps where no requeue would: a job of several kinds can hold no spares."""
-        fewer = "ask for fewer of its kind (cluster.nodes)" if self.plan.kinds else "hold spares (job.num_spare_nodes)"
+        fewer = (
+            "ask for fewer of its kind (cluster.nodes)"
+            if self.plan.node_groups
+            else "hold spares (job.num_spare_nodes)"
+        )
         return f"exclude the node (cluster.slurm.exclude), or {fewer}"
 
     def note_losses(self, named: list[str]) -> list[str]:

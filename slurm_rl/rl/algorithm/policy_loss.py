@@ -7,8 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
-from slurm_rl.config.functions import find_loss
-from slurm_rl.config.tables import CORRECTIONS, LossRow
+from slurm_rl.config.tables import CORRECTIONS, LossRow, find_loss
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss, exp_bounded

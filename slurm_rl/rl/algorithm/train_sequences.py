@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
-from slurm_rl.config.functions import find_advantage
-from slurm_rl.config.tables import AdvantageRow
+from slurm_rl.config.tables import AdvantageRow, find_advantage
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.advantages import compute_gae, spread_reward, whiten

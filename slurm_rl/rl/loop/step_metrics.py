@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from slurm_rl.config.algorithm import FilterConfig
-from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.config.data import CurriculumConfig
 from slurm_rl.data.curriculum import Rates
 from slurm_rl.envs.environment import ToolError
 from slurm_rl.math.estimates import pass_at_k

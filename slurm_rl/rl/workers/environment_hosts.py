@@ -17,7 +17,7 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.spread import HostLost, SpreadEnvironments
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.topology import ActorPlan, deal_workers
+from slurm_rl.plan.placement import ActorPlan, deal_workers
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 _WAIT_S, _LINGER_S = 10.0, 0.01

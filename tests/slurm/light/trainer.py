@@ -22,7 +22,7 @@ from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
 from slurm_rl.rewards.results import RewardItem

@@ -1,4 +1,4 @@
-"""Which mode of exactness a run has is said by `plan`."""
+"""`plan` shows how exactly a killed run resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         ([], "after a kill: every metric in every digit"),
         (["rollout.max_staleness=2"], "after a kill: every metric in every digit"),
@@ -29,11 +29,11 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
         ),
     ],
 )
-def test_plan_says_what_a_killed_run_has(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_plan_shows_the_exactness_of_a_resume(
+    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("digits.jsonl").write_text("".join(f'{{"prompt": "{i:03d}?", "answer": "2"}}\n' for i in range(20)))
     run = ["+exp=guessing_game_tiny", "data.train=digits.jsonl", "data.num_eval=1", f"env.name={WORLDS}:Count"]
     assert main(["plan", "--config-dir", EXAMPLE, *run, *words]) == 0
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.functions import program_files
 from slurm_rl.config.load import load_config
+from slurm_rl.config.user_parts import program_files
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
 from tests.unit.rl.test_programs import letters, play
 

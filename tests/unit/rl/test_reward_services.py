@@ -19,7 +19,7 @@ import ray
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.errors import RewardError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rl.workers import reward_services
 from slurm_rl.rl.workers.ray_driver import Actor

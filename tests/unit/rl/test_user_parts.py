@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
-from slurm_rl.config.functions import find_advantage, find_loss
 from slurm_rl.config.load import load_config
-from slurm_rl.config.tables import AdvantageRow, LossRow, Row
+from slurm_rl.config.tables import AdvantageRow, LossRow, Row, find_advantage, find_loss
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.losses import ClipRange, LossInputs
 from slurm_rl.rl.algorithm.filters import keep_mask
