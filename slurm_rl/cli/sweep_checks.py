@@ -115,7 +115,7 @@ def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
 def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None:
     """Look at each model and data set once; `seen` remembers what was wrong with it."""
     key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
-    key += f" {config.checkpoint.url!r}"
+    key += f" {config.checkpoint.upload_url!r}"
     if key not in seen:
         seen[key] = None
         try:

@@ -33,12 +33,12 @@ from slurm_rl.functions.load import is_file
 class CriticConfig(Section):
     """Value model of PPO; used with algorithm.advantage=gae."""
 
-    apart: bool = False
+    dedicated_gpus: bool = False
     """Give the critic its own GPUs, so that it trains in parallel with the policy; false: each critic process shares
     the GPU of a policy worker, in turn."""
     num_workers: PositiveInt | None = None
-    """Critic processes of one GPU each, which implies `apart`; null with `apart`: as many as policy workers."""
-    node_feature: str | None = None
+    """Critic processes of one GPU each, which implies `dedicated_gpus`; null with it: as many as policy workers."""
+    node_group: str | None = None
     """Node group (a name in cluster.nodes) that critic processes run on; null: any."""
     init_from: str | None = None
     """Folder of a reward model (task=rm), or of another model of the policy's architecture, that initializes the
@@ -51,9 +51,9 @@ class CriticConfig(Section):
     """First steps that train only the critic; the policy, its schedule and the KL coefficient stay unchanged."""
 
     @property
-    def is_apart(self) -> bool:
+    def is_dedicated(self) -> bool:
         """Whether the critic has its own processes and GPUs."""
-        return self.apart or self.num_workers is not None
+        return self.dedicated_gpus or self.num_workers is not None
 
 
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
@@ -62,57 +62,59 @@ AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-me
 class KLConfig(Section):
     """KL divergence to the frozen reference policy."""
 
-    coefficient: NonNegativeFloat = 0.0
+    coef: NonNegativeFloat = 0.0
     """Weight of the KL term; at 0 no reference model is loaded."""
     estimator: KLEstimatorName = "k3"
     """Schulman's KL estimator (http://joschu.net/blog/kl-approx.html)."""
-    where: Literal["loss", "reward", "advantage"] = "loss"
+    apply_to: Literal["loss", "reward", "advantage"] = "loss"
     """loss: add the KL to the loss (k2 or k3). reward: subtract it from the reward before the advantage, per token with
     gae, reinforce_pp and reinforce_pp_baseline. advantage: subtract it from each token's own advantage (k1), which is
     on-policy distillation if reference.path is a teacher."""
     bias_correction: bool = False
-    """With where=loss and k3, multiply each token's KL by the policy ratio, which makes the gradient unbiased
+    """With apply_to=loss and k3, multiply each token's KL by the policy ratio, which makes the gradient unbiased
     (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556; TRL's use_bias_correction_kl, on by default there)."""
     target: PositiveFloat | None = None
-    """With where=reward, adapt the coefficient after each step toward this KL per completion, in nats (Ziegler et al.
-    2019); null: keep it constant."""
+    """With apply_to=reward, adapt the coefficient after each step toward this KL per completion, in nats (Ziegler et
+    al. 2019); null: keep it constant."""
     horizon: PositiveInt = 10_000
     """Completions over which an error of 20 % or more changes the coefficient by 20 %."""
 
     def problems(self) -> Iterator[str]:
-        if self.coefficient > 0 and self.where == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
+        if self.coef > 0 and self.apply_to == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
             fit = [name for name, row in KL_ESTIMATORS.items() if row.in_loss]
             yield (
-                f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.where=loss, since the expected "
+                f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.apply_to=loss, since the "
+                f"expected "
                 f"gradient of {self.estimator} is 0; got {self.estimator!r}. "
-                f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.where=reward"
+                f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.apply_to=reward"
             )
-        if self.coefficient > 0 and self.where == "advantage" and self.estimator != "k1":
+        if self.coef > 0 and self.apply_to == "advantage" and self.estimator != "k1":
             yield (
-                "algorithm.kl.estimator must be k1 with algorithm.kl.where=advantage, since only k1 gives the gradient "
+                "algorithm.kl.estimator must be k1 with algorithm.kl.apply_to=advantage, since only k1 gives the "
+                "gradient "
                 f"of the KL there; got {self.estimator!r}. Next: algorithm.kl.estimator=k1"
             )
-        if self.bias_correction and (self.coefficient == 0 or self.where != "loss" or self.estimator != "k3"):
+        if self.bias_correction and (self.coef == 0 or self.apply_to != "loss" or self.estimator != "k3"):
             yield (
                 "algorithm.kl.bias_correction needs a KL term in the loss by k3; got "
-                f"coefficient={self.coefficient}, where={self.where!r} and estimator={self.estimator!r}. Next: "
-                "algorithm.kl.coefficient=0.001 algorithm.kl.where=loss algorithm.kl.estimator=k3, or leave it out"
+                f"coef={self.coef}, apply_to={self.apply_to!r} and estimator={self.estimator!r}. Next: "
+                "algorithm.kl.coef=0.001 algorithm.kl.apply_to=loss algorithm.kl.estimator=k3, or leave it out"
             )
-        if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
+        if self.target is not None and (self.coef == 0 or self.apply_to != "reward"):
             yield (
                 "algorithm.kl.target needs a KL term in the reward with an initial coefficient above 0; "
-                f"got coefficient={self.coefficient} and where={self.where!r}. "
-                "Next: algorithm.kl.coefficient=0.01 algorithm.kl.where=reward, or algorithm.kl.target=null"
+                f"got coef={self.coef} and apply_to={self.apply_to!r}. "
+                "Next: algorithm.kl.coef=0.01 algorithm.kl.apply_to=reward, or algorithm.kl.target=null"
             )
 
 
 class GAEConfig(Section):
     """Generalized advantage estimation (https://arxiv.org/abs/1506.02438); used with advantage=gae."""
 
-    discount: PositiveFraction = 1.0
+    gamma: PositiveFraction = 1.0
     """Discount factor per token; 1: no discount."""
-    smoothing: Fraction = 0.95
-    """GAE's lambda: 0 relies on the critic's next value, 1 only on rewards."""
+    lam: Fraction = 0.95
+    """Lambda: 0 relies on the critic's next value, 1 only on rewards."""
     whiten: bool = True
     """Normalize the advantages of a step to mean 0 and standard deviation 1 over its tokens."""
 
@@ -139,7 +141,7 @@ class CorrectionConfig(Section):
 class FilterConfig(Section):
     """Completions excluded from the loss; they still count in their group's baseline."""
 
-    zero_variance: bool = False
+    drop_zero_variance_groups: bool = False
     """Drop groups whose completions are all equally correct, by the verifiers of the answer (arithmetic, math, code; a
     service's or function's acc_rewards or scores), else by the reward before overlong shaping."""
     truncated: bool = False
@@ -185,11 +187,11 @@ class AlgorithmConfig(Section):
     """With sequence-mean, divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
     group_size: PositiveInt = 8
     """Completions sampled per prompt."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Lower clip range: the ratio is clipped at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """Upper clip range: the ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
-    clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
+    clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Lower clip range: the ratio is clipped at 1 - clip_ratio_low."""
+    clip_ratio_high: PositiveFloat = 0.2
+    """Upper clip range: the ratio is clipped at 1 + clip_ratio_high (DAPO's clip-higher: 0.28)."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None = 3.0
     """With loss=grpo, upper bound of the ratio for negative advantages (dual-clip PPO,
     https://arxiv.org/abs/1912.09729; verl's clip_ratio_c, TRL's delta); null: no bound."""
     correction: CorrectionConfig = CorrectionConfig()
@@ -202,9 +204,9 @@ class AlgorithmConfig(Section):
     filters: FilterConfig = FilterConfig()
     """Completions excluded from the loss."""
     dynamic_sampling_rounds: PositiveInt = 1
-    """Sampling rounds per step at most, to fill the batch with groups that filters.zero_variance keeps (DAPO); after
-    the last, other groups fill it. 1: no resampling."""
-    entropy_bonus: NonNegativeFloat = 0.0
+    """Sampling rounds per step at most, to fill the batch with groups that filters.drop_zero_variance_groups keeps
+    (DAPO); after the last, other groups fill it. 1: no resampling."""
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus in the loss."""
     kl: KLConfig = KLConfig()
     """KL to the reference policy."""
@@ -231,7 +233,7 @@ class AlgorithmConfig(Section):
             )
         for name, wanted in (
             ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
-            ("filters.zero_variance", self.filters.zero_variance),
+            ("filters.drop_zero_variance_groups", self.filters.drop_zero_variance_groups),
         ):
             if wanted and self.group_size < 2:
                 yield (

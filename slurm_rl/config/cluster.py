@@ -32,7 +32,7 @@ RESERVED_OPTIONS = {
     "output": "leave it out: logs are in the run directory",
     "parsable": "leave it out",
     "segment": "set cluster.topology.segment",
-    "signal": "set job.signal_lead_s",
+    "signal": "set job.checkpoint_lead_s",
     "switches": "set cluster.topology.switches",
     "test-only": "use `python -m slurm_rl plan`",
     "time": "set job.time_limit",
@@ -142,7 +142,7 @@ class ClusterConfig(Section):
     """Folder for trainer output with launcher=ray, seen by all nodes of that cluster; null: the path of the local run
     directory, which those nodes must then see."""
     head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
-    """Port of node 0 with launcher=machines, below the ports that runs allocate."""
+    """Port of node 0 with launcher=manual, below the ports that runs allocate."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
     """Accelerator of the nodes, which determines device masks, environment variables and expected libraries."""
     gpu_type: OneLine | None = None
@@ -150,7 +150,7 @@ class ClusterConfig(Section):
     num_nodes: PositiveInt = 1
     """Nodes of the run, which does not start with fewer."""
     nodes: dict[NodeGroupName, NodeGroupConfig] = Field(default={})
-    """Node groups of a heterogeneous job, by name: +cluster.nodes.h100.count=2; `node_feature` of policy, rollout,
+    """Node groups of a heterogeneous job, by name: +cluster.nodes.h100.count=2; `node_group` of policy, rollout,
     reference, critic and reward.service selects one. Empty: all nodes are equal."""
     topology: TopologyConfig = TopologyConfig()
     """Network distance between nodes."""
@@ -236,7 +236,8 @@ class ClusterConfig(Section):
         if self.remote_root is not None and not self.remote_root.startswith("/"):
             yield (
                 "cluster.remote_root is an absolute path that every node of that cluster sees (NFS, a mounted bucket); "
-                f"got {self.remote_root!r}. Next: name such a path, and checkpoint.url=gs://... for checkpoints in a "
+                f"got {self.remote_root!r}. Next: name such a path, and checkpoint.upload_url=gs://... for "
+                f"checkpoints in a "
                 "bucket"
             )
 

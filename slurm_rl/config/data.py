@@ -65,7 +65,7 @@ class DataConfig(RowsConfig):
     """Variables of the chat template, such as `{enable_thinking: false}` for Qwen3; unknown ones are an error."""
     max_prompt_tokens: PositiveInt = 1024
     """Longest prompt of task=grpo, in tokens; prompts are never truncated."""
-    overlong: Overlong = "refuse"
+    overlong_prompts: Overlong = "refuse"
     """Rows longer than data.max_prompt_tokens, supervised.max_tokens or the model's context. refuse: fail and name the
     row; leave_out: drop and count them."""
 

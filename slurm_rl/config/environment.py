@@ -29,17 +29,17 @@ class EnvironmentConfig(Section):
     name: Annotated[str, file_of("env.name")] | None = None
     """`file.py:Name`, an environment class with `reset(row, seed)` and `step(reply)` (see
     slurm_rl.envs.environment.Environment); null: none."""
-    program: tuple[str, ...] | None = None
+    agent_command: tuple[str, ...] | None = None
     """Command of an agent that plays an episode through an OpenAI-compatible endpoint, such as [python, agent.py], in
     place of env.name; see docs/programs.md."""
-    program_at_once: PositiveInt = 16
+    agent_concurrency: PositiveInt = 16
     """Agent processes that run concurrently, on the trainer's node."""
-    program_rows: NonNegativeInt = 0
+    agent_rows_per_process: NonNegativeInt = 0
     """Episodes in flight in one long-lived agent process, which reads rows and writes results as lines; 0: one process
     per episode."""
-    program_timeout_s: PositiveFloat = 600.0
+    agent_timeout_s: PositiveFloat = 600.0
     """Timeout of one episode of an agent; a late one has failed."""
-    overrule_sampling: bool = False
+    ignore_request_sampling: bool = False
     """Ignore the temperature and top_p that an agent requests; false: refuse requests that differ from the run's."""
     tools: Annotated[str, AfterValidator(_spell_tools)] | None = None
     """Python functions that the policy may call, in place of env.name: `file.py` (all functions, described by signature
@@ -54,13 +54,13 @@ class EnvironmentConfig(Section):
     """Replies per episode at most; an unfinished episode is then truncated and scored."""
     turn_tokens: PositiveInt | None = None
     """Longest reply of one turn, in tokens; rollout.max_tokens bounds all replies and observations of the episode."""
-    history: Literal["kept", "rerendered"] = "kept"
+    context: Literal["kept", "rerendered"] = "kept"
     """kept: sampled tokens stay unchanged over all turns. rerendered: the chat template renders the dialogue before
     each reply, and a new sequence begins where it rewrites earlier text (such as removed thinking)."""
-    order: Literal["waves", "free"] = "waves"
-    """waves: all episodes reply, then all environments step; metrics after a kill are identical in every digit. free:
-    each episode continues as soon as its step returns, which keeps engines busy; after a kill tokens are identical in
-    float32, and finished turns are not sampled again."""
+    schedule: Literal["lockstep", "async"] = "lockstep"
+    """lockstep: all episodes reply, then all environments step; metrics after a kill are identical in every digit.
+    async: each episode continues as soon as its step returns, which keeps engines busy; after a kill tokens are
+    identical in float32, and finished turns are not sampled again."""
     num_workers: PositiveInt = 1
     """Processes that run environments, distributed over the nodes of the run, starting with the trainer's."""
     timeout_s: PositiveFloat = 10.0
@@ -71,7 +71,7 @@ class EnvironmentConfig(Section):
     @property
     def is_on(self) -> bool:
         """Whether episodes have several turns."""
-        return self.has_pool or self.program is not None
+        return self.has_pool or self.agent_command is not None
 
     @property
     def has_pool(self) -> bool:

@@ -16,7 +16,12 @@ _LEFT_OUT: Final = (
     # Training rows, and the placement of engines next to a policy.
     *("data.train", "data.train_split", "data.eval", "data.eval_split", "data.num_eval", "data.sources"),
     *("data.curriculum", "rollout.num_engines", "rollout.tensor_parallel_size", "rollout.colocate"),
-    *("rollout.node_feature", "rollout.max_staleness", "rollout.continuous", "rollout.weight_transfer"),
+    *(
+        "rollout.node_group",
+        "rollout.max_off_policy_steps",
+        "rollout.inflight_weight_updates",
+        "rollout.weight_transfer",
+    ),
     *("rollout.dump", "rollout.replay"),
 )
 

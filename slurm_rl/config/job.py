@@ -44,7 +44,7 @@ class JobConfig(Section):
     time_limit: Annotated[OneLine, checked_by(parse_minutes)] | None = None
     """Time limit in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null: the partition's
     default."""
-    signal_lead_s: PositiveInt | Literal["auto"] = "auto"
+    checkpoint_lead_s: PositiveInt | Literal["auto"] = "auto"
     """Seconds before the time limit at which the run saves a checkpoint and stops; auto: 120, and more if its saves and
     steps have taken longer."""
     max_failures: NonNegativeInt = 0
@@ -53,10 +53,10 @@ class JobConfig(Section):
     """Nodes allocated beyond cluster.num_nodes; a spare replaces a lost node within the same job."""
     start_timeout_s: PositiveFloat = 600.0
     """Timeout from the start of an attempt until all nodes joined the Ray cluster or torchrun's rendezvous."""
-    hang_after_s: PositiveFloat = 300.0
+    heartbeat_timeout_s: PositiveFloat = 300.0
     """Shortest time without a heartbeat after which a rank or engine counts as hung; the timeout of a phase is five
     times its longest gap so far, and trainer.step_timeout_s until the phase has run five times."""
-    after: str | None = None
+    depends_on: str | None = None
     """Directory of a run that must finish before this one starts, by a Slurm dependency; model.path may be its future
     export, <run>/export."""
     debug: bool = False
@@ -67,7 +67,7 @@ class JobConfig(Section):
     @property
     def planned_lead_s(self) -> int:
         """Lead before the run has measured its saves."""
-        return PLANNED_LEAD_S if self.signal_lead_s == "auto" else self.signal_lead_s
+        return PLANNED_LEAD_S if self.checkpoint_lead_s == "auto" else self.checkpoint_lead_s
 
     @property
     def time_limit_min(self) -> int | None:

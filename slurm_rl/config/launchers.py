@@ -43,7 +43,5 @@ LAUNCHERS: Final[dict[str, LauncherRow]] = {
         sweep=f"{_HOME}.slurm.sweep_arrays:submit_arrays",
     ),
     "ray": LauncherRow(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
-    "machines": LauncherRow(
-        _HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True
-    ),
+    "manual": LauncherRow(_HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True),
 }

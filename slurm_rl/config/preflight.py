@@ -23,9 +23,9 @@ class PreflightConfig(Section):
     level: Literal["quick", "full", "off"] = "quick"
     """quick: seconds, with the host's tools. full: also dcgmi's short diagnosis (10 s) and, once a day and node, matmul
     and all-reduce benchmarks in the run's image (40 s). off: no checks."""
-    policy: dict[CheckName, Policy] = Field(default={})
+    on_failure: dict[CheckName, Policy] = Field(default={})
     """Action if a check fails on a node: exclude (default) leaves the node out, also after a requeue; warn reports it;
-    refuse ends the run. +preflight.policy.xid=warn."""
+    refuse ends the run. +preflight.on_failure.xid=warn."""
     budget_s: PositiveFloat = 15.0
     """Estimated time per node for quick checks, in seconds; checks beyond it are skipped."""
     max_excluded_share: Fraction = 0.1

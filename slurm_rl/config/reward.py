@@ -36,9 +36,9 @@ class RewardServiceConfig(Section):
     num_replicas: PositiveInt = 1
     """Services that the run starts, with reward.num_workers processes each; requests are distributed round-robin."""
     spread: bool = False
-    """Distribute services over the nodes of the run; false: all run on the head node, unless node_feature or a GPU
+    """Distribute services over the nodes of the run; false: all run on the head node, unless node_group or a GPU
     places them."""
-    node_feature: str | None = None
+    node_group: str | None = None
     """Node group (a name in cluster.nodes) that services run on; null: any. With reward.model.device=cuda each runs
     where the plan assigns it a GPU."""
     address: Literal["loopback", "cluster"] = "loopback"
@@ -138,7 +138,7 @@ class RewardConfig(Section):
     def num_placed(self) -> int:
         """Services that the plan places on nodes; others run next to the trainer."""
         service = self.service
-        is_placed = service.spread or service.node_feature is not None or self.services_on_gpus
+        is_placed = service.spread or service.node_group is not None or self.services_on_gpus
         return service.num_replicas if service.enabled and is_placed else 0
 
     @property
@@ -166,7 +166,7 @@ class RewardConfig(Section):
 
     def _placement_problems(self) -> Iterator[str]:
         service, device = self.service, self.model.device
-        for key, value in {"spread": service.spread or None, "node_feature": service.node_feature}.items():
+        for key, value in {"spread": service.spread or None, "node_group": service.node_group}.items():
             if value is not None and not service.enabled:
                 yield (
                     f"reward.service.{key} is for the services that a run starts; got {value!r} with "

@@ -134,7 +134,7 @@ class RunConfig(Section):
             return self.task == "dpo" and self.dpo.reference == "live"
         # With adapters the base weights are the reference, unless warmup steps change the initial policy.
         is_base = self.model.lora is not None and self.warmup.num_steps == 0 and self.reference.path is None
-        return self.algorithm.kl.coefficient > 0 and self.reference.num_workers is None and not is_base
+        return self.algorithm.kl.coef > 0 and self.reference.num_workers is None and not is_base
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -156,8 +156,12 @@ class RunConfig(Section):
     @property
     def has_async_engines(self) -> bool:
         """Whether rollout engines accept requests while others are in flight."""
-        is_free = any(env.has_pool and env.order == "free" for env in self.environments)
-        return self.rollout.continuous or is_free or any(env.program is not None for env in self.training_environments)
+        is_free = any(env.has_pool and env.schedule == "async" for env in self.environments)
+        return (
+            self.rollout.inflight_weight_updates
+            or is_free
+            or any(env.agent_command is not None for env in self.training_environments)
+        )
 
     @property
     def truncates_distribution(self) -> bool:
@@ -172,7 +176,7 @@ class RunConfig(Section):
         if kind != "auto":
             return kind
         rollout = self.rollout
-        exact = self.model.dtype == "float32" and rollout.max_staleness == 0 and not rollout.engine_args
+        exact = self.model.dtype == "float32" and rollout.max_off_policy_steps == 0 and not rollout.engine_args
         if exact and not self.truncates_distribution:
             return None
         return "geometric_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"

@@ -57,22 +57,22 @@ def own_temperatures(config: RunConfig) -> dict[str, float]:
 
 
 def episode_order(config: RunConfig) -> str | None:
-    """Return env.order of the episodes that our loop runs (env.name, env.tools); None without such."""
+    """Return env.schedule of the episodes that our loop runs (env.name, env.tools); None without such."""
     # A rule requires that all have the same.
-    return min((env.order for env in config.environments if env.is_on and env.program is None), default=None)
+    return min((env.schedule for env in config.environments if env.is_on and env.agent_command is None), default=None)
 
 
 def has_programs(config: RunConfig) -> bool:
     """Return whether an agent program plays the episodes of any source."""
-    return any(env.program is not None for env in config.training_environments)
+    return any(env.agent_command is not None for env in config.training_environments)
 
 
 def blocks_on_weights(config: RunConfig) -> bool:
     """Return whether new weights wait for batches in flight, to keep one version within an episode."""
-    return episode_order(config) == "waves" or has_programs(config)
+    return episode_order(config) == "lockstep" or has_programs(config)
 
 
 def resumes_from_log(config: RunConfig) -> bool:
     """Return whether episodes in flight resume from the turn log, so that no checkpoint waits for them."""
-    order, ahead = episode_order(config), config.rollout.max_staleness > 0
-    return order == "free" or (order is None and has_programs(config) and not ahead)
+    order, ahead = episode_order(config), config.rollout.max_off_policy_steps > 0
+    return order == "async" or (order is None and has_programs(config) and not ahead)

@@ -14,7 +14,7 @@ ReferenceName = Literal["cached", "live", "none"]
 
 
 class SupervisedConfig(Section):
-    """Batch and length of sft, rm and dpo; optim, eval.every, checkpoint and policy are shared with task=grpo."""
+    """Batch and length of sft, rm and dpo; optim, eval.interval, checkpoint and policy are shared with task=grpo."""
 
     batch_size: PositiveInt = 128
     """Rows per step over all ranks: conversations, or pairs."""
@@ -23,9 +23,9 @@ class SupervisedConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps at most, where the learning rate schedule ends; null: num_epochs decides."""
     max_tokens: PositiveInt = 2048
-    """Longest sequence, prompt and answer together, in tokens; see data.overlong."""
+    """Longest sequence, prompt and answer together, in tokens; see data.overlong_prompts."""
     patience: PositiveInt | None = None
-    """With eval.every, stop after so many evaluations without a lower loss; null: no early stopping."""
+    """With eval.interval, stop after so many evaluations without a lower loss; null: no early stopping."""
 
 
 class SFTConfig(Section):
@@ -40,7 +40,7 @@ class SFTConfig(Section):
 class RMConfig(Section):
     """Reward model training."""
 
-    centering: NonNegativeFloat = 0.0
+    center_rewards_coef: NonNegativeFloat = 0.0
     """Weight of (chosen score + rejected score)^2 in the loss, which centers scores at 0; TRL's
     center_rewards_coefficient (https://arxiv.org/abs/2312.09244 uses 0.01)."""
 
@@ -61,7 +61,7 @@ class DPOConfig(Section):
     """Divergence to the reference (f-DPO, https://arxiv.org/abs/2309.16240), for losses of the difference."""
     divergence_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Alpha of alpha_divergence: near 0 it is forward KL, near 1 reverse KL."""
-    chosen_nll: NonNegativeFloat = 0.0
+    sft_coef: NonNegativeFloat = 0.0
     """Weight of an additional SFT loss on chosen answers."""
     reference: ReferenceName = "cached"
     """Source of the reference logprobs. cached: computed once with the initial policy and stored in the run directory;

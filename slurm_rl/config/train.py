@@ -43,12 +43,12 @@ class PolicyConfig(Section):
     logprob_chunk_tokens: PositiveInt | Literal["auto"] | None = "auto"
     """Tokens whose logits are materialized at once and recomputed in the backward pass; null: the whole micro-batch,
     most of the memory for a large vocabulary; auto: as the plan needs."""
-    share_prompts: bool = False
+    prefix_sharing: bool = False
     """Compute a prompt once for all of its completions, packed in one row; results are unchanged. Text only; needs an
     attention with arbitrary masks (not flash attention), which model.attention=auto selects."""
     num_threads: PositiveInt | None = None
     """CPU threads per worker; null: an equal share of the node's cores, per GPU if it has any."""
-    node_feature: str | None = None
+    node_group: str | None = None
     """Node group (a name in cluster.nodes) that policy workers run on; null: any."""
 
     @property
@@ -72,7 +72,7 @@ class ReferenceConfig(Section):
     """Folder or hub name of a teacher with the policy's tokenizer; null: the initial policy."""
     num_workers: PositiveInt | None = None
     """Reference processes of one GPU each; null: every policy worker also holds the reference."""
-    node_feature: str | None = None
+    node_group: str | None = None
     """Node group (a name in cluster.nodes) that reference processes run on; null: any."""
 
 
@@ -85,18 +85,18 @@ class RolloutConfig(Section):
     """GPUs per engine; null: the fewest that hold the model, or 1 if model or GPU memory is unknown."""
     colocate: bool = False
     """Share the policy workers' GPUs: engines sleep during training and wake up for new weights."""
-    node_feature: str | None = None
+    node_group: str | None = None
     """Node group (a name in cluster.nodes) that engines run on; null: any."""
-    max_staleness: NonNegativeInt = 0
+    max_off_policy_steps: NonNegativeInt = 0
     """Steps by which the weights of a completion may lag behind the policy; above 0 sampling overlaps with training,
     and 0 is synchronous."""
-    continuous: bool = False
+    inflight_weight_updates: bool = False
     """Continuous batching across steps with in-flight weight updates (PipelineRL); faster with uneven lengths, not
-    reproducible. Needs max_staleness >= 1; see algorithm.correction."""
+    reproducible. Needs max_off_policy_steps >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """Transport of new weights to engines. ray: host memory and Ray's object store; gloo: CPU to CPU; nccl: to engines
-    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU, and with max_staleness above 0
-    without continuous. With ray, only LoRA adapters are sent, and engines merge them into the base."""
+    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU, and with max_off_policy_steps above
+    0 without inflight_weight_updates. With ray, only LoRA adapters are sent, and engines merge them into the base."""
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
@@ -127,7 +127,7 @@ class RolloutConfig(Section):
     """Additional fields of vLLM's EngineArgs, such as max_num_batched_tokens; fields that other keys set are refused.
     Logprobs may then differ from the policy's (quantization, kv_cache_dtype), so algorithm.correction.kind=auto
     corrects."""
-    probe_tolerance: PositiveFloat | None = None
+    weight_check_tolerance: PositiveFloat | None = None
     """Largest mean |logprob difference| between engine and policy on the probe after a weight sync, excluding the
     eighth with the largest difference; a single token may differ by 30 times as much. null: 2e-4 in float32, and in
     bfloat16 0.023 * sqrt(number of layers)."""
@@ -155,32 +155,36 @@ class RolloutConfig(Section):
                 "rollout.weight_transfer=nccl needs engines with their own GPUs, and ipc needs colocated ones; "
                 f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
             )
-        if self.transfers_directly and self.max_staleness > 0 and not self.continuous:
+        if self.transfers_directly and self.max_off_policy_steps > 0 and not self.inflight_weight_updates:
             yield (
-                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_staleness above 0 needs "
-                "rollout.continuous, or the policy would wait until engines have sampled a batch; got "
-                f"max_staleness={self.max_staleness}. Next: rollout.weight_transfer=auto, or rollout.continuous=true"
+                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_off_policy_steps above 0 needs "
+                "rollout.inflight_weight_updates, or the policy would wait until engines have sampled a batch; got "
+                f"max_off_policy_steps={self.max_off_policy_steps}. Next: rollout.weight_transfer=auto, or "
+                f"rollout.inflight_weight_updates=true"
             )
-        if self.colocate and self.max_staleness > 0:
+        if self.colocate and self.max_off_policy_steps > 0:
             yield (
-                "rollout.max_staleness must be 0 with rollout.colocate, since engines sleep while the policy trains; "
-                f"got {self.max_staleness}. Next: rollout.max_staleness=0, or rollout.colocate=false"
+                "rollout.max_off_policy_steps must be 0 with rollout.colocate, since engines sleep while the policy "
+                "trains; "
+                f"got {self.max_off_policy_steps}. Next: rollout.max_off_policy_steps=0, or rollout.colocate=false"
             )
-        if self.continuous and self.max_staleness == 0:
+        if self.inflight_weight_updates and self.max_off_policy_steps == 0:
             yield (
-                "rollout.continuous needs rollout.max_staleness >= 1, since a synchronous loop has no next batch to "
-                "sample; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
+                "rollout.inflight_weight_updates needs rollout.max_off_policy_steps >= 1, since a synchronous loop "
+                "has no next batch to "
+                "sample; got 0. Next: rollout.max_off_policy_steps=1, or rollout.inflight_weight_updates=false"
             )
         if self.replay is not None and not any(Path(self.replay).glob("step-*.jsonl")):
             yield (
                 f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
                 ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
             )
-        if self.replay is not None and (self.dump or self.max_staleness > 0):
+        if self.replay is not None and (self.dump or self.max_off_policy_steps > 0):
             yield (
                 "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
-                f"ahead; got dump={self.dump}, max_staleness={self.max_staleness} and replay={self.replay!r}. "
-                "Next: rollout.dump=false rollout.max_staleness=0"
+                f"ahead; got dump={self.dump}, max_off_policy_steps={self.max_off_policy_steps} and "
+                f"replay={self.replay!r}. "
+                "Next: rollout.dump=false rollout.max_off_policy_steps=0"
             )
 
 
@@ -246,7 +250,7 @@ class TrainerConfig(Section):
 class EvalConfig(Section):
     """Evaluation on held-out rows."""
 
-    every: NonNegativeInt = 0
+    interval: NonNegativeInt = 0
     """Steps between evaluations; 0: only before the first step and after the last."""
     greedy: bool = True
     """Evaluate with greedy decoding in addition to sampling."""
@@ -262,19 +266,19 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints and their copies."""
 
-    every: PositiveInt | Literal["auto"] = 10
+    interval: PositiveInt | Literal["auto"] = 10
     """Steps between checkpoints, in addition to one at the end and on a stop signal; auto: minimize the cost of saves
     and lost steps (Young and Daly), starting with 10."""
     background: bool = True
     """Copy the state to host memory, then write, hash and rename it during training; false: block until written.
     DeepSpeed writes in the foreground and hashes in the background."""
-    keep: PositiveInt = 2
+    keep_last: PositiveInt = 2
     """Verified checkpoints to keep; an older one is deleted after a newer one verifies."""
     keep_best: bool = True
-    """Also keep the checkpoint with the best sampled accuracy, with eval.every."""
-    url: Annotated[str, checked_by(partial(check_url, "checkpoint.url"))] | None = None
+    """Also keep the checkpoint with the best sampled accuracy, with eval.interval."""
+    upload_url: Annotated[str, checked_by(partial(check_url, "checkpoint.upload_url"))] | None = None
     """URL (gs://, s3:// or any of fsspec's) that checkpoints are copied to in the background, as `<url>/<run
     directory's name>`; a run whose directory is lost or older resumes from it; null: no copies."""
     verify: bool = True
-    """Accept a copy from checkpoint.url only if it is signed with the run's key (secrets/checkpoint-key, derived from
-    SLURM_RL_TOKEN if set); false: anyone who can write there can change the policy."""
+    """Accept a copy from checkpoint.upload_url only if it is signed with the run's key (secrets/checkpoint-key, derived
+    from SLURM_RL_TOKEN if set); false: anyone who can write there can change the policy."""

@@ -15,10 +15,10 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("seed", "model", "data", "policy", "optim", "eval", "checkpoint", "logging"), OUR_TASKS),
     **dict.fromkeys(("algorithm", "reference", "rollout", "reward", "env", "critic", "warmup", "trainer"), ("grpo",)),
     # Filled in for every task; the root of verl's files; where MaxText's export keeps its own checkpoints.
-    **dict.fromkeys(("model.dtype", "data.root", "checkpoint.url"), (*OUR_TASKS, *EXTERNAL_TASKS)),
+    **dict.fromkeys(("model.dtype", "data.root", "checkpoint.upload_url"), (*OUR_TASKS, *EXTERNAL_TASKS)),
     **dict.fromkeys(("data.sources", "data.curriculum", "data.info_keys", "data.system"), ("grpo",)),
     **dict.fromkeys(("eval.greedy", "eval.sets", "eval.only", "eval.num_samples"), ("grpo",)),
-    **dict.fromkeys(("policy.share_prompts", "logging.samples_per_step"), ("grpo",)),
+    **dict.fromkeys(("policy.prefix_sharing", "logging.samples_per_step"), ("grpo",)),
     **dict.fromkeys(("data.chosen_key", "data.rejected_key"), ("rm", "dpo")),
     "data.messages_key": ("sft",),
     "data.margin_key": ("rm",),

@@ -88,9 +88,11 @@ def program_files(config: RunConfig) -> list[str]:
 
 
 def _programs(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """Return the words of each env.program by its key."""
+    """Return the words of each env.agent_command by its key."""
     sections = {"": config.env, **{prefix: part.env for prefix, part in _own_sections(config).items()}}
-    return {f"{prefix}env.program": env.program for prefix, env in sections.items() if env and env.program}
+    return {
+        f"{prefix}env.agent_command": env.agent_command for prefix, env in sections.items() if env and env.agent_command
+    }
 
 
 def check_function(config: RunConfig, key: str, spec: str) -> None:

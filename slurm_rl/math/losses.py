@@ -107,7 +107,7 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 
     The weight is clipped, never the gradient: every token keeps learning. As in the paper's runs there is
     no lower bound, so `clip.low` has no part in it. `1 + high` is TRL's `epsilon_high` and ScaleRL's eps_max:
-    their recommended 5.0 is `clip_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
+    their recommended 5.0 is `clip_ratio_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
     metric counts positive ones.
     """
     ratio = exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)

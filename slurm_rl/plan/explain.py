@@ -114,8 +114,8 @@ def _sampling(config: RunConfig, part: SamplingConfig) -> str:
 
 
 def _environment(env: EnvironmentConfig, num_nodes: int) -> str:
-    if env.program is not None:
-        return f"program {' '.join(env.program)}"
+    if env.agent_command is not None:
+        return f"program {' '.join(env.agent_command)}"
     counts = deal_workers(env.num_workers, num_nodes)
     nodes = f" on {count(len(counts), 'node')}" if num_nodes > 1 else ""
     workers = "1 process" if env.num_workers == 1 else f"{env.num_workers} processes"
@@ -129,7 +129,7 @@ def _rows(data: RowsConfig) -> str:
 
 def _algorithm(config: RunConfig) -> str:
     parts, kl = config.algorithm, config.algorithm.kl
-    distance = f"KL {kl.coefficient:g} in the {kl.where}" if kl.coefficient else "no KL"
+    distance = f"KL {kl.coef:g} in the {kl.apply_to}" if kl.coef else "no KL"
     return f": advantage {parts.advantage}, loss {parts.loss}, {parts.aggregation}, {distance}"
 
 
@@ -152,9 +152,9 @@ def _reward(reward: RewardConfig) -> str:
 def _service(service: RewardServiceConfig) -> str:
     if not service.enabled:
         return ""
-    if service.num_replicas == 1 and service.node_feature is None:
+    if service.num_replicas == 1 and service.node_group is None:
         return ", in a service of the run"
-    where = f" on nodes of {service.node_feature}" if service.node_feature else ""
+    where = f" on nodes of {service.node_group}" if service.node_group else ""
     return f" in each of {count(service.num_replicas, 'service')} of the run{where}"
 
 
@@ -245,19 +245,19 @@ def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterat
     if plan.external is not None:
         yield "checkpoints", "written by the program, as its arguments say"
         return
-    chosen = config.checkpoint.every
+    chosen = config.checkpoint.interval
     every = f"every {chosen} steps" if chosen != "auto" else "every 10 steps, then by the duration of saves"
-    checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.every > 0
+    checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.interval > 0
     size = None if shape is None else checkpoint_bytes(config, shape) / GB
-    kept = checkpoint.keep + best
+    kept = checkpoint.keep_last + best
     # One more exists while it is written.
     sizes = "" if size is None else f", {_gigabytes(size)} each, {_gigabytes(size * (kept + 1))} at most"
     yield (
         "checkpoints",
-        f"{every}; the newest {checkpoint.keep}{' and the best' * best} stay{sizes}",
+        f"{every}; the newest {checkpoint.keep_last}{' and the best' * best} stay{sizes}",
     )
-    if checkpoint.url is not None:
-        yield "uploads", f"each checkpoint, to {checkpoint.url}"
+    if checkpoint.upload_url is not None:
+        yield "uploads", f"each checkpoint, to {checkpoint.upload_url}"
     is_whole = shape is not None and (config.model.lora is None or config.model.lora.export == "merged")
     model = f" ({_gigabytes(shape.num_parameters * bytes_per_value(config) / GB)})" if shape and is_whole else ""
     yield "at the end", f"export/ for Hugging Face{model}, report.html, summary.json"
@@ -271,7 +271,7 @@ def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     if limits.time_limit_min or row.is_queue:
         time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
         least = ">= " if limits.learns_lead else ""  # more if its saves take longer
-        yield "time limit", f"{time}; {least}{limits.signal_lead_s} s before, it {saves}, {again}"
+        yield "time limit", f"{time}; {least}{limits.checkpoint_lead_s} s before, it {saves}, {again}"
     if row.is_queue:
         spare = "a spare replaces it, else " if plan.num_spare_nodes else ""
         yield "lost node", f"{spare}the run is requeued and resumes from the newest checkpoint"

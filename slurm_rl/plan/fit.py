@@ -65,7 +65,7 @@ class Setting:
     def needs(self) -> dict[str, PolicyMemory]:
         """Return the memory of a worker of each role except the engines."""
         needs = {"policy": policy_memory(self.config, self.shape, self.reference_shape, self.num_workers["policy"])}
-        if self.config.has_critic and self.config.critic.is_apart:
+        if self.config.has_critic and self.config.critic.is_dedicated:
             needs["critic"] = critic_memory(self.config, self.shape, self.num_workers["critic"])
         if self.num_workers.get("reference"):
             needs["reference"] = reference_memory(self.config, self.reference_shape)

@@ -66,13 +66,13 @@ class LimitsPlan:
     """Timeouts and restarts."""
 
     time_limit_min: int | None
-    signal_lead_s: int
+    checkpoint_lead_s: int
     max_failures: int
     start_timeout_s: float
-    hang_after_s: float = 300.0
+    heartbeat_timeout_s: float = 300.0
     step_timeout_s: float = 3600.0
     learns_lead: bool = False
-    """Raise the lead to the measured duration of saves (job.signal_lead_s=auto)."""
+    """Raise the lead to the measured duration of saves (job.checkpoint_lead_s=auto)."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},
         secret_names=secret_names(config),
-        signs_copies=config.checkpoint.url is not None,
-        copies_to=config.checkpoint.url,
+        signs_copies=config.checkpoint.upload_url is not None,
+        copies_to=config.checkpoint.upload_url,
         preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
@@ -223,7 +223,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         external=_external(config, run_dir),
         expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
-        after=config.job.after,
+        after=config.job.depends_on,
     )
 
 
@@ -246,9 +246,9 @@ def _limits(config: RunConfig) -> LimitsPlan:
         job.planned_lead_s,
         job.max_failures,
         job.start_timeout_s,
-        job.hang_after_s,
+        job.heartbeat_timeout_s,
         config.trainer.step_timeout_s,
-        learns_lead=job.signal_lead_s == "auto" and config.external is None,
+        learns_lead=job.checkpoint_lead_s == "auto" and config.external is None,
     )
 
 

@@ -36,7 +36,7 @@ def list_groups(config: RunConfig) -> tuple[NodeGroup, ...]:
 
     The head node, where the driver runs, belongs to the policy's group, or else to one with GPUs.
     """
-    cluster, first = config.cluster, config.policy.node_feature
+    cluster, first = config.cluster, config.policy.node_group
     ordered = sorted(cluster.nodes, key=lambda name: (name != first, not cluster.gpus_of(name)))
     return tuple(
         NodeGroup(
@@ -64,5 +64,5 @@ def group_of(groups: Sequence[NodeGroup], rank: int) -> NodeGroup:
 
 def groups_for(config: RunConfig, role: str) -> list[NodeGroup]:
     """Return the groups with GPUs that processes of `policy`, `rollout`, `reference` or `critic` may run on."""
-    wanted = getattr(config, role).node_feature
+    wanted = getattr(config, role).node_group
     return [group for group in list_groups(config) if group.gpus_per_node and wanted in (None, group.name)]

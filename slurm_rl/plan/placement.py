@@ -256,7 +256,8 @@ def _choose_num_critics(demand: Demand, taken: Sequence[tuple[int, int]]) -> int
         raise ConfigError(
             f"{', '.join(roles)} must have a GPU each",
             seen=f"{num_slots} GPUs for {len(roles)}",
-            action="take more GPUs, critic.apart=false" + ("" if demand.colocate else ", or rollout.colocate=true"),
+            action="take more GPUs, critic.dedicated_gpus=false"
+            + ("" if demand.colocate else ", or rollout.colocate=true"),
         )
     return max(_choose_num_workers(demand, num_slots) // 2, 1)
 

@@ -16,7 +16,7 @@ class PreflightPlan:
     """Settings of config/preflight.py."""
 
     level: str = "quick"
-    policy: dict[str, str] = field(default_factory=dict)
+    on_failure: dict[str, str] = field(default_factory=dict)
     """Check -> exclude, warn or refuse; exclude if missing."""
     budget_s: float = 15.0
     max_excluded_share: float = 0.1
@@ -30,7 +30,7 @@ class PreflightPlan:
 
 def build_preflight(config: RunConfig) -> PreflightPlan:
     own = config.preflight
-    return PreflightPlan(own.level, dict(own.policy), own.budget_s, own.max_excluded_share, config.cluster.site_dir)
+    return PreflightPlan(own.level, dict(own.on_failure), own.budget_s, own.max_excluded_share, config.cluster.site_dir)
 
 
 def describe_preflight(launcher: str, plan: PreflightPlan) -> str:

@@ -55,7 +55,7 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
         return workers, "the default without GPUs" if left_open else "policy.num_workers"
     if config.rollout.colocate:
         why = "rollout.colocate: they share GPUs with engines, in turn"
-    elif counts["critic"] and config.critic.is_apart:
+    elif counts["critic"] and config.critic.is_dedicated:
         why = "a quarter of the GPUs, like critics; engines have the rest" if left_open else ""
     else:
         why = "half of the GPUs, in whole engines; engines have the rest" if left_open else ""
@@ -118,14 +118,14 @@ def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
 
 def _explain_models(config: RunConfig) -> list[Reason]:
     """Return the reasons for the reference and the importance correction."""
-    coefficient, dedicated = config.algorithm.kl.coefficient, config.reference.num_workers
+    coefficient, dedicated = config.algorithm.kl.coef, config.reference.num_workers
     name = "reference" if config.reference.path is None else f"teacher {config.reference.path}"
     if coefficient == 0:
-        found = [("no reference model", "algorithm.kl.coefficient=0")]
+        found = [("no reference model", "algorithm.kl.coef=0")]
     elif dedicated is not None:
         found = [(f"{name} on {dedicated} dedicated GPUs", "reference.num_workers")]
     elif config.policy_holds_reference:
-        found = [(f"{name} in the policy workers", f"algorithm.kl.coefficient={coefficient:g}")]
+        found = [(f"{name} in the policy workers", f"algorithm.kl.coef={coefficient:g}")]
     else:
         found = [("reference without a copy", "it is the base without adapters")]
     kind = config.correction_kind
@@ -139,7 +139,7 @@ def _why_inexact(config: RunConfig) -> str:
     rollout = config.rollout
     causes = {
         f"{config.model.dtype} rounds differently in the engine": config.model.dtype != "float32",
-        f"weights are up to {count(rollout.max_staleness, 'step')} old": rollout.max_staleness > 0,
+        f"weights are up to {count(rollout.max_off_policy_steps, 'step')} old": rollout.max_off_policy_steps > 0,
         "rollout.engine_args": bool(rollout.engine_args),
         "top_p, top_k, min_p or repetition_penalty": config.truncates_distribution,
     }
@@ -148,21 +148,24 @@ def _why_inexact(config: RunConfig) -> str:
 
 def explain_exactness(config: RunConfig) -> Reason | None:
     """Return how exactly a killed run resumes; None without multi-turn episodes."""
-    order, ahead = episode_order(config), config.rollout.max_staleness > 0
+    order, ahead = episode_order(config), config.rollout.max_off_policy_steps > 0
     if order is None:
         if not has_programs(config):
             return None
         same = "the same tokens, " if config.model.dtype == "float32" else ""
-        return f"after a kill: {same}no recorded reply is sampled again", f"env.program, {config.model.dtype}"
-    if order == "waves":
-        return "after a kill: every metric in every digit", "env.order=waves"
+        return f"after a kill: {same}no recorded reply is sampled again", f"env.agent_command, {config.model.dtype}"
+    if order == "lockstep":
+        return "after a kill: every metric in every digit", "env.schedule=lockstep"
     if ahead:
-        return "after a kill: no ended turn of a saved policy is lost", "env.order=free, rollout.continuous"
+        return (
+            "after a kill: no ended turn of a saved policy is lost",
+            "env.schedule=async, rollout.inflight_weight_updates",
+        )
     if config.model.dtype == "float32":
-        return "after a kill: the same tokens, no ended turn is sampled again", "env.order=free, float32"
+        return "after a kill: the same tokens, no ended turn is sampled again", "env.schedule=async, float32"
     return (
         "after a kill: no ended turn is sampled again",
-        f"env.order=free, {config.model.dtype}",
+        f"env.schedule=async, {config.model.dtype}",
     )
 
 

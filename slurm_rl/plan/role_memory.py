@@ -36,7 +36,7 @@ def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, n
     if config.policy_holds_reference:
         num_parts = build_parallel_dims(config.policy, num_workers).shard
         memory = with_frozen_model(memory, reference, bytes_per_value(config), num_parts)
-    if config.has_critic and not config.critic.is_apart:
+    if config.has_critic and not config.critic.is_dedicated:
         memory = with_second_model(memory)
     return memory
 
@@ -89,7 +89,7 @@ def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
         offload=config.policy.offload,
         lora_rank=None if config.model.lora is None else config.model.lora.rank,
         logit_rows=config.policy.chunk_tokens,
-        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_bonus > 0,
+        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,
         held_bytes=HELD_GRADIENTS * GB * (config.cluster.gpu_mem_gb or 0),
     )
 
@@ -141,6 +141,6 @@ def fit_services(
             "the reward models of a service must fit its GPU (gpu_mem_gb)",
             seen=f"{memory.total_gb:.1f} GB > {capacity:.1f} GB: {memory}",
             action="lower reward.num_workers or reward.model.batch_size, set reward.model.dtype=bfloat16, or take "
-            "larger GPUs for reward.service.node_feature",
+            "larger GPUs for reward.service.node_group",
         )
     return memory

@@ -190,7 +190,7 @@ def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any
             "env_vars": {
                 **plan.env,
                 # Ray sends SIGKILL 3 s after SIGTERM, too early to save a checkpoint.
-                "RAY_JOB_STOP_WAIT_TIME_S": str(max(_LEAST_STOP_S, plan.limits.signal_lead_s)),
+                "RAY_JOB_STOP_WAIT_TIME_S": str(max(_LEAST_STOP_S, plan.limits.checkpoint_lead_s)),
             },
         },
         "metadata": {"slurm_rl": plan.slurm_rl_version, "run_dir": plan.run_dir},

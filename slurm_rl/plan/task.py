@@ -102,6 +102,6 @@ def secret_names(config: RunConfig) -> tuple[str, ...]:
     """
     rows = [config.data, *config.data.sources.values()]
     sets = [one.data for one in config.eval.sets.values()]
-    places = (config.checkpoint.url, *sets, *(place for one in rows for place in (one.train, one.eval)))
+    places = (config.checkpoint.upload_url, *sets, *(place for one in rows for place in (one.train, one.eval)))
     on_urls = any(place is not None and is_url(place) for place in places)
     return SECRET_NAMES + (_BUCKET_NAMES if on_urls else ())

@@ -40,7 +40,7 @@ def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> tuple[str
         return wanted, "as set"
     if config.cluster.accelerator == "cpu":
         return "ray", "without GPUs, once a node through host memory"
-    if rollout.max_staleness > 0 and not rollout.continuous:
+    if rollout.max_off_policy_steps > 0 and not rollout.inflight_weight_updates:
         return "ray", "engines sample ahead; the policy does not wait for their batch"
     if rollout.colocate and unshared:
         return "ray", "some engines are on GPUs without a policy worker"

@@ -136,7 +136,7 @@ def _build_sync(
         engines,
         # The engine samples one token after the probe.
         probe=choose_probe(prompts, config.max_sequence_tokens - 1),
-        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
+        tolerance=choose_tolerance(config.rollout.weight_check_tolerance, config.model.dtype, num_layers),
         timeout_s=config.trainer.step_timeout_s,
         dtype=config.model.dtype,
         engine_args=config.rollout.engine_args,

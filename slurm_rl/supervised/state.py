@@ -25,7 +25,7 @@ class LoopState:
     evaluated_step: int = -1
     """Step of the newest evaluation."""
     best_step: int = -1
-    """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.every."""
+    """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.interval."""
     best_loss: float | None = None
     num_worse: int = 0
     """Evaluations in a row that brought no lower loss."""

@@ -709,7 +709,7 @@ def export(folder: Path) -> Case:
 # ---- copies and caches ---------------------------------------------------------------------------
 
 
-@writer("checkpoint.url, where it is a folder", "checkpoints.remote.RemoteFolder._write")
+@writer("checkpoint.upload_url, where it is a folder", "checkpoints.remote.RemoteFolder._write")
 def remote_copy(folder: Path) -> Case:
     from slurm_rl.checkpoints.remote import RemoteFolder
     from slurm_rl.checkpoints.store import CheckpointStore

@@ -8,7 +8,7 @@ it is, except that the rewards are ours. What stands where:
     aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constant length  sequence-mean
     TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
     loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
-    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_high
+    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
     TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
                                     test_moving_trl.py, which holds every row of docs/moving-trl.md
 """

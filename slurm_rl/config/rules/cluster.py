@@ -39,10 +39,10 @@ def _role_problems(config: RunConfig) -> Iterator[str]:
     groups, cluster = config.cluster.nodes, config.cluster
     # Key -> the group that it selects, and whether the role needs a GPU.
     named = {
-        f"{name}.node_feature": (getattr(config, name).node_feature, True)
+        f"{name}.node_group": (getattr(config, name).node_group, True)
         for name in ("policy", "reference", "rollout", "critic")
     }
-    named["reward.service.node_feature"] = config.reward.service.node_feature, config.reward.services_on_gpus
+    named["reward.service.node_group"] = config.reward.service.node_group, config.reward.services_on_gpus
     for key, (group, needs_gpu) in named.items():
         if group is not None and group not in groups:
             yield f"{key} must be one of cluster.nodes; got {group!r}, known: {', '.join(groups) or 'none'}"
@@ -58,14 +58,14 @@ def _role_problems(config: RunConfig) -> Iterator[str]:
 def _dedicated_problems(config: RunConfig) -> Iterator[str]:
     reference, critic = config.reference, config.critic
     roles = {
-        "reference": (reference.node_feature, reference.num_workers is not None, "reference.num_workers"),
-        "critic": (critic.node_feature, critic.is_apart, "critic.apart=true or critic.num_workers"),
+        "reference": (reference.node_group, reference.num_workers is not None, "reference.num_workers"),
+        "critic": (critic.node_group, critic.is_dedicated, "critic.dedicated_gpus=true or critic.num_workers"),
     }
     for name, (group, is_dedicated, key) in roles.items():
         if group is not None and not is_dedicated:
             yield (
-                f"{name}.node_feature needs {key}, since otherwise the policy's processes hold the {name}; got "
-                f"node_feature={group!r}"
+                f"{name}.node_group needs {key}, since otherwise the policy's processes hold the {name}; got "
+                f"node_group={group!r}"
             )
 
 

@@ -11,8 +11,8 @@ from slurm_rl.config.sources import each_set, each_source
 
 def part_problems(config: RunConfig) -> Iterator[str]:
     """Check sampling, scoring and environment of the run, or of each source, and of each evaluation set."""
-    if len({env.order for env in config.environments if env.is_on and env.program is None}) > 1:
-        yield "env.order must be the same for all environments of a run; got free and waves. Next: choose one"
+    if len({env.schedule for env in config.environments if env.is_on and env.agent_command is None}) > 1:
+        yield "env.schedule must be the same for all environments of a run; got async and lockstep. Next: choose one"
     parts = {f"data.sources.{name}" if name else "": one for name, one in each_source(config).items()}
     parts |= {f"eval.sets.{name}": one for name, one in each_set(config).items()}
     for key, one in parts.items():
@@ -37,27 +37,28 @@ def part_problems(config: RunConfig) -> Iterator[str]:
 
 def _environment_problems(config: RunConfig) -> Iterator[str]:
     env, rollout = config.env, config.rollout
-    kinds = {"env.name": env.name, "env.program": env.program, "env.tools": env.tools}
+    kinds = {"env.name": env.name, "env.agent_command": env.agent_command, "env.tools": env.tools}
     named = [key for key, value in kinds.items() if value is not None]
     if len(named) > 1:
         yield f"an episode has one environment; got {' and '.join(named)}. Next: leave one out"
     if not env.is_on:
         if env != EnvironmentConfig():
             yield (
-                "the keys of env need env.name, env.tools or env.program. Next: env.name=file.py:Name, or leave them "
+                "the keys of env need env.name, env.tools or env.agent_command. Next: env.name=file.py:Name, or "
+                "leave them "
                 "out"
             )
         if config.data.info_keys:
             yield (
-                "data.info_keys are for env.name or env.program, and there is none; got "
+                "data.info_keys are for env.name or env.agent_command, and there is none; got "
                 f"{', '.join(config.data.info_keys)}. Next: env.name=file.py:Name, or leave them out"
             )
         return
     yield from _tool_problems(config)
-    if env.history == "rerendered" and (env.name is None or not config.data.chat_template):
+    if env.context == "rerendered" and (env.name is None or not config.data.chat_template):
         yield (
-            "env.history=rerendered needs env.name, and data.chat_template=true to render the dialogue; "
-            f"got env.name={env.name} and {str(config.data.chat_template).lower()}. Next: env.history=kept"
+            "env.context=rerendered needs env.name, and data.chat_template=true to render the dialogue; "
+            f"got env.name={env.name} and {str(config.data.chat_template).lower()}. Next: env.context=kept"
         )
     if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
         yield (
@@ -71,28 +72,35 @@ def _environment_problems(config: RunConfig) -> Iterator[str]:
 
 def _order_problems(config: RunConfig) -> Iterator[str]:
     env, rollout = config.env, config.rollout
-    if env.program is not None:
-        if rollout.continuous:
+    if env.agent_command is not None:
+        if rollout.inflight_weight_updates:
             yield (
-                "env.program needs rollout.continuous=false, since new weights would arrive within an episode; "
-                "got true. Next: leave it out; with rollout.max_staleness weights wait for programs"
+                "env.agent_command needs rollout.inflight_weight_updates=false, since new weights would arrive "
+                "within an episode; "
+                "got true. Next: leave it out; with rollout.max_off_policy_steps weights wait for programs"
             )
-        if env.order == "free":
-            yield "env.order=free is for env.name; agent programs are always asynchronous. Next: leave it out"
-    elif rollout.continuous != (env.order == "free" and rollout.max_staleness > 0):
+        if env.schedule == "async":
+            yield "env.schedule=async is for env.name; agent programs are always asynchronous. Next: leave it out"
+    elif rollout.inflight_weight_updates != (env.schedule == "async" and rollout.max_off_policy_steps > 0):
         yield (
-            "with rollout.max_staleness above 0, env.order=free needs rollout.continuous=true, and env.order=waves "
-            f"needs false; got env.order={env.order}, rollout.max_staleness={rollout.max_staleness} and "
-            f"rollout.continuous={str(rollout.continuous).lower()}. Next: "
-            + ("env.order=free" if rollout.continuous else "rollout.continuous=true, or env.order=waves")
+            "with rollout.max_off_policy_steps above 0, env.schedule=async needs "
+            "rollout.inflight_weight_updates=true, and env.schedule=lockstep "
+            f"needs false; got env.schedule={env.schedule}, "
+            f"rollout.max_off_policy_steps={rollout.max_off_policy_steps} and "
+            f"rollout.inflight_weight_updates={str(rollout.inflight_weight_updates).lower()}. Next: "
+            + (
+                "env.schedule=async"
+                if rollout.inflight_weight_updates
+                else "rollout.inflight_weight_updates=true, or env.schedule=lockstep"
+            )
         )
 
 
 def _tool_problems(config: RunConfig) -> Iterator[str]:
     env = config.env
     if env.tools is None:
-        if env.tool_parser is not None and env.program is None:
-            yield "env.tool_parser is for env.tools and env.program. Next: env.tools=file.py, or leave it out"
+        if env.tool_parser is not None and env.agent_command is None:
+            yield "env.tool_parser is for env.tools and env.agent_command. Next: env.tools=file.py, or leave it out"
         return
     if not config.data.chat_template:
         yield "env.tools needs data.chat_template=true, since the template describes the tools to the model; got false"

@@ -15,7 +15,7 @@ LEAST_TEMPERATURE: Final = 0.01
 
 def sampling_problems(config: RunConfig) -> Iterator[str]:
     """Refuse sampling that breaks the KL term or the logprobs, and a weight transfer that the accelerator lacks."""
-    coefficient = config.algorithm.kl.coefficient
+    coefficient = config.algorithm.kl.coef
     for name, one in each_source(config).items():
         prefix = f"data.sources.{name}: " if name else ""
         if one.rollout.truncates_distribution and coefficient > 0:
@@ -23,8 +23,8 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             yield (
                 f"{prefix}a KL term needs completions sampled from the policy itself, so rollout.top_p=1, top_k=0, "
                 f"min_p=0 and repetition_penalty=1; got {rollout.top_p}, {rollout.top_k}, {rollout.min_p}, "
-                f"{rollout.repetition_penalty} and algorithm.kl.coefficient={coefficient}. "
-                "Next: leave these out, or algorithm.kl.coefficient=0"
+                f"{rollout.repetition_penalty} and algorithm.kl.coef={coefficient}. "
+                "Next: leave these out, or algorithm.kl.coef=0"
             )
         yield from (f"{prefix}{problem}" for problem in _temperature_problems(one.rollout))
     for name, one in each_set(config).items():
@@ -32,7 +32,7 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
     for name, value in (("num_workers", config.reference.num_workers), ("path", config.reference.path)):
         if value is not None and coefficient == 0:
             yield (
-                f"reference.{name} needs algorithm.kl.coefficient > 0, since only the KL term uses the reference; got "
+                f"reference.{name} needs algorithm.kl.coef > 0, since only the KL term uses the reference; got "
                 f"0. Next: reference.{name}=null"
             )
     yield from _transfer_problems(config)

@@ -37,10 +37,10 @@ def task_problems(config: RunConfig) -> Iterator[str]:
             f"{keys} must be <= model.{name}.context_length; got {seen} > {tiny.context_length}. "
             "Next: lower it, or raise the context"
         )
-    if config.supervised.patience is not None and not (config.eval.every and config.data.num_eval):
+    if config.supervised.patience is not None and not (config.eval.interval and config.data.num_eval):
         yield (
-            "supervised.patience counts evaluations, so it needs eval.every and data.num_eval above 0; got "
-            f"{config.eval.every} and {config.data.num_eval}. Next: set both, or supervised.patience=null"
+            "supervised.patience counts evaluations, so it needs eval.interval and data.num_eval above 0; got "
+            f"{config.eval.interval} and {config.data.num_eval}. Next: set both, or supervised.patience=null"
         )
     if config.task == "rm" and config.data.image_key is not None:
         yield (
@@ -57,7 +57,7 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
             f"{config.critic.warmup_steps} and {config.trainer.num_steps}. Next: lower critic.warmup_steps"
         )
     wanted = {
-        "critic.apart": config.critic.apart,
+        "critic.dedicated_gpus": config.critic.dedicated_gpus,
         "critic.num_workers": config.critic.num_workers,
         "reward.model.device=critic": config.reward.model.beside_critic,
     }

@@ -83,7 +83,7 @@ class GRPOTrainer:
         self.pipeline = RolloutPipeline(
             source.start,
             source.finish,
-            staleness=config.rollout.max_staleness,
+            staleness=config.rollout.max_off_policy_steps,
             num_steps=config.trainer.num_steps,
             is_journalled=resumes_from_log(config),
         )
@@ -223,7 +223,7 @@ class GRPOTrainer:
         if config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(result.collected.num_rounds)
         if self.pipeline.staleness:
-            values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.continuous)
+            values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.inflight_weight_updates)
         else:
             values["sync/probe_difference"] = result.probe_difference
         per_s = values["tokens/trained"] / result.seconds["time/step_s"]

@@ -81,8 +81,8 @@ ALGORITHMS = sorted(conf_dir().glob("algorithm/*.yaml"))
 @pytest.mark.parametrize("preset", ALGORITHMS, ids=lambda path: path.stem)
 def test_algorithm_preset_names_its_paper_and_can_be_overridden(preset: Path) -> None:
     assert re.search(r"arxiv\.org/abs/\d{4}\.\d{5}", preset.read_text())
-    words = ["+exp=demo", f"+algorithm={preset.stem}", "algorithm.clip_high=0.7"]
-    assert load_config(words).algorithm.clip_high == 0.7
+    words = ["+exp=demo", f"+algorithm={preset.stem}", "algorithm.clip_ratio_high=0.7"]
+    assert load_config(words).algorithm.clip_ratio_high == 0.7
 
 
 def test_algorithm_presets_differ_from_each_other_and_the_defaults() -> None:
@@ -94,11 +94,11 @@ def test_algorithm_presets_differ_from_each_other_and_the_defaults() -> None:
 
 def test_algorithm_presets_have_the_values_of_their_papers() -> None:
     dapo = load_config(["+exp=demo", "+algorithm=dapo"]).algorithm
-    assert (dapo.clip_low, dapo.clip_high, dapo.aggregation, dapo.kl.coefficient) == (0.2, 0.28, "token-mean", 0.0)
-    assert (dapo.overlong.buffer_share, dapo.clip_dual) == (0.2, 3.0)
+    assert (dapo.clip_ratio_low, dapo.clip_ratio_high, dapo.aggregation, dapo.kl.coef) == (0.2, 0.28, "token-mean", 0.0)
+    assert (dapo.overlong.buffer_share, dapo.clip_ratio_c) == (0.2, 3.0)
     config = load_config(["+exp=demo", "+algorithm=dr_grpo"])
     assert config.algorithm.aggregation_length == config.rollout.max_tokens
-    assert load_config(["+exp=demo", "+algorithm=gspo"]).algorithm.clip_low == 3e-4
+    assert load_config(["+exp=demo", "+algorithm=gspo"]).algorithm.clip_ratio_low == 3e-4
     assert load_config(["+exp=demo", "+algorithm=reinforce_pp", "algorithm.group_size=1"]).algorithm.group_size == 1
 
 

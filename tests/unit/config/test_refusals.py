@@ -16,37 +16,41 @@ SHARED = [*DEMO, "+cluster=nvidia_a100", "cluster.slurm.exclusive=false"]
 SFT, RM, DPO, COMMAND = (["+exp=sft_tiny"], ["+exp=rm_tiny"], ["+exp=dpo_tiny"], ["+exp=command"])
 GAMES = "+data.sources.games"
 MIXED = [*DEMO, "data.train=''", "+data.sources.sums.train=addition", f"{GAMES}.train=games.jsonl"]
-AHEAD = "rollout.max_staleness=1"
-WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
-TOOLS = "{tools: t.py, turn_tokens: 1, order: free}"
-PROGRAM = "{program: [python, -m, agent], turn_tokens: 1}"
+AHEAD = "rollout.max_off_policy_steps=1"
+WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, schedule: async}"
+TOOLS = "{tools: t.py, turn_tokens: 1, schedule: async}"
+PROGRAM = "{agent_command: [python, -m, agent], turn_tokens: 1}"
 
 ALGORITHM = [
     (["algorithm.correction.kind=tis"], "algorithm.correction.kind.*token_tis"),
     (["algorithm.filters.min_tokens=4", "algorithm.filters.max_tokens=3"], "filters.max_tokens.*3 < 4"),
-    (["algorithm.entropy_bonus=-1"], "algorithm.entropy_bonus.*-1"),
-    (["algorithm.clip_low=1"], "algorithm.clip_low.*less than 1; got 1"),
-    (["algorithm.clip_dual=1.0"], "algorithm.clip_dual.*greater than 1; got 1.0"),
+    (["algorithm.entropy_coef=-1"], "algorithm.entropy_coef.*-1"),
+    (["algorithm.clip_ratio_low=1"], "algorithm.clip_ratio_low.*less than 1; got 1"),
+    (["algorithm.clip_ratio_c=1.0"], "algorithm.clip_ratio_c.*greater than 1; got 1.0"),
     (["algorithm.correction.low=1"], "algorithm.correction.low.*less than 1"),
     (["algorithm.correction.high=1"], "algorithm.correction.high.*greater than 1"),
     (["optim.lr=inf"], "optim.lr.*finite.*inf"),
     (["critic.optim.betas=[0.9,nan]"], "critic.optim.betas.1.*finite.*nan"),
     (["trainer.num_epochs=0"], "trainer.num_epochs.*0"),
     (["policy.logprob_chunk_tokens=0"], "policy.logprob_chunk_tokens.*0"),
-    (["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=k1"], "kl.estimator.*'k1'.*algorithm.kl.where=reward"),
-    (["algorithm.kl.bias_correction=true"], "algorithm.kl.bias_correction needs.*got coefficient=0.0"),
-    (["+algorithm=ppo", "algorithm.kl.bias_correction=true"], "bias_correction.*where='reward'.*estimator='k1'"),
+    (["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1"], "kl.estimator.*'k1'.*algorithm.kl.apply_to=reward"),
+    (["algorithm.kl.bias_correction=true"], "algorithm.kl.bias_correction needs.*got coef=0.0"),
+    (["+algorithm=ppo", "algorithm.kl.bias_correction=true"], "bias_correction.*apply_to='reward'.*estimator='k1'"),
     (
-        ["algorithm.advantage=reinforce_pp", "algorithm.group_size=1", "algorithm.filters.zero_variance=true"],
-        "algorithm.filters.zero_variance.*algorithm.group_size=8",
+        [
+            "algorithm.advantage=reinforce_pp",
+            "algorithm.group_size=1",
+            "algorithm.filters.drop_zero_variance_groups=true",
+        ],
+        "algorithm.filters.drop_zero_variance_groups.*algorithm.group_size=8",
     ),
     (["algorithm.filters.function=group_norm"], "filters.function must be file.py:name; got 'group_norm'"),
     (["reward.function=group_norm"], "reward.function must be file.py:name; got 'group_norm'"),
     (["+reward.verifiers.no_such=1"], "must be one of arithmetic, math, code, format; got 'no_such'"),
 ]
 SAMPLING = [
-    (["rollout.continuous=true"], "rollout.continuous.*rollout.max_staleness=1"),
-    (["rollout.max_staleness=-1"], "rollout.max_staleness.*-1"),
+    (["rollout.inflight_weight_updates=true"], "rollout.inflight_weight_updates.*rollout.max_off_policy_steps=1"),
+    (["rollout.max_off_policy_steps=-1"], "rollout.max_off_policy_steps.*-1"),
     (["rollout.top_k=-1"], "rollout.top_k.*-1"),
     (["rollout.min_p=1"], "rollout.min_p.*1"),
     (["rollout.repetition_penalty=0"], "rollout.repetition_penalty.*0"),
@@ -57,7 +61,7 @@ SAMPLING = [
     (["+rollout.engine_args.dtype=half"], "rollout.engine_args.*dtype.*model.dtype"),
     (["+rollout.engine_args.logprobs_mode=raw_logprobs"], "rollout.engine_args.*logprobs_mode.*leave it out"),
     *(
-        ([word, "algorithm.kl.coefficient=0.1"], r"a KL term needs.*repetition_penalty.*kl\.coefficient=0\.1.*Next")
+        ([word, "algorithm.kl.coef=0.1"], r"a KL term needs.*repetition_penalty.*kl\.coef=0\.1.*Next")
         for word in ("rollout.top_p=0.9", "rollout.top_k=20", "rollout.min_p=0.05", "rollout.repetition_penalty=1.1")
     ),
     *(
@@ -74,11 +78,17 @@ SOURCES = [
     (["data.chat_template=false", "+data.sources.sums.system=Hi"], "sources.sums.system needs data.chat_template=true"),
     (["data.chat_template=false", "data.system=Hi"], "system needs data.chat_template=true"),
     (["+data.sources.sums.wait=1"], "data.sources.sums.wait"),
-    ([f"{GAMES}.env={FREE}", AHEAD], "games: with rollout.max_staleness above 0, env.order=free needs"),
-    ([f"{GAMES}.env={TOOLS}", AHEAD, "data.chat_template=true"], "games: with rollout.max_staleness above 0"),
-    ([f"{GAMES}.env={WAVES}", AHEAD, "rollout.continuous=true"], "games: with rollout.*Next: env.order"),
-    ([f"{GAMES}.env={WAVES}", f"+data.sources.sums.env={FREE}"], "env.order must be the same for all environments"),
-    ([f"{GAMES}.env={PROGRAM}", AHEAD, "rollout.continuous=true"], "games: env.program needs rollout.continuous=false"),
+    ([f"{GAMES}.env={FREE}", AHEAD], "games: with rollout.max_off_policy_steps above 0, env.schedule=async needs"),
+    ([f"{GAMES}.env={TOOLS}", AHEAD, "data.chat_template=true"], "games: with rollout.max_off_policy_steps above 0"),
+    (
+        [f"{GAMES}.env={WAVES}", AHEAD, "rollout.inflight_weight_updates=true"],
+        "games: with rollout.*Next: env.schedule",
+    ),
+    ([f"{GAMES}.env={WAVES}", f"+data.sources.sums.env={FREE}"], "env.schedule must be the same for all environments"),
+    (
+        [f"{GAMES}.env={PROGRAM}", AHEAD, "rollout.inflight_weight_updates=true"],
+        "games: env.agent_command needs rollout.inflight_weight_updates=false",
+    ),
     ([f"{GAMES}.temperature=0"], "data.sources.games.temperature.*greater than 0.*got 0"),
     ([f"{GAMES}.temperature=nan"], "data.sources.games.temperature.*finite.*got nan"),
     ([f"{GAMES}.temperature=warm"], "data.sources.games.temperature.*number.*got .?warm"),
@@ -87,7 +97,7 @@ SOURCES = [
     ([f"{GAMES}.min_p=1"], "data.sources.games.min_p"),
     ([f"{GAMES}.stop=x"], "data.sources.games.stop"),
     ([f"{GAMES}.num_samples=2"], "data.sources.games.num_samples"),
-    ([f"{GAMES}.top_k=7", "algorithm.kl.coefficient=0.1"], r"data\.sources\.games: a KL term needs.*Next"),
+    ([f"{GAMES}.top_k=7", "algorithm.kl.coef=0.1"], r"data\.sources\.games: a KL term needs.*Next"),
     ([f"{GAMES}.top_k=7", "algorithm.correction.kind=null"], r"kind must not be null.*of data\.sources\.games"),
 ]
 SUPERVISED = [
@@ -99,10 +109,10 @@ SUPERVISED = [
     ([*DPO, "dpo.loss=apo_zero", "dpo.divergence=forward_kl"], "dpo.divergence adds a term to both answers"),
     ([*DPO, "dpo.reference=none", "dpo.divergence=js_divergence"], "is a distance to a reference"),
     ([*DPO, "dpo.label_smoothing=0.5"], "dpo.label_smoothing"),
-    ([*RM, "rm.centering=-1"], "rm.centering"),
+    ([*RM, "rm.center_rewards_coef=-1"], "rm.center_rewards_coef"),
     ([*RM, "reward.model.normalize=true"], "reward.model.normalize is for reward.model.path"),
     ([*SFT, "supervised.patience=1", "data.num_eval=0"], "patience counts evaluations.*got 50 and 0"),
-    ([*SFT, "supervised.patience=1", "eval.every=0"], "patience counts evaluations.*got 0 and 500"),
+    ([*SFT, "supervised.patience=1", "eval.interval=0"], "patience counts evaluations.*got 0 and 500"),
     ([*SFT, "data.chat_template=false", "+data.chat_template_kwargs.a=1"], r"kwargs needs data\.chat_template=true"),
 ]
 UNUSED = [
@@ -111,11 +121,11 @@ UNUSED = [
     ([*SFT, "logging.samples_per_step=1"], "samples_per_step.*read with task=grpo"),
     ([*SFT, "data.train=''", "+data.sources.sums.train=addition"], r"task=sft does not read data\.sources"),
     ([*DPO, "sft.neftune_alpha=5"], "task=dpo does not read sft.neftune_alpha.*read with task=sft"),
-    ([*RM, "+algorithm=dapo"], "algorithm.clip_high.*algorithm.overlong.buffer_share=0.2"),
+    ([*RM, "+algorithm=dapo"], "algorithm.clip_ratio_high.*algorithm.overlong.buffer_share=0.2"),
     ([*DEMO, "supervised.batch_size=8"], "supervised.batch_size=8.*task=sft, rm, dpo"),
     ([*DEMO, "data.chosen_key=better"], "data.chosen_key=better.*task=rm, dpo"),
     ([*COMMAND, "model.path=a", "optim.lr=1"], "task=command does not read model.path, optim.lr"),
-    ([*COMMAND, "seed=1", "checkpoint.keep=9"], "task=command does not read seed, checkpoint.keep"),
+    ([*COMMAND, "seed=1", "checkpoint.keep_last=9"], "task=command does not read seed, checkpoint.keep_last"),
 ]
 UNKNOWN = [
     ([*DEMO, "optim.lrr=1"], r"did you mean optim.lr\?"),
@@ -164,7 +174,7 @@ def test_load_config_refuses_and_names_the_key(words: list[str], message: str) -
 
 
 def test_load_config_names_all_invalid_fields_at_once() -> None:
-    names = ["algorithm.entropy_bonus=-1", "policy.logprob_chunk_tokens=0", "trainer.num_epochs=0"]
+    names = ["algorithm.entropy_coef=-1", "policy.logprob_chunk_tokens=0", "trainer.num_epochs=0"]
     with pytest.raises(ConfigError) as caught:
         load_config([*DEMO, *names])
     assert all(name.partition("=")[0] in str(caught.value) for name in names)
@@ -174,7 +184,7 @@ def test_load_config_names_all_invalid_fields_at_once() -> None:
     "words",
     [
         ["algorithm.kl.estimator=k1"],
-        ["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=k1", "algorithm.kl.where=reward"],
+        ["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1", "algorithm.kl.apply_to=reward"],
         ["algorithm.correction.kind=null", "rollout.stop=[x]", "rollout.temperature=0.5"],
         ["cluster.slurm.exclusive=false"],
     ],

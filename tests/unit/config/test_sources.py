@@ -66,18 +66,18 @@ def test_source_has_its_own_environment_reward_and_length(tmp_path: Path, monkey
     assert games.data.train == f"{tmp_path}/games.jsonl"
 
 
-WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
-PROGRAM = "{program: [python, -m, agent], turn_tokens: 1}"
+WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, schedule: async}"
+PROGRAM = "{agent_command: [python, -m, agent], turn_tokens: 1}"
 
 
 @pytest.mark.parametrize(
     ("words", "blocks", "resumes"),
     [
-        (["rollout.max_staleness=1"], False, False),
-        ([f"{GAMES}.env={WAVES}", "rollout.max_staleness=1"], True, False),
+        (["rollout.max_off_policy_steps=1"], False, False),
+        ([f"{GAMES}.env={WAVES}", "rollout.max_off_policy_steps=1"], True, False),
         ([f"{GAMES}.env={FREE}"], False, True),
         ([f"{GAMES}.env={PROGRAM}"], True, True),
-        ([f"{GAMES}.env={PROGRAM}", "rollout.max_staleness=1"], True, False),
+        ([f"{GAMES}.env={PROGRAM}", "rollout.max_off_policy_steps=1"], True, False),
         ([f"{GAMES}.env={PROGRAM}", f"+data.sources.sums.env={WAVES}"], True, False),
     ],
 )
@@ -127,7 +127,7 @@ def test_own_temperatures_lists_sources_that_differ(words: list[str], found: dic
         (["model.dtype=bfloat16"], "token_tis"),
         (["model.dtype=bfloat16", "+algorithm=gspo"], "geometric_mask"),
         (["model.dtype=bfloat16", "algorithm.loss=gspo_token"], "geometric_mask"),
-        (["rollout.max_staleness=1"], "token_tis"),
+        (["rollout.max_off_policy_steps=1"], "token_tis"),
         (["+rollout.engine_args.kv_cache_dtype=fp8"], "token_tis"),
         *(([f"rollout.{key}={SAMPLING[key]}"], "token_tis") for key in ("top_p", "top_k", "min_p")),
         (["model.dtype=bfloat16", "algorithm.correction.kind=null"], None),
@@ -146,7 +146,7 @@ def test_correction_depends_on_the_sampling_of_sources(key: str) -> None:
 
 
 def test_correction_ignores_temperatures_of_sources() -> None:
-    config = load(word("temperature"), "algorithm.kl.coefficient=0.1", "algorithm.correction.kind=null")
+    config = load(word("temperature"), "algorithm.kl.coef=0.1", "algorithm.correction.kind=null")
     assert config.correction_kind is None
 
 

@@ -21,7 +21,7 @@ def test_readers_cover_every_section() -> None:
 
 
 def test_find_changed_lists_keys_that_differ_from_defaults() -> None:
-    words = ["+exp=sft_tiny", "trainer.step_timeout_s=9", "checkpoint.every=7", "rollout.max_tokens=1024"]
+    words = ["+exp=sft_tiny", "trainer.step_timeout_s=9", "checkpoint.interval=7", "rollout.max_tokens=1024"]
     config = load_config([*words, "+cluster=nvidia_h100"])
     assert dict(find_changed(config))["trainer.step_timeout_s"] == 9
 

@@ -34,7 +34,7 @@ def test_overrides_compose_in_any_order_without_plus() -> None:
 
 def test_user_overrides_win_over_the_experiment() -> None:
     config = load_config(WORDS)
-    assert config.algorithm.dynamic_sampling_rounds == 4 and config.algorithm.kl.coefficient == 0
+    assert config.algorithm.dynamic_sampling_rounds == 4 and config.algorithm.kl.coef == 0
     assert config.cluster.network_interface == "ib0"
     assert load_config(["reward=math", "+exp=grpo_mathv60k", "+cluster=amd_mi300"]).reward.verifiers == {"math": 1.0}
     assert load_config(["network=ib", "+exp=demo", "+cluster=runpod"]).cluster.network_interface == "ib0"
@@ -55,7 +55,11 @@ def test_normalise_words_keeps_options_of_a_sweep() -> None:
 def test_own_run_has_no_settings_of_the_demo() -> None:
     config = load_config([*OWN, "+cluster=nvidia_h100"])
     assert (config.name, config.optim.lr, config.warmup.num_steps) == ("run", 1e-6, 0)
-    assert (config.rollout.max_tokens, config.algorithm.clip_high, config.optim.schedule) == (1024, 0.2, "constant")
+    assert (config.rollout.max_tokens, config.algorithm.clip_ratio_high, config.optim.schedule) == (
+        1024,
+        0.2,
+        "constant",
+    )
     assert config.reward.verifiers == {"math": 1.0}
     assert config == load_config([word for word in [*OWN, "+cluster=nvidia_h100"] if word != "model=hf"])
 

@@ -28,7 +28,7 @@ def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 
 
 def keep_signal(groups: Sequence[Group], config: FilterConfig) -> list[list[bool]]:
-    """Equals filters.zero_variance if no reward fails."""
+    """Equals filters.drop_zero_variance_groups if no reward fails."""
     return [[len({r.value for r in group.results}) > 1] * len(group.completions) for group in groups]
 
 

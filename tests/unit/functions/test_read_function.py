@@ -77,7 +77,7 @@ def test_read_function_refuses_unreadable_files(file: Path) -> None:
 
 def test_load_config_makes_user_files_absolute(file: Path) -> None:
     words = ["algorithm.advantage=my.py:a", "algorithm.loss=./my.py:l", "algorithm.filters.function=sub/my.py:f"]
-    config = load_config(["+exp=demo", *words, "reward.function=my.py:r", "algorithm.kl.coefficient=0.1"])
+    config = load_config(["+exp=demo", *words, "reward.function=my.py:r", "algorithm.kl.coef=0.1"])
     here = file.parent
     assert named_functions(config) == {
         "algorithm.advantage": f"{here}/my.py:a",
@@ -85,7 +85,7 @@ def test_load_config_makes_user_files_absolute(file: Path) -> None:
         "algorithm.filters.function": f"{here}/sub/my.py:f",
         "reward.function": f"{here}/my.py:r",
     }
-    assert config.algorithm.kl.coefficient == 0.1
+    assert config.algorithm.kl.coef == 0.1
     assert not config.algorithm.needs_values
 
 

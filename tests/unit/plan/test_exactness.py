@@ -16,15 +16,15 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
     ("words", "text"),
     [
         ([], "after a kill: every metric in every digit"),
-        (["rollout.max_staleness=2"], "after a kill: every metric in every digit"),
-        (["env.order=free"], "after a kill: the same tokens, no ended turn is sampled again"),
-        (["env.order=free", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
+        (["rollout.max_off_policy_steps=2"], "after a kill: every metric in every digit"),
+        (["env.schedule=async"], "after a kill: the same tokens, no ended turn is sampled again"),
+        (["env.schedule=async", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
         (
-            ["env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"],
+            ["env.schedule=async", "rollout.max_off_policy_steps=2", "rollout.inflight_weight_updates=true"],
             "after a kill: no ended turn of a saved policy is lost",
         ),
         (
-            ["env.name=null", "env.program=[python,-m,agent]"],
+            ["env.name=null", "env.agent_command=[python,-m,agent]"],
             "after a kill: the same tokens, no recorded reply is sampled again",
         ),
     ],

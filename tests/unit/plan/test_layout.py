@@ -202,7 +202,7 @@ def test_unknown_model_has_no_estimate() -> None:
 def test_concurrent_roles_on_cpu_share_the_cores() -> None:
     def threads(staleness: int) -> dict[str, int | None]:
         facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
-        words = ["+exp=demo", f"rollout.max_staleness={staleness}", "rollout.num_engines=3"]
+        words = ["+exp=demo", f"rollout.max_off_policy_steps={staleness}", "rollout.num_engines=3"]
         return {actor.role: actor.num_threads for actor in build_plan(load_config(words), "/runs/a", facts).actors}
 
     assert threads(0) == {"policy": 8, "rollout": 2}

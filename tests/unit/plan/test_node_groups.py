@@ -21,10 +21,10 @@ GROUPS = [
     "cluster.num_nodes=3",
     "+cluster.nodes.v100={count: 1, gpus_per_node: 4, gpu_type: v100, gpu_mem_gb: 32, cpus_per_node: 40}",
     "+cluster.nodes.h100.count=2",
-    "algorithm.kl.coefficient=0.001",
+    "algorithm.kl.coef=0.001",
 ]
-PINNED = ["policy.node_feature=h100", "rollout.node_feature=h100"]
-REFERENCE = ["reference.num_workers=4", "reference.node_feature=v100"]
+PINNED = ["policy.node_group=h100", "rollout.node_group=h100"]
+REFERENCE = ["reference.num_workers=4", "reference.node_group=v100"]
 
 
 def config_of(*words: str) -> RunConfig:
@@ -75,7 +75,7 @@ def test_plan_with_groups_round_trips_through_json() -> None:
 
 
 def test_role_uses_all_gpus_of_its_group() -> None:
-    plan = plan_of("policy.node_feature=h100", "rollout.node_feature=v100")
+    plan = plan_of("policy.node_group=h100", "rollout.node_group=v100")
     assert len(nodes_of(plan, "policy")) == 16
     assert nodes_of(plan, "rollout") == [2] * 4
 
@@ -88,14 +88,14 @@ def test_each_gpu_has_one_process() -> None:
 
 
 def test_critic_runs_on_its_group() -> None:
-    plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_feature=v100")
+    plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_group=v100")
     assert nodes_of(plan, "critic") == [2] * 4
 
 
 SERVICES = [
     "+reward=service",
     "reward.service.num_replicas=2",
-    "reward.service.node_feature=v100",
+    "reward.service.node_group=v100",
     "reward.service.address=cluster",
 ]
 MODEL = ["reward.model.path=/rm", "reward.model.device=cuda"]
@@ -108,7 +108,7 @@ def services_of(*words: str, shape: ModelShape | None = REWARD_SHAPE) -> JobPlan
 
 
 def test_services_with_a_model_have_a_gpu_each_on_their_group() -> None:
-    plan = services_of("reference.num_workers=2", "reference.node_feature=v100", "reward.model.dtype=bfloat16")
+    plan = services_of("reference.num_workers=2", "reference.node_group=v100", "reward.model.dtype=bfloat16")
     given = [(actor.role, actor.node, actor.gpus) for actor in plan.actors if actor.node == 2]
     assert sorted(given) == [
         ("reference", 2, (0,)),
@@ -121,7 +121,7 @@ def test_services_with_a_model_have_a_gpu_each_on_their_group() -> None:
 
 def test_services_without_a_model_run_on_cpu_nodes() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long}"
-    words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_feature=cpu"]
+    words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_group=cpu"]
     plan = plan_of(*words)
     assert [(actor.node, actor.gpus) for actor in plan.actors if actor.role == "reward"] == [(3, ()), (4, ())]
     text = render_explanation(config_of(*words), plan, None)
@@ -178,22 +178,22 @@ def test_each_role_must_fit_the_gpus_of_its_group() -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["policy.node_feature=a100"], ["policy.node_feature", "'a100'", "v100, h100"]),
+        (["policy.node_group=a100"], ["policy.node_group", "'a100'", "v100, h100"]),
         (["cluster.num_nodes=4"], ["3", "4", "cluster.num_nodes=3"]),
         (["job.num_spare_nodes=1"], ["job.num_spare_nodes", "1"]),
-        (["reference.node_feature=v100"], ["reference.num_workers"]),
-        (["+algorithm=ppo", "critic.node_feature=v100"], ["critic.node_feature", "critic.apart=true"]),
-        (["reference.num_workers=1", "algorithm.kl.coefficient=0"], ["algorithm.kl.coefficient"]),
+        (["reference.node_group=v100"], ["reference.num_workers"]),
+        (["+algorithm=ppo", "critic.node_group=v100"], ["critic.node_group", "critic.dedicated_gpus=true"]),
+        (["reference.num_workers=1", "algorithm.kl.coef=0"], ["algorithm.kl.coef"]),
         (["cluster.slurm.constraint=ib"], ["cluster.slurm.constraint", "'ib'"]),
         (["cluster.slurm.nodelist=n1"], ["cluster.slurm.nodelist", "'n1'"]),
         (["+cluster.slurm.extra.gpus_per_node=2"], ["cluster.slurm.extra.gpus_per_node", "'2'"]),
         (["cluster.topology.segment=2"], ["cluster.nodes.v100.count must be divisible", "1 and 2", "count=2"]),
-        ([*PINNED, "reference.num_workers=9", "reference.node_feature=v100"], ["reference.num_workers", "9 > 1 * 4"]),
-        (["policy.node_feature=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
-        ([*SERVICES[1:3]], ["reward.service.node_feature", "'v100'", "reward.service.enabled=true"]),
+        ([*PINNED, "reference.num_workers=9", "reference.node_group=v100"], ["reference.num_workers", "9 > 1 * 4"]),
+        (["policy.node_group=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
+        ([*SERVICES[1:3]], ["reward.service.node_group", "'v100'", "reward.service.enabled=true"]),
         ([*SERVICES[:3]], ["reward.service.address=cluster", "'loopback'"]),
         (["reward.service.spread=true"], ["reward.service.spread", "reward.service.enabled=true"]),
-        ([*SERVICES, "reward.service.node_feature=a100"], ["reward.service.node_feature", "'a100'", "v100, h100"]),
+        ([*SERVICES, "reward.service.node_group=a100"], ["reward.service.node_group", "'a100'", "v100, h100"]),
         ([*SERVICES, *MODEL, "reward.model.device=cuda:1"], ["reward.model.device=cuda", "'cuda:1'"]),
         (
             [*PINNED, *SERVICES, *MODEL, "reward.service.num_replicas=5"],
@@ -201,12 +201,12 @@ def test_each_role_must_fit_the_gpus_of_its_group() -> None:
         ),
         (
             [*SERVICES, *MODEL, "cluster.nodes.v100.gpus_per_node=0"],
-            ["reward.service.node_feature", "with GPUs", "'v100'"],
+            ["reward.service.node_group", "with GPUs", "'v100'"],
         ),
         (["policy.num_workers=99"], ["policy.num_workers", "99 > 20"]),
         (
-            ["cluster.nodes.v100.gpus_per_node=0", "policy.node_feature=v100"],
-            ["policy.node_feature", "with GPUs", "'v100'"],
+            ["cluster.nodes.v100.gpus_per_node=0", "policy.node_group=v100"],
+            ["policy.node_group", "with GPUs", "'v100'"],
         ),
     ],
 )

@@ -12,7 +12,7 @@ FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 PODMAN = ("container.runtime=podman", "container.image=registry.example/rl:1")
 
 
-@pytest.mark.parametrize("word", ["checkpoint.url='s3://bucket/a'", "data.train='gs://bucket/rows.jsonl'"])
+@pytest.mark.parametrize("word", ["checkpoint.upload_url='s3://bucket/a'", "data.train='gs://bucket/rows.jsonl'"])
 def test_credentials_of_a_bucket_are_passed_by_name(word: str) -> None:
     plan = build_plan(load_config(["+exp=demo", "name=golden", word, *PODMAN]), "/shared/a", FACTS)
     for argv in (wrap_agent(plan, 1, "7", None).argv, wrap_copy(plan, 1, "7", None).argv):

@@ -42,13 +42,17 @@ def test_the_parts_compute_what_the_built_in_ones_do() -> None:
     assert torch.equal(found.loss, wanted.loss) and torch.equal(found.clipped, wanted.clipped)
     groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0]), make_group(2, [0.0, 0.0])]
     mine_too = keep_mask(groups, FilterConfig(function=f"{FILE}:keep_signal"))
-    assert mine_too == keep_mask(groups, FilterConfig(zero_variance=True)) == [True, True, False, False, False, False]
+    assert (
+        mine_too
+        == keep_mask(groups, FilterConfig(drop_zero_variance_groups=True))
+        == [True, True, False, False, False, False]
+    )
 
 
 def test_a_filter_adds_to_the_others_and_keeps_no_failed_reward(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(groups, config): return [[True] * len(g.completions) for g in groups]")
     groups = [make_group(0, [1.0, None]), make_group(1, [1.0, 1.0])]
-    config = FilterConfig(function=spec, zero_variance=True)
+    config = FilterConfig(function=spec, drop_zero_variance_groups=True)
     assert keep_mask(groups, config) == [False, False, False, False]
     assert keep_mask(groups, FilterConfig(function=spec)) == [True, False, True, True]
 
