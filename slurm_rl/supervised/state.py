@@ -38,7 +38,7 @@ class PolicySaver:
 
     def __init__(self, run: RunDir, saving: CheckpointConfig, engine: PolicyEngine) -> None:
         self.run_dir, self.engine = run, engine
-        self.saver = StepSaver(run, saving.keep, url=saving.url, verify=saving.verify)
+        self.saver = StepSaver(run, saving.keep_last, url=saving.upload_url, verify=saving.verify)
         self.saved_step = -1
 
     def restore(self) -> LoopState | None:

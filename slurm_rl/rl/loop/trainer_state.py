@@ -74,10 +74,10 @@ class RunSaver(StepSaver):
         saving = config.checkpoint
         super().__init__(
             run,
-            saving.keep,
+            saving.keep_last,
             background=saving.background,
             timeout_s=config.trainer.step_timeout_s,
-            url=saving.url,
+            url=saving.upload_url,
             verify=saving.verify,
             left_s=self._left_s,
         )
