@@ -7,6 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from slurm_rl.config.registry import (
+    ADVANTAGES,
+    KL_ESTIMATORS,
+    AdvantageEntry,
+    AdvantageName,
+    CorrectionName,
+    KLEstimatorName,
+    LossName,
+)
 from slurm_rl.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -16,15 +25,6 @@ from slurm_rl.config.section import (
     PositiveInt,
     Section,
     file_of,
-)
-from slurm_rl.config.tables import (
-    ADVANTAGES,
-    KL_ESTIMATORS,
-    AdvantageName,
-    AdvantageRow,
-    CorrectionName,
-    KLEstimatorName,
-    LossName,
 )
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.functions.load import is_file
@@ -219,7 +219,7 @@ class AlgorithmConfig(Section):
         return self._advantage_row is not None and self._advantage_row.needs_values
 
     @property
-    def _advantage_row(self) -> AdvantageRow | None:
+    def _advantage_row(self) -> AdvantageEntry | None:
         # A user's file is read for new runs only, and never has a critic.
         return None if is_file(self.advantage) else ADVANTAGES[self.advantage]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
+from slurm_rl.config.registry import TOOLS
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, file_of
-from slurm_rl.config.tables import TOOLS
 from slurm_rl.functions.load import is_file
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class LauncherRow:
+class LauncherEntry:
     """Classes and capabilities of a launcher; the code is in launchers/<name>/, or launchers/here.py."""
 
     launcher: str
@@ -34,14 +34,16 @@ class LauncherRow:
 _HOME = "slurm_rl.launchers"
 _HERE = f"{_HOME}.here:HereLauncher"
 
-LAUNCHERS: Final[dict[str, LauncherRow]] = {
-    "local": LauncherRow(_HERE, f"{_HOME}.here:LocalAllocation", on_this_machine=True),
-    "slurm": LauncherRow(
+LAUNCHERS: Final[dict[str, LauncherEntry]] = {
+    "local": LauncherEntry(_HERE, f"{_HOME}.here:LocalAllocation", on_this_machine=True),
+    "slurm": LauncherEntry(
         f"{_HOME}.slurm.launcher:SlurmLauncher",
         f"{_HOME}.slurm.allocation:SlurmAllocation",
         options="slurm_rl.plan.sbatch:build_sbatch_options",
         sweep=f"{_HOME}.slurm.sweep_arrays:submit_arrays",
     ),
-    "ray": LauncherRow(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
-    "manual": LauncherRow(_HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True),
+    "ray": LauncherEntry(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
+    "manual": LauncherEntry(
+        _HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True
+    ),
 }

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from slurm_rl.config.registry import VerifierName
 from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section, checked_by, file_of
-from slurm_rl.config.tables import VerifierName
 
 CODE_SHARE: Final = 0.8
 """Share of `timeout_s` for the tests of one completion; the rest is for starting and ending processes."""

@@ -15,11 +15,11 @@ from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.preflight import PreflightConfig
+from slurm_rl.config.registry import find_loss
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rows import ColumnsConfig, inherit_columns
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
-from slurm_rl.config.tables import find_loss
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.config.train import (
     CheckpointConfig,

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class RuntimeRow:
+class RuntimeEntry:
     """Functions and capabilities of a runtime."""
 
     wrap: str
@@ -29,9 +29,9 @@ class RuntimeRow:
 
 _WRAP, _ENTER, _FORMATS = "slurm_rl.plan.container.runtimes", "slurm_rl.plan.attach", "slurm_rl.image.formats"
 
-RUNTIMES: Final[dict[str, RuntimeRow]] = {
-    "none": RuntimeRow(f"{_WRAP}:none", "the node's driver"),
-    "pyxis": RuntimeRow(
+RUNTIMES: Final[dict[str, RuntimeEntry]] = {
+    "none": RuntimeEntry(f"{_WRAP}:none", "the node's driver"),
+    "pyxis": RuntimeEntry(
         f"{_WRAP}:pyxis",
         "enroot's hook 98-nvidia.sh and NVIDIA_VISIBLE_DEVICES",
         image_suffix=".sqsh",
@@ -39,17 +39,17 @@ RUNTIMES: Final[dict[str, RuntimeRow]] = {
         enter=f"{_ENTER}:enter_enroot",
         on_the_host=False,
     ),
-    "apptainer": RuntimeRow(
+    "apptainer": RuntimeEntry(
         f"{_WRAP}:apptainer",
         "the --nv of apptainer, which the plan passes",
         image_suffix=".sif",
         maker=f"{_FORMATS}:make_sif",
     ),
-    "podman": RuntimeRow(
+    "podman": RuntimeEntry(
         f"{_WRAP}:podman",
         "nvidia-container-toolkit's CDI file (nvidia-ctk cdi generate)",
         enter=f"{_ENTER}:enter_podman",
         own_shm=True,
     ),
-    "docker": RuntimeRow(f"{_WRAP}:docker", "nvidia-container-toolkit", enter=f"{_ENTER}:enter_docker", own_shm=True),
+    "docker": RuntimeEntry(f"{_WRAP}:docker", "nvidia-container-toolkit", enter=f"{_ENTER}:enter_docker", own_shm=True),
 }

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from slurm_rl.config.registry import DPO_LOSSES, DivergenceName, DPOLossName
 from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
-from slurm_rl.config.tables import DPO_LOSSES, DivergenceName, DPOLossName
 
 ReferenceName = Literal["cached", "live", "none"]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class TaskRow:
+class TaskEntry:
     """Objective and program of a task."""
 
     title: str
@@ -27,15 +27,15 @@ class TaskRow:
         return self.objective is not None
 
 
-TASKS: Final[dict[str, TaskRow]] = {
-    "grpo": TaskRow("GRPO"),
-    "sft": TaskRow("SFT", "slurm_rl.supervised.sft:build_sft", "eval/loss", less_is_better=True),
-    "rm": TaskRow("reward model", "slurm_rl.supervised.rm:build_rm", "eval/loss", less_is_better=True),
-    "dpo": TaskRow("DPO", "slurm_rl.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
-    "openrlhf": TaskRow("OpenRLHF", is_external=True),
-    "verl": TaskRow("verl", is_external=True),
-    "maxtext": TaskRow("MaxText", is_external=True),
-    "command": TaskRow("a command", is_external=True),
+TASKS: Final[dict[str, TaskEntry]] = {
+    "grpo": TaskEntry("GRPO"),
+    "sft": TaskEntry("SFT", "slurm_rl.supervised.sft:build_sft", "eval/loss", less_is_better=True),
+    "rm": TaskEntry("reward model", "slurm_rl.supervised.rm:build_rm", "eval/loss", less_is_better=True),
+    "dpo": TaskEntry("DPO", "slurm_rl.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
+    "openrlhf": TaskEntry("OpenRLHF", is_external=True),
+    "verl": TaskEntry("verl", is_external=True),
+    "maxtext": TaskEntry("MaxText", is_external=True),
+    "command": TaskEntry("a command", is_external=True),
 }
 
 TORCHRUN_TASKS: Final = tuple(name for name, row in TASKS.items() if row.under_torchrun)

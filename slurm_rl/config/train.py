@@ -96,7 +96,7 @@ class RolloutConfig(Section):
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """Transport of new weights to engines. ray: host memory and Ray's object store; gloo: CPU to CPU; nccl: to engines
     on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU, and with max_off_policy_steps above
-    0 without inflight_weight_updates. With ray, only LoRA adapters are sent, and engines merge them into the base."""
+    0 without inflight_weight_updates. LoRA runs send only adapters by ray, and merged weights otherwise."""
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0

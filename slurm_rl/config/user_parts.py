@@ -9,7 +9,7 @@
     env.tools                    def calculate(sum: str) -> str: ...                       see envs/tools.py
 
 The last three are also valid below data.sources.<name> and eval.sets.<name>. Submission makes relative paths absolute
-and copies the files into the run, and every attempt uses that copy. Flags of a row in tables.py are defaults of
+and copies the files into the run, and every attempt uses that copy. Flags of a row in registry.py are defaults of
 keyword-only parameters.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_rl.config.algorithm import explain_small_group
+from slurm_rl.config.registry import ADVANTAGE_FORM, LOSS_FORM, Entry
 from slurm_rl.config.rows import SamplingConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.tables import ADVANTAGE_FORM, LOSS_FORM, Row
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file
 from slurm_rl.functions.read import Form, read_function
@@ -49,7 +49,7 @@ def load_parts(config: RunConfig) -> None:
     """
     for key, spec in named_functions(config).items():
         if find_form(key) not in (_REWARD, _ENVIRONMENT, _TOOLS):
-            Row(spec).load()
+            Entry(spec).load()
 
 
 def find_form(key: str) -> Form:

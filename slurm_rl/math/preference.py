@@ -2,7 +2,7 @@
 
 The total is the mean over the pairs of the whole global batch; as with `losses.py` the caller weights and sums,
 so it does not matter how pairs are dealt to workers. DPO's extra term on the chosen answer is `-logprob` of
-its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/tables.py.
+its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/registry.py.
 
 Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the pairs of one device together, so they
 would depend on how pairs are dealt. Its sft is `dpo.sft_coef`.
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 
 # exp of it, and the square of such, is finite in float32.
 _MAX_EXPONENT = 40.0

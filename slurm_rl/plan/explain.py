@@ -14,7 +14,7 @@ from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import describe_memory
 from slurm_rl.plan.memory import GB, ModelShape
-from slurm_rl.plan.placement import deal_workers, find_idle
+from slurm_rl.plan.placement import count_workers_by_node, find_idle
 from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.rationale import count, list_reasons
 from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes
@@ -116,7 +116,7 @@ def _sampling(config: RunConfig, part: SamplingConfig) -> str:
 def _environment(env: EnvironmentConfig, num_nodes: int) -> str:
     if env.agent_command is not None:
         return f"program {' '.join(env.agent_command)}"
-    counts = deal_workers(env.num_workers, num_nodes)
+    counts = count_workers_by_node(env.num_workers, num_nodes)
     nodes = f" on {count(len(counts), 'node')}" if num_nodes > 1 else ""
     workers = "1 process" if env.num_workers == 1 else f"{env.num_workers} processes"
     return f"environment {env.name or env.tools} in {workers}{nodes}"

@@ -162,10 +162,10 @@ def gpu_memory(config: RunConfig, actors: Iterable[ActorPlan], role: str) -> flo
     return min(known) if known and len(known) == len(sizes) else None
 
 
-def deal_workers(num_workers: int, num_nodes: int) -> list[int]:
+def count_workers_by_node(num_workers: int, num_nodes: int) -> list[int]:
     """Return the environment processes per node, the trainer's first, without nodes that have none.
 
-    >>> deal_workers(1, 4), deal_workers(8, 3)
+    >>> count_workers_by_node(1, 4), count_workers_by_node(8, 3)
     ([1], [3, 3, 2])
     """
     each, rest = divmod(num_workers, num_nodes)

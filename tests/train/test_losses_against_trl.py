@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AggregationName
-from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES
+from slurm_rl.config.registry import ADVANTAGES, POLICY_LOSSES
 from slurm_rl.math.advantages import whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.logprobs import compute_token_logprobs

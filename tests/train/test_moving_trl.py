@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.registry import ADVANTAGES
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.engine.backend import build_optimizer, clip_gradients
 from slurm_rl.engine.forward import build_noise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
-from slurm_rl.config.tables import Row
+from slurm_rl.config.registry import Entry
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import TrainSequence
@@ -76,7 +76,7 @@ def keep_sequences(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
 
 
 def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
-    found = [[bool(keep) for keep in row] for row in Row(spec).load()(groups, config)]
+    found = [[bool(keep) for keep in row] for row in Entry(spec).load()(groups, config)]
     lengths, wanted = [len(row) for row in found], [len(group.completions) for group in groups]
     if lengths != wanted:
         raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
-from slurm_rl.config.tables import CORRECTIONS, LossRow, find_loss
+from slurm_rl.config.registry import CORRECTIONS, LossEntry, find_loss
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss, exp_bounded
@@ -75,7 +75,7 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
     return compute
 
 
-def compute_loss(row: LossRow, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+def compute_loss(row: LossEntry, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """What the function of a row says of each token.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
-from slurm_rl.config.tables import AdvantageRow, find_advantage
+from slurm_rl.config.registry import AdvantageEntry, find_advantage
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.advantages import compute_gae, spread_reward, whiten
@@ -257,7 +257,7 @@ def compute_advantages(
 
 
 def compute_turn_advantages(
-    row: AdvantageRow, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
+    row: AdvantageEntry, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
 ) -> list[FloatArray]:
     """Each turn's return less its agent's baseline, [L] of each completion; 0 where there is nothing to compare.
 
@@ -279,7 +279,7 @@ def compute_turn_advantages(
     return [spread_turns(completion, found) for completion, found in zip(completions, advantages, strict=True)]
 
 
-def compute_scores(row: AdvantageRow, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
     """What the function of a row makes of rewards [P, G].
 
     Raises:

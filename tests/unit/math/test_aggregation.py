@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.config.algorithm import AggregationName
-from slurm_rl.config.tables import POLICY_LOSSES
+from slurm_rl.config.registry import POLICY_LOSSES
 from slurm_rl.math.losses import ClipRange, LossInputs, aggregation_weights
 from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.math.sequences import TrainSequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_rl.config.tables import CORRECTIONS
+from slurm_rl.config.registry import CORRECTIONS
 from slurm_rl.math.losses import CorrectionInputs
 
 RATIOS = [0.25, 0.5, 1.0, 2.0, 8.0]

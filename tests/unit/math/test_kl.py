@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
-from slurm_rl.config.tables import KL_ESTIMATORS
+from slurm_rl.config.registry import KL_ESTIMATORS
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.math.sequences import TrainSequence

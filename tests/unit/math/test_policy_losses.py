@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from slurm_rl.config.tables import POLICY_LOSSES
+from slurm_rl.config.registry import POLICY_LOSSES
 from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss
 
 CLIP = ClipRange(low=0.2, high=0.3, dual=None)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 from slurm_rl.math.preference import (
     LogRatios,
     bradley_terry,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 from slurm_rl.math.preference import LogRatios, compute_dpo_loss
 
 trl = pytest.importorskip("trl")

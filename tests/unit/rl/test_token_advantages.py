@@ -7,7 +7,7 @@ import pytest
 
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.registry import ADVANTAGES
 from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rl.algorithm.filters import split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences

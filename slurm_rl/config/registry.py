@@ -17,7 +17,7 @@ from slurm_rl.functions.read import Form, read_function
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """Import path of a part."""
 
     function: str
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class AdvantageRow(Row):
+class AdvantageEntry(Entry):
     """(rewards [P, G], known [P, G]) -> scores [P, G]; see math/advantages.py."""
 
     needs_group: bool = False
@@ -56,7 +56,7 @@ class AdvantageRow(Row):
 
 
 @dataclass(frozen=True)
-class LossRow(Row):
+class LossEntry(Entry):
     """(LossInputs, ClipRange) -> TokenLoss; see math/losses.py."""
 
     per_sequence: bool = False
@@ -64,7 +64,7 @@ class LossRow(Row):
 
 
 @dataclass(frozen=True)
-class KLEstimatorRow(Row):
+class KLEstimatorEntry(Entry):
     """Logprobs [N] of policy and reference -> KL [N]; see math/kl.py."""
 
     in_loss: bool = True
@@ -72,7 +72,7 @@ class KLEstimatorRow(Row):
 
 
 @dataclass(frozen=True)
-class DPOLossRow(Row):
+class DPOLossEntry(Entry):
     """(LogRatios, DPOConfig) -> losses [P]; see math/preference.py."""
 
     smoothed: bool = False
@@ -84,7 +84,7 @@ class DPOLossRow(Row):
 
 
 @dataclass(frozen=True)
-class VerifierRow(Row):
+class VerifierEntry(Entry):
     """(response, reference) -> score; see rewards/verifiers.py."""
 
     judges_answer: bool = False
@@ -96,73 +96,73 @@ class VerifierRow(Row):
 _ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
 _KL, _PREFERENCE = "slurm_rl.math.kl", "slurm_rl.math.preference"
 
-ADVANTAGES: Final[dict[str, AdvantageRow]] = {
-    "group_norm": AdvantageRow(f"{_ADVANTAGES}:group_norm", needs_group=True),
-    "dr_grpo": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True),
-    "rloo": AdvantageRow(f"{_ADVANTAGES}:rloo", needs_group=True),
-    "turn_rloo": AdvantageRow(f"{_ADVANTAGES}:rloo", needs_group=True, per_turn=True),
-    "gae": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True, needs_values=True),
-    "reinforce_pp": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True),
-    "reinforce_pp_baseline": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True, per_token=True),
-    "none": AdvantageRow(f"{_ADVANTAGES}:nothing"),
+ADVANTAGES: Final[dict[str, AdvantageEntry]] = {
+    "group_norm": AdvantageEntry(f"{_ADVANTAGES}:group_norm", needs_group=True),
+    "dr_grpo": AdvantageEntry(f"{_ADVANTAGES}:dr_grpo", needs_group=True),
+    "rloo": AdvantageEntry(f"{_ADVANTAGES}:rloo", needs_group=True),
+    "turn_rloo": AdvantageEntry(f"{_ADVANTAGES}:rloo", needs_group=True, per_turn=True),
+    "gae": AdvantageEntry(f"{_ADVANTAGES}:plain", per_token=True, needs_values=True),
+    "reinforce_pp": AdvantageEntry(f"{_ADVANTAGES}:plain", per_token=True),
+    "reinforce_pp_baseline": AdvantageEntry(f"{_ADVANTAGES}:dr_grpo", needs_group=True, per_token=True),
+    "none": AdvantageEntry(f"{_ADVANTAGES}:nothing"),
 }
 
-POLICY_LOSSES: Final[dict[str, LossRow]] = {
-    "grpo": LossRow(f"{_LOSSES}:grpo"),
-    "gspo": LossRow(f"{_LOSSES}:gspo", per_sequence=True),
-    "gspo_token": LossRow(f"{_LOSSES}:gspo_token", per_sequence=True),
-    "cispo": LossRow(f"{_LOSSES}:cispo"),
+POLICY_LOSSES: Final[dict[str, LossEntry]] = {
+    "grpo": LossEntry(f"{_LOSSES}:grpo"),
+    "gspo": LossEntry(f"{_LOSSES}:gspo", per_sequence=True),
+    "gspo_token": LossEntry(f"{_LOSSES}:gspo_token", per_sequence=True),
+    "cispo": LossEntry(f"{_LOSSES}:cispo"),
 }
 
-CORRECTIONS: Final[dict[str, Row]] = {
-    "token_tis": Row(f"{_LOSSES}:token_tis"),
-    "sequence_mask": Row(f"{_LOSSES}:sequence_mask"),
-    "geometric_mask": Row(f"{_LOSSES}:geometric_mask"),
-    "icepop": Row(f"{_LOSSES}:icepop"),
+CORRECTIONS: Final[dict[str, Entry]] = {
+    "token_tis": Entry(f"{_LOSSES}:token_tis"),
+    "sequence_mask": Entry(f"{_LOSSES}:sequence_mask"),
+    "geometric_mask": Entry(f"{_LOSSES}:geometric_mask"),
+    "icepop": Entry(f"{_LOSSES}:icepop"),
 }
 
-KL_ESTIMATORS: Final[dict[str, KLEstimatorRow]] = {
-    "k1": KLEstimatorRow(f"{_KL}:k1", in_loss=False),
-    "k2": KLEstimatorRow(f"{_KL}:k2"),
-    "k3": KLEstimatorRow(f"{_KL}:k3"),
+KL_ESTIMATORS: Final[dict[str, KLEstimatorEntry]] = {
+    "k1": KLEstimatorEntry(f"{_KL}:k1", in_loss=False),
+    "k2": KLEstimatorEntry(f"{_KL}:k2"),
+    "k3": KLEstimatorEntry(f"{_KL}:k3"),
 }
 
-DPO_LOSSES: Final[dict[str, DPOLossRow]] = {
-    "sigmoid": DPOLossRow(f"{_PREFERENCE}:dpo_sigmoid", smoothed=True),
-    "sigmoid_norm": DPOLossRow(f"{_PREFERENCE}:dpo_sigmoid_norm"),
-    "hinge": DPOLossRow(f"{_PREFERENCE}:dpo_hinge"),
-    "ipo": DPOLossRow(f"{_PREFERENCE}:dpo_ipo"),
-    "robust": DPOLossRow(f"{_PREFERENCE}:dpo_robust", smoothed=True),
-    "exo_pair": DPOLossRow(f"{_PREFERENCE}:dpo_exo_pair", smoothed=True, needs_smoothing=True),
-    "nca_pair": DPOLossRow(f"{_PREFERENCE}:dpo_nca_pair", absolute=True),
-    "bco_pair": DPOLossRow(f"{_PREFERENCE}:dpo_bco_pair", absolute=True),
-    "sppo_hard": DPOLossRow(f"{_PREFERENCE}:dpo_sppo_hard", absolute=True),
-    "apo_zero": DPOLossRow(f"{_PREFERENCE}:dpo_apo_zero", absolute=True),
-    "apo_down": DPOLossRow(f"{_PREFERENCE}:dpo_apo_down", absolute=True),
-    "discopop": DPOLossRow(f"{_PREFERENCE}:dpo_discopop"),
+DPO_LOSSES: Final[dict[str, DPOLossEntry]] = {
+    "sigmoid": DPOLossEntry(f"{_PREFERENCE}:dpo_sigmoid", smoothed=True),
+    "sigmoid_norm": DPOLossEntry(f"{_PREFERENCE}:dpo_sigmoid_norm"),
+    "hinge": DPOLossEntry(f"{_PREFERENCE}:dpo_hinge"),
+    "ipo": DPOLossEntry(f"{_PREFERENCE}:dpo_ipo"),
+    "robust": DPOLossEntry(f"{_PREFERENCE}:dpo_robust", smoothed=True),
+    "exo_pair": DPOLossEntry(f"{_PREFERENCE}:dpo_exo_pair", smoothed=True, needs_smoothing=True),
+    "nca_pair": DPOLossEntry(f"{_PREFERENCE}:dpo_nca_pair", absolute=True),
+    "bco_pair": DPOLossEntry(f"{_PREFERENCE}:dpo_bco_pair", absolute=True),
+    "sppo_hard": DPOLossEntry(f"{_PREFERENCE}:dpo_sppo_hard", absolute=True),
+    "apo_zero": DPOLossEntry(f"{_PREFERENCE}:dpo_apo_zero", absolute=True),
+    "apo_down": DPOLossEntry(f"{_PREFERENCE}:dpo_apo_down", absolute=True),
+    "discopop": DPOLossEntry(f"{_PREFERENCE}:dpo_discopop"),
 }
 
-DIVERGENCES: Final[dict[str, Row]] = {
-    "reverse_kl": Row(f"{_PREFERENCE}:reverse_kl"),
-    "forward_kl": Row(f"{_PREFERENCE}:forward_kl"),
-    "js_divergence": Row(f"{_PREFERENCE}:js_divergence"),
-    "alpha_divergence": Row(f"{_PREFERENCE}:alpha_divergence"),
+DIVERGENCES: Final[dict[str, Entry]] = {
+    "reverse_kl": Entry(f"{_PREFERENCE}:reverse_kl"),
+    "forward_kl": Entry(f"{_PREFERENCE}:forward_kl"),
+    "js_divergence": Entry(f"{_PREFERENCE}:js_divergence"),
+    "alpha_divergence": Entry(f"{_PREFERENCE}:alpha_divergence"),
 }
 
-TOOLS: Final[dict[str, Row]] = {"python": Row("slurm_rl.envs.python_tool:python")}
+TOOLS: Final[dict[str, Entry]] = {"python": Entry("slurm_rl.envs.python_tool:python")}
 
 _REWARDS = "slurm_rl.rewards"
-VERIFIERS: Final[dict[str, VerifierRow]] = {
-    "arithmetic": VerifierRow(
+VERIFIERS: Final[dict[str, VerifierEntry]] = {
+    "arithmetic": VerifierEntry(
         f"{_REWARDS}.verifiers:score_arithmetic", judges_answer=True, check=f"{_REWARDS}.verifiers:check_integer"
     ),
-    "math": VerifierRow(
+    "math": VerifierEntry(
         f"{_REWARDS}.math_answer:score_math", judges_answer=True, check=f"{_REWARDS}.math_answer:check_reference"
     ),
-    "code": VerifierRow(
+    "code": VerifierEntry(
         f"{_REWARDS}.code_answer:score_code", judges_answer=True, check=f"{_REWARDS}.code_answer:parse_code_tests"
     ),
-    "format": VerifierRow(f"{_REWARDS}.verifiers:score_format"),
+    "format": VerifierEntry(f"{_REWARDS}.verifiers:score_format"),
 }
 
 
@@ -179,12 +179,12 @@ LOSS_FORM: Final = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
 
 
 @cache
-def find_advantage(name: str) -> AdvantageRow:
+def find_advantage(name: str) -> AdvantageEntry:
     """Return the row of a built-in advantage, or one for a user's function."""
-    return AdvantageRow(name, **read_function(name, ADVANTAGE_FORM)) if is_file(name) else ADVANTAGES[name]
+    return AdvantageEntry(name, **read_function(name, ADVANTAGE_FORM)) if is_file(name) else ADVANTAGES[name]
 
 
 @cache
-def find_loss(name: str) -> LossRow:
+def find_loss(name: str) -> LossEntry:
     """Return the row of a built-in loss, or one for a user's function."""
-    return LossRow(name, **read_function(name, LOSS_FORM)) if is_file(name) else POLICY_LOSSES[name]
+    return LossEntry(name, **read_function(name, LOSS_FORM)) if is_file(name) else POLICY_LOSSES[name]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config import tables
+from slurm_rl.config import registry
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.runtimes import RUNTIMES
@@ -14,12 +14,12 @@ from slurm_rl.config.tasks import TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import load_function
 
-TABLES = {name: table for name, table in vars(tables).items() if name.isupper() and isinstance(table, dict)}
+TABLES = {name: table for name, table in vars(registry).items() if name.isupper() and isinstance(table, dict)}
 ALL: dict[str, dict[str, Any]] = {**TABLES, "TASKS": TASKS, "RUNTIMES": RUNTIMES, "LAUNCHERS": LAUNCHERS}
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, rows in TABLES.items() for name in rows])
-def test_row_names_an_importable_function(table: str, name: str) -> None:
+def test_entry_names_an_importable_function(table: str, name: str) -> None:
     assert callable(TABLES[table][name].load())
 
 
