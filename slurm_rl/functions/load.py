@@ -65,7 +65,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def import_heavy(name: str, rule: str) -> Any:
-    """Import a module whose packages a login node may lack.
+    """Import a module that needs packages a login node may lack.
 
     Raises:
         MissingLibraryError: they are not installed here.
