@@ -21,8 +21,8 @@ class Form:
     parameters: tuple[str, ...]
     """Passed by position; the function may use other names."""
     flags: tuple[str, ...] | None = None
-    """Keyword-only parameters with a default, True or False, that describes the function. None: any object of that name is
-    accepted."""
+    """Keyword-only parameters with a default, True or False, that describes the function. None: any object of that name
+    is accepted."""
     takes_all: bool = False
     """`file.py:*`, every function of the file, is accepted too."""
 
