@@ -67,7 +67,7 @@ def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
         "+exp=demo", "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32", f"seed={seed}",
         "model.gradient_checkpointing=false", f"run_dir={run}", "warmup.num_steps=0", f"trainer.num_steps={args.steps}",
         f"trainer.prompts_per_step={PROMPTS}", f"algorithm.group_size={GROUP}", f"optim.lr={args.lr}",
-        "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.every=1000000", "eval.greedy=false",
+        "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.interval=1000000", "eval.greedy=false",
         "data.num_eval=8", f"data.train={(out / 'rows.jsonl').absolute()}", "data.max_prompt_tokens=4",
         f"env.name={world}:OurGuess", f"env.max_turns={TURNS}", "env.turn_tokens=1", f"rollout.max_tokens={LONGEST}",
         "reward.verifiers={}",

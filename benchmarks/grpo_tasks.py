@@ -65,7 +65,7 @@ def _completion(query: str, prompt: str) -> str:
 # Groups read their prompt once. 128 tokens' logits of the large vocabulary are 78 MB; the engine draws from no more
 # sequences than a batch has; and TRL has no dashboard either.
 SPARING = (
-    "policy.share_prompts=true", "policy.logprob_chunk_tokens=128", "rollout.max_num_seqs=64", "ray.dashboard=false",
+    "policy.prefix_sharing=true", "policy.logprob_chunk_tokens=128", "rollout.max_num_seqs=64", "ray.dashboard=false",
 )  # fmt: skip
 # With a model this small an engine is mostly Python, which takes one core.
 TWO_ENGINES = ("rollout.num_engines=2",)

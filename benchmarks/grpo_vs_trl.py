@@ -79,8 +79,8 @@ def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dic
         "+exp=demo", "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32",
         "model.gradient_checkpointing=false", f"run_dir={run}", "warmup.num_steps=0", f"seed={args.seed}",
         f"trainer.num_steps={steps}", f"trainer.prompts_per_step={task.prompts_per_step}", f"optim.lr={args.lr}",
-        f"algorithm.group_size={args.group_size}", "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",
-        f"data.train={(out / 'rows.jsonl').absolute()}", f"reward.function={task.reward_spec}",
+        f"algorithm.group_size={args.group_size}", "checkpoint.interval=1000000", "eval.greedy=false",
+        "data.num_eval=8", f"data.train={(out / 'rows.jsonl').absolute()}", f"reward.function={task.reward_spec}",
         f"data.max_prompt_tokens={task.max_prompt}", f"rollout.max_tokens={task.max_completion}",
         "optim.warmup_steps=0", "optim.schedule=constant", *task.ours,
     ]  # fmt: skip

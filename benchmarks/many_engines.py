@@ -147,7 +147,10 @@ def main() -> None:
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    print("| rollout.max_staleness | rollout.continuous | engines busy | places | s/step |\n|---|---|---|---|---|")
+    print(
+        "| rollout.max_off_policy_steps | rollout.inflight_weight_updates | engines busy | places | s/step "
+        "|\n|---|---|---|---|---|"
+    )
     for staleness, continuous in (CASES[case] for case in args.cases):
         with tempfile.TemporaryDirectory() as folder:
             busy, places, step_s = measure(Path(folder), staleness, continuous, args)
@@ -162,11 +165,12 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
     config = load_config(
         [
             "+exp=demo",
-            f"rollout.max_staleness={staleness}", f"rollout.continuous={continuous}", "checkpoint.every=1000000",
+            f"rollout.max_off_policy_steps={staleness}", f"rollout.inflight_weight_updates={continuous}",
+            "checkpoint.interval=1000000",
             f"rollout.max_num_seqs={args.slots}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0",
             f"trainer.prompts_per_step={args.prompts * args.engines}", f"algorithm.group_size={GROUP_SIZE}",
             *([f"reward.function={FILE}:{args.reward}", f"reward.num_workers={WORKERS}"] if args.reward else []),
-            "algorithm.kl.coefficient=0", "eval.every=0", "eval.num_samples=1", "eval.greedy=false",
+            "algorithm.kl.coef=0", "eval.interval=0", "eval.num_samples=1", "eval.greedy=false",
         ]
     )  # fmt: skip
     cluster = Cluster.__new__(Cluster)  # of which only `gather` is used: the cluster is this machine

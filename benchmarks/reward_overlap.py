@@ -56,9 +56,9 @@ def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
     run = args.out / f"k{staleness}-{reward}-{int(time.time())}"
     overrides = [
         "+exp=demo", f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
-        f"algorithm.group_size={args.group_size}", f"rollout.max_staleness={staleness}", "warmup.num_steps=2",
+        f"algorithm.group_size={args.group_size}", f"rollout.max_off_policy_steps={staleness}", "warmup.num_steps=2",
         f"reward.function={Path(__file__).resolve()}:{reward}", f"reward.num_workers={WORKERS}",
-        "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",
+        "checkpoint.interval=1000000", "eval.greedy=false", "data.num_eval=8",
         # So large that training takes as long as the reward: a step needs the batch that was asked for one step ago, so
         # k=1 can hide what fits beside one step's training, and half of what goes beyond.
         "model.tiny.hidden_size=512", "model.tiny.num_layers=8",

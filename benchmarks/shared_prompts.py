@@ -1,4 +1,4 @@
-"""What reading a group's prompt once saves the trainer: optimizer steps with `policy.share_prompts` off and on.
+"""What reading a group's prompt once saves the trainer: optimizer steps with `policy.prefix_sharing` off and on.
 
     python -m benchmarks.shared_prompts --prompt 512 --completion 64 --group-size 8
 
@@ -39,7 +39,7 @@ def main() -> None:
         build_tiny_model(TinyModelConfig(context_length=args.prompt + args.completion), 0, path)
         model = ModelConfig(path=str(path), gradient_checkpointing=False)
         engines = {
-            share: PolicyEngine(path, model, PolicyConfig(share_prompts=share), OptimConfig(lr=1e-4), temperature=1.0)
+            share: PolicyEngine(path, model, PolicyConfig(prefix_sharing=share), OptimConfig(lr=1e-4), temperature=1.0)
             for share in seconds
         }
     batches = build_groups(args)
@@ -52,7 +52,7 @@ def main() -> None:
         assert abs(losses[0] - losses[1]) < 1e-5, losses
     apart, shared = (statistics.median(seconds[share][2:]) for share in (False, True))
     tokens = args.groups * args.group_size * args.completion
-    print("| policy.share_prompts | s/step | trained tokens/s |\n|---|---|---|")
+    print("| policy.prefix_sharing | s/step | trained tokens/s |\n|---|---|---|")
     print(f"| false | {apart:.2f} | {tokens / apart:.0f} |\n| true | {shared:.2f} | {tokens / shared:.0f} |")
     print(f"{apart / shared:.2f} x")
 

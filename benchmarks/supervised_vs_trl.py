@@ -121,7 +121,7 @@ def run_ours(args: argparse.Namespace, case: str) -> Curve:
         "model.gradient_checkpointing=false", f"run_dir={run}", f"seed={args.seed}", "warmup.num_steps=0",
         f"data.train={(args.out / 'rows.jsonl').absolute()}", "data.num_eval=0", f"supervised.batch_size={args.rows}",
         f"supervised.max_tokens={LONGEST}", f"policy.num_workers={args.ranks}", f"policy.num_threads={threads(args)}",
-        f"optim.lr={LR}", "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.every=1000000",
+        f"optim.lr={LR}", "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.interval=1000000",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["stage"] in ("sft", "dpo")]

@@ -31,12 +31,12 @@ OVERRIDES = (
     "warmup.num_steps=40",
     "warmup.batch_size=32",
     "warmup.optim.lr=5e-3",
-    "algorithm.kl.coefficient=0.001",
+    "algorithm.kl.coef=0.001",
     "trainer.num_steps=6",
     "trainer.prompts_per_step=8",
     "algorithm.group_size=4",
-    "checkpoint.every=2",
-    "eval.every=3",
+    "checkpoint.interval=2",
+    "eval.interval=3",
     "logging.wandb.mode=disabled",
 )
 

@@ -2,7 +2,7 @@
 
 Every function maps rewards [P, G] float32 (P prompts, G completions of each) and `known` [P, G] bool to scores
 [P, G], one a completion. A reward that is not known (its verifier failed) has no part in any mean, deviation or count,
-and its own score is 0. To add one, write a function and a row in `ADVANTAGES` of config/tables.py.
+and its own score is 0. To add one, write a function and a row in `ADVANTAGES` of config/registry.py.
 
 What follows depends on the row:
 

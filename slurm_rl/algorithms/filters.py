@@ -17,7 +17,7 @@ from dataclasses import replace
 from slurm_rl.algorithms.losses import aggregation_weights
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
-from slurm_rl.config.tables import Row
+from slurm_rl.config.registry import Entry
 from slurm_rl.data.groups import Group
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.verifiers import JUDGES
@@ -40,9 +40,9 @@ def has_signal(group: Group) -> bool:
     return len({result.value if result.unshaped is None else result.unshaped for result in known}) > 1
 
 
-def zero_variance(groups: Sequence[Group], config: FilterConfig) -> Mask:
-    """`zero_variance`: groups with signal."""
-    return [[not config.zero_variance or has_signal(group)] * len(group.completions) for group in groups]
+def drop_zero_variance_groups(groups: Sequence[Group], config: FilterConfig) -> Mask:
+    """`drop_zero_variance_groups`: groups with signal."""
+    return [[not config.drop_zero_variance_groups or has_signal(group)] * len(group.completions) for group in groups]
 
 
 def truncated(groups: Sequence[Group], config: FilterConfig) -> Mask:
@@ -56,7 +56,7 @@ def length(groups: Sequence[Group], config: FilterConfig) -> Mask:
     return [[config.min_tokens <= item.num_sampled <= most for item in group.completions] for group in groups]
 
 
-FILTERS: tuple[Filter, ...] = (zero_variance, truncated, length)
+FILTERS: tuple[Filter, ...] = (drop_zero_variance_groups, truncated, length)
 
 
 def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
@@ -76,7 +76,7 @@ def keep_sequences(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
 
 
 def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
-    found = [[bool(keep) for keep in row] for row in Row(spec).load()(groups, config)]
+    found = [[bool(keep) for keep in row] for row in Entry(spec).load()(groups, config)]
     lengths, wanted = [len(row) for row in found], [len(group.completions) for group in groups]
     if lengths != wanted:
         raise ConfigError(
@@ -145,6 +145,6 @@ def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmC
     Weights were made from the whole minibatch before, so the gradient is the same in every digit but rounding.
     With a KL term in the loss, or an entropy bonus, each sequence has a gradient.
     """
-    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
+    if (config.kl.coef > 0 and config.kl.apply_to == "loss") or config.entropy_coef > 0:
         return list(sequences)
     return [s for s in sequences if s.advantages is not None and s.advantages.any()]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurm_rl.config.tables import Row
+from slurm_rl.config.registry import Entry
 from slurm_rl.data.groups import Group
 from slurm_rl.rewards.results import Failure, RewardResult
 from slurm_rl.rewards.values import describe_error, read_number, show
@@ -31,7 +31,7 @@ def apply_group_reward(spec: str, groups: Sequence[Group]) -> list[Group]:
 
 def _judge(spec: str, group: Group) -> list[RewardResult]:
     try:
-        said = Row(spec).load()(group.prompt, list(group.completions), [result.value for result in group.results])
+        said = Entry(spec).load()(group.prompt, list(group.completions), [result.value for result in group.results])
         found = _read(said, len(group.completions))
     except Exception as error:
         found = Failure("exception", f"{spec}: {describe_error(error)}")

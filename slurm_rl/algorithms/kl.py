@@ -2,7 +2,7 @@
 
 With x drawn from the policy and `d = log policy(x) - log reference(x)`, each estimator maps the two
 logprobs [N] to KL(policy || reference) [N]. To add one, write a function and a row in `KL_ESTIMATORS` of
-config/tables.py.
+config/registry.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slurm_rl.algorithms.losses import MAX_LOG_RATIO
-from slurm_rl.config.tables import KL_ESTIMATORS
+from slurm_rl.config.registry import KL_ESTIMATORS
 
 # The controller moves by at most this share of itself and of the horizon.
 _MAX_ERROR = 0.2

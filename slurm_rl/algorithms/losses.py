@@ -3,7 +3,7 @@
 A loss maps `LossInputs` and `ClipRange` to a `TokenLoss`. The total is `sum(loss * weight)` over all
 tokens of the global batch, with weights from `aggregation_weights`: a plain sum, so it does not matter
 how sequences are dealt to workers and micro-batches. To add a loss, write a function and a row in
-`POLICY_LOSSES` of config/tables.py. A loss is linear in the advantages: the importance correction scales these.
+`POLICY_LOSSES` of config/registry.py. A loss is linear in the advantages: the importance correction scales these.
 
 Importance correction: how much a token counts whose sampler was not quite the policy.
 
@@ -12,7 +12,7 @@ on purpose (top_p, top_k, min_p, a repetition penalty), or because vLLM and torc
 With the ratio `w_t = proximal(t) / sampler(t)`, where proximal is the policy at the start of the step, a token's loss
 is multiplied by `f(w_t)`; the policy's own ratio is then taken to proximal (decoupled PPO, AReaL,
 https://arxiv.org/abs/2505.24298), so that clipping sees what training changed and not what rounding did. To add one,
-write a function and a row in `CORRECTIONS` of config/tables.py: it maps the tokens of a micro-batch to their weights
+write a function and a row in `CORRECTIONS` of config/registry.py: it maps the tokens of a micro-batch to their weights
 [N], float32 and never negative.
 
 A sequence is what the model reads at once: a completion, or one branch of an episode that has several. Ratios and
@@ -107,7 +107,7 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 
     The weight is clipped, never the gradient: every token keeps learning. As in the paper's runs there is
     no lower bound, so `clip.low` has no part in it. `1 + high` is TRL's `epsilon_high` and ScaleRL's eps_max:
-    their recommended 5.0 is `clip_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
+    their recommended 5.0 is `clip_ratio_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
     metric counts positive ones.
     """
     ratio = exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)

@@ -112,11 +112,11 @@ def distribute(lengths: Sequence[int], num_workers: int, budget: int, *, padded:
     return workers
 
 
-def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: bool = False) -> PackedBatch:
+def build_packed_batch(sequences: Sequence[TrainSequence], *, prefix_sharing: bool = False) -> PackedBatch:
     """The sequences end to end in one row of T tokens with N trained ones, as CPU tensors.
 
     Args:
-        share_prompts: note which prompts are read but once.
+        prefix_sharing: note which prompts are read but once.
     """
     assert sequences, "a micro-batch without sequences is the engine's dummy, not ours to build"
     lengths = np.array([len(s.token_ids) for s in sequences])
@@ -141,7 +141,7 @@ def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: boo
         returns=_concatenate(num_trained, [s.returns for s in sequences]),
         temperatures=_repeat_temperatures(num_trained, sequences),
         # Noise differs from copy to copy of a prompt.
-        shared=torch.tensor(count_shared(sequences)) if share_prompts and not seeds else None,
+        shared=torch.tensor(count_shared(sequences)) if prefix_sharing and not seeds else None,
         margins=torch.tensor([s.margin for s in sequences], dtype=torch.float32),
         noise_seeds=torch.tensor(seeds, dtype=torch.int64) if len(seeds) == len(sequences) else None,
     )

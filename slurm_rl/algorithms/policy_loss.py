@@ -10,8 +10,7 @@ from slurm_rl.algorithms.kl import compute_kl
 from slurm_rl.algorithms.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss, exp_bounded
 from slurm_rl.algorithms.sequences import PackedBatch
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
-from slurm_rl.config.functions import find_loss
-from slurm_rl.config.tables import CORRECTIONS, LossRow
+from slurm_rl.config.registry import CORRECTIONS, LossEntry, find_loss
 from slurm_rl.errors import ConfigError
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
@@ -29,8 +28,8 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
     """
     row = find_loss(config.loss)
     correct = None if correction is None else CORRECTIONS[correction].load()
-    clip = ClipRange(low=config.clip_low, high=config.clip_high, dual=config.clip_dual)
-    kl_in_loss = config.kl.where == "loss"
+    clip = ClipRange(low=config.clip_ratio_low, high=config.clip_ratio_high, dual=config.clip_ratio_c)
+    kl_in_loss = config.kl.apply_to == "loss"
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
         # In the one optimizer step of a batch the policy is still that of the step's start.
@@ -54,8 +53,8 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
         )
         token = compute_loss(row, inputs, clip)
         loss = (token.loss * batch.weights).sum()
-        if config.entropy_bonus > 0:
-            loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
+        if config.entropy_coef > 0:
+            loss = loss - config.entropy_coef * (entropy * batch.weights).sum()
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
             "entropy/mean": float(entropy.detach().sum()),
@@ -70,13 +69,13 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
             sums["kl/reference"] = float(kl.detach().sum())
             if kl_in_loss:
                 term = kl * exp_bounded(logprobs - old_logprobs) if config.kl.bias_correction else kl
-                loss = loss + config.kl.coefficient * (term * batch.weights).sum()
+                loss = loss + config.kl.coef * (term * batch.weights).sum()
         return loss, sums
 
     return compute
 
 
-def compute_loss(row: LossRow, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+def compute_loss(row: LossEntry, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """What the function of a row says of each token.
 
     Raises:

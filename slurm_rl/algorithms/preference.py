@@ -2,10 +2,10 @@
 
 The total is the mean over the pairs of the whole global batch; as with `losses.py` the caller weights and sums,
 so it does not matter how pairs are dealt to workers. DPO's extra term on the chosen answer is `-logprob` of
-its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/tables.py.
+its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/registry.py.
 
 Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the pairs of one device together, so they
-would depend on how pairs are dealt. Its sft is `dpo.chosen_nll`.
+would depend on how pairs are dealt. Its sft is `dpo.sft_coef`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 
 # exp of it, and the square of such, is finite in float32.
 _MAX_EXPONENT = 40.0
@@ -74,7 +74,8 @@ def dpo_sigmoid_norm(ratios: LogRatios, config: DPOConfig) -> Tensor:
 
 
 def dpo_hinge(ratios: LogRatios, config: DPOConfig) -> Tensor:
-    """`max(0, 1 - h)` [P]: SLiC, https://arxiv.org/abs/2305.10425, as RSO writes it, https://arxiv.org/abs/2309.06657."""
+    """`max(0, 1 - h)` [P]: SLiC, https://arxiv.org/abs/2305.10425, as RSO writes it,
+    https://arxiv.org/abs/2309.06657."""
     return torch.relu(1 - _difference(ratios, config))
 
 
@@ -125,7 +126,8 @@ def dpo_sppo_hard(ratios: LogRatios, config: DPOConfig) -> Tensor:
 
 
 def dpo_apo_zero(ratios: LogRatios, config: DPOConfig) -> Tensor:
-    """`1 - sigmoid(c) + sigmoid(r)` [P], for chosen answers better than the policy's: https://arxiv.org/abs/2408.06266."""
+    """`1 - sigmoid(c) + sigmoid(r)` [P], for chosen answers better than the policy's:
+    https://arxiv.org/abs/2408.06266."""
     return 1 - torch.sigmoid(config.beta * ratios.chosen) + torch.sigmoid(config.beta * ratios.rejected)
 
 

@@ -15,8 +15,7 @@ from slurm_rl.algorithms.losses import aggregation_weights
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.algorithms.turn_credit import first_returns, spread_turns, turn_agents, turn_returns
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
-from slurm_rl.config.functions import find_advantage
-from slurm_rl.config.tables import AdvantageRow
+from slurm_rl.config.registry import AdvantageEntry, find_advantage
 from slurm_rl.data.groups import Branch, Completion, Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
@@ -24,7 +23,7 @@ from slurm_rl.rewards.results import RewardResult
 
 _SHOWN_CHARS = 200
 
-_REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)
+_REWARD_TO_GO = GAEConfig(gamma=1.0, lam=1.0, whiten=True)
 """Of REINFORCE++, whose paper has no discount."""
 
 
@@ -167,13 +166,13 @@ def build_train_sequences(
     values = None if values is None else join_parts(parts, values)
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
     kl = None
-    if ref_logprobs is not None and config.kl.where != "loss":
+    if ref_logprobs is not None and config.kl.apply_to != "loss":
         kl = kl_of_tokens(old, ref_logprobs, config)
-    if kl is None or config.kl.where == "reward":
+    if kl is None or config.kl.apply_to == "reward":
         advantages, returns = compute_advantages(groups, config, kl, values)
     else:
         advantages, returns = compute_advantages(groups, config, None, values)
-        advantages = distill(advantages, kl, config.kl.coefficient)
+        advantages = distill(advantages, kl, config.kl.coef)
     return [
         replace(
             sequence,
@@ -232,7 +231,7 @@ def compute_advantages(
         kl: of each completion's tokens, to be taken from the reward.
         values: of a critic; None without one.
     """
-    row, coefficient = find_advantage(config.advantage), config.kl.coefficient
+    row, coefficient = find_advantage(config.advantage), config.kl.coef
     rewards, known = group_rewards(groups)
     if row.per_turn:
         return compute_turn_advantages(
@@ -251,14 +250,14 @@ def compute_advantages(
     # Without a critic nothing is expected, and the advantage is all that is still to come.
     rule = _REWARD_TO_GO if values is None else config.gae
     baseline = [np.zeros(length, dtype=np.float32) for length in lengths] if values is None else values
-    advantages, returns = compute_gae(spread, baseline, discount=rule.discount, smoothing=rule.smoothing)
+    advantages, returns = compute_gae(spread, baseline, discount=rule.gamma, smoothing=rule.lam)
     if rule.whiten:
         advantages = whiten(advantages, keep_mask(groups, config.filters))
     return advantages, None if values is None else returns
 
 
 def compute_turn_advantages(
-    row: AdvantageRow, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
+    row: AdvantageEntry, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
 ) -> list[FloatArray]:
     """Each turn's return less its agent's baseline, [L] of each completion; 0 where there is nothing to compare.
 
@@ -280,7 +279,7 @@ def compute_turn_advantages(
     return [spread_turns(completion, found) for completion, found in zip(completions, advantages, strict=True)]
 
 
-def compute_scores(row: AdvantageRow, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
     """What the function of a row makes of rewards [P, G].
 
     Raises:

@@ -31,9 +31,9 @@ from slurm_rl.launch.slurm.granted import read_allocation
 from slurm_rl.launch.slurm.srun import srun_argv
 from slurm_rl.plan.accelerator import accelerator_env, ray_env
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup, wrap_doctor
+from slurm_rl.plan.versions import expected_for
 from slurm_rl.plugins.health.doctor.finding import Finding, Question, load_answer, save_question
 from slurm_rl.plugins.health.doctor.gpus import find_accelerator
 from slurm_rl.plugins.health.doctor.table import is_well, render
@@ -44,10 +44,10 @@ from slurm_rl.run_dir.run_dir import expect_writable
 def run(words: list[str]) -> int:
     told = read_words("doctor", words)
     config, plan, directory = compose_run(told.rest, told.flags.config_dir, is_run=False)
-    if plan.kinds:
+    if plan.node_groups:
         raise ConfigError(
             "doctor looks at nodes of one kind at a time",
-            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.kinds)}",
+            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
             action="add '~cluster.nodes' and what this kind has, such as cluster.num_nodes=1 cluster.gpus_per_node=4 "
             "cluster.slurm.constraint=v100",
         )

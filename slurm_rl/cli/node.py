@@ -71,7 +71,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     named = told.flags.run
     if named is None:
         overrides = check_overrides(told.rest)
-        tree = compose([*overrides, "cluster.launcher=machines"], config_dir=told.flags.config_dir)
+        tree = compose([*overrides, "cluster.launcher=manual"], config_dir=told.flags.config_dir)
     elif told.rest:
         raise ConfigError("a run that is resumed keeps its config", seen=" ".join(told.rest), action="leave out either")
     else:

@@ -12,7 +12,7 @@ from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.plan.reasons import explain_exactness
+from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plugins.report.columns import find_width
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import sys
 
 from slurm_rl.cli.words import read_words
-from slurm_rl.config.functions import FORMS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.user_files.load import import_heavy
 from slurm_rl.config.user_files.read import read_function
+from slurm_rl.config.user_parts import FORMS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_checks import check_reward_model
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.told import tell
-from slurm_rl.config.functions import named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_parts import named_functions
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.planning import plan_in
@@ -98,7 +98,7 @@ def _check_is_one_component(plan: JobPlan) -> None:
     if plan.het:
         raise ConfigError(
             "a sweep is an array of jobs, which Slurm has not of heterogeneous ones",
-            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.kinds)}",
+            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
             action="submit these runs one by one, without -m",
         )
 
@@ -115,7 +115,7 @@ def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
 def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None:
     """Look at each model and data set once; `seen` remembers what was wrong with it."""
     key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
-    key += f" {config.checkpoint.url!r}"
+    key += f" {config.checkpoint.upload_url!r}"
     if key not in seen:
         seen[key] = None
         try:

@@ -1,4 +1,4 @@
-"""The learning rule: critic, advantages, loss, KL."""
+"""Config of the RL objective: critic, advantage, loss, KL, importance correction, filters."""
 
 from __future__ import annotations
 
@@ -7,143 +7,151 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slurm_rl.config.functions import explain_small_group, file_of
-from slurm_rl.config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
-from slurm_rl.config.tables import (
+from slurm_rl.config.registry import (
     ADVANTAGES,
     KL_ESTIMATORS,
+    AdvantageEntry,
     AdvantageName,
-    AdvantageRow,
     CorrectionName,
     KLEstimatorName,
     LossName,
+)
+from slurm_rl.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Section,
+    file_of,
 )
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.config.user_files.load import is_file
 
 
 class CriticConfig(Section):
-    """The model that says what reward is still to come; read with algorithm.advantage=gae."""
+    """Value model of PPO; used with algorithm.advantage=gae."""
 
-    apart: bool = False
-    """It has GPUs of its own, and works while the policy does; false: one process of it next to each policy worker, on
-    its GPU, and they take turns."""
+    dedicated_gpus: bool = False
+    """Give the critic its own GPUs, so that it trains in parallel with the policy; false: each critic process shares
+    the GPU of a policy worker, in turn."""
     num_workers: PositiveInt | None = None
-    """Processes of one GPU each that hold it; null, with `apart`: as many as the policy has."""
-    node_feature: str | None = None
-    """One of cluster.nodes, where these processes run; null: on any."""
+    """Critic processes of one GPU each, which implies `dedicated_gpus`; null with it: as many as policy workers."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that critic processes run on; null: any."""
     init_from: str | None = None
-    """Folder of a reward model (task=rm) or another model of the policy's architecture; null: the reference policy
-    with a new head."""
+    """Folder of a reward model (task=rm), or of another model of the policy's architecture, that initializes the
+    critic; null: the reference policy with a new value head."""
     optim: OptimConfig = OptimConfig(lr=9e-6)
-    """Its optimizer."""
+    """Optimizer of the critic."""
     clip: PositiveFloat | None = 0.2
-    """A value that moved further than this in one step is not pulled on; null: no clipping."""
+    """Clip range of the value loss: values that moved further in one step get no gradient; null: no clipping."""
     warmup_steps: NonNegativeInt = 0
-    """First steps in which it learns alone, while the policy, its schedule and the KL coefficient stay as they are."""
+    """First steps that train only the critic; the policy, its schedule and the KL coefficient stay unchanged."""
 
     @property
-    def is_apart(self) -> bool:
-        """Whether it has processes of its own; a number of them says so, too."""
-        return self.apart or self.num_workers is not None
+    def is_dedicated(self) -> bool:
+        """Whether the critic has its own processes and GPUs."""
+        return self.dedicated_gpus or self.num_workers is not None
 
 
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
 
 
 class KLConfig(Section):
-    """Distance to the frozen reference policy."""
+    """KL divergence to the frozen reference policy."""
 
-    coefficient: NonNegativeFloat = 0.0
+    coef: NonNegativeFloat = 0.0
     """Weight of the KL term; at 0 no reference model is loaded."""
     estimator: KLEstimatorName = "k3"
-    """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
-    where: Literal["loss", "reward", "advantage"] = "loss"
-    """Add it to the loss (k2 or k3), or take it from the reward before the advantage; with gae, reinforce_pp and
-    reinforce_pp_baseline from that of each token. advantage (k1): from each token's own advantage and no other's, which
-    is on-policy distillation where reference.path is a teacher."""
+    """Schulman's KL estimator (http://joschu.net/blog/kl-approx.html)."""
+    apply_to: Literal["loss", "reward", "advantage"] = "loss"
+    """loss: add the KL to the loss (k2 or k3). reward: subtract it from the reward before the advantage, per token with
+    gae, reinforce_pp and reinforce_pp_baseline. advantage: subtract it from each token's own advantage (k1), which is
+    on-policy distillation if reference.path is a teacher."""
     bias_correction: bool = False
-    """With where=loss and k3, multiply the KL of each token by the policy's ratio (DeepSeek-V3.2,
-    https://arxiv.org/abs/2512.02556): the expected gradient is then that of the KL itself. It is TRL's
-    use_bias_correction_kl, which is on by default there."""
+    """With apply_to=loss and k3, multiply each token's KL by the policy ratio, which makes the gradient unbiased
+    (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556; TRL's use_bias_correction_kl, on by default there)."""
     target: PositiveFloat | None = None
-    """With where=reward, change the coefficient after each step until the KL of a completion, summed over its
-    tokens, comes to so many nats (Ziegler et al. 2019); null: it stays as it is."""
+    """With apply_to=reward, adapt the coefficient after each step toward this KL per completion, in nats (Ziegler et
+    al. 2019); null: keep it constant."""
     horizon: PositiveInt = 10_000
-    """Completions in which an error of 20 % or more changes the coefficient by 20 %."""
+    """Completions over which an error of 20 % or more changes the coefficient by 20 %."""
 
     def problems(self) -> Iterator[str]:
-        if self.coefficient > 0 and self.where == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
+        if self.coef > 0 and self.apply_to == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
             fit = [name for name, row in KL_ESTIMATORS.items() if row.in_loss]
             yield (
-                f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.where=loss, since the expected "
-                f"gradient of {self.estimator} is 0 whatever the distance; got {self.estimator!r}. "
-                f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.where=reward"
+                f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.apply_to=loss, since the "
+                f"expected "
+                f"gradient of {self.estimator} is 0; got {self.estimator!r}. "
+                f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.apply_to=reward"
             )
-        if self.coefficient > 0 and self.where == "advantage" and self.estimator != "k1":
+        if self.coef > 0 and self.apply_to == "advantage" and self.estimator != "k1":
             yield (
-                "algorithm.kl.estimator must be k1 with algorithm.kl.where=advantage, since as an advantage k1 alone "
-                f"makes the gradient of the KL; got {self.estimator!r}. Next: algorithm.kl.estimator=k1"
+                "algorithm.kl.estimator must be k1 with algorithm.kl.apply_to=advantage, since only k1 gives the "
+                "gradient "
+                f"of the KL there; got {self.estimator!r}. Next: algorithm.kl.estimator=k1"
             )
-        if self.bias_correction and (self.coefficient == 0 or self.where != "loss" or self.estimator != "k3"):
+        if self.bias_correction and (self.coef == 0 or self.apply_to != "loss" or self.estimator != "k3"):
             yield (
                 "algorithm.kl.bias_correction needs a KL term in the loss by k3; got "
-                f"coefficient={self.coefficient}, where={self.where!r} and estimator={self.estimator!r}. Next: "
-                "algorithm.kl.coefficient=0.001 algorithm.kl.where=loss algorithm.kl.estimator=k3, or leave it out"
+                f"coef={self.coef}, apply_to={self.apply_to!r} and estimator={self.estimator!r}. Next: "
+                "algorithm.kl.coef=0.001 algorithm.kl.apply_to=loss algorithm.kl.estimator=k3, or leave it out"
             )
-        if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
+        if self.target is not None and (self.coef == 0 or self.apply_to != "reward"):
             yield (
-                "algorithm.kl.target needs a KL term in the reward whose coefficient is above 0 to begin with; "
-                f"got coefficient={self.coefficient} and where={self.where!r}. "
-                "Next: algorithm.kl.coefficient=0.01 algorithm.kl.where=reward, or algorithm.kl.target=null"
+                "algorithm.kl.target needs a KL term in the reward with an initial coefficient above 0; "
+                f"got coef={self.coef} and apply_to={self.apply_to!r}. "
+                "Next: algorithm.kl.coef=0.01 algorithm.kl.apply_to=reward, or algorithm.kl.target=null"
             )
 
 
 class GAEConfig(Section):
-    """Generalised advantage estimation; read with advantage=gae."""
+    """Generalized advantage estimation (https://arxiv.org/abs/1506.02438); used with advantage=gae."""
 
-    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the next token's value; 1: a reward counts the same however many tokens came before it."""
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """GAE's lambda: 0 trusts the critic's next value, 1 the rewards alone."""
+    gamma: PositiveFraction = 1.0
+    """Discount factor per token; 1: no discount."""
+    lam: Fraction = 0.95
+    """Lambda: 0 relies on the critic's next value, 1 only on rewards."""
     whiten: bool = True
-    """Advantages of a step get mean 0 and deviation 1 over its tokens."""
+    """Normalize the advantages of a step to mean 0 and standard deviation 1 over its tokens."""
 
 
 class CorrectionConfig(Section):
-    """Importance correction between the sampler and the policy.
+    """Importance correction between sampler and policy.
 
-    With one, the policy's ratio is taken to its own logprobs at the start of the step; these cost a forward pass over
-    the batch where more than one optimizer step is made of it. TRL recomputes and corrects by default
-    (vllm_importance_sampling_correction, sequence_mask), verl recomputes by default and recommends truncation at 2.
+    It computes the policy's logprobs at the start of the step, one more forward pass if a step has several optimizer
+    updates. TRL corrects by default (sequence_mask); verl recommends truncation at 2.
     """
 
     kind: CorrectionName | None = "auto"
-    """auto: none where the sampler is the policy (float32, its own weights, nothing that bends the distribution), else
-    geometric_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. token_tis: each
-    token's ratio, at most high. icepop: each token's ratio, 0 outside [low, high]. sequence_mask: the product of a
-    sequence's ratios, 0 outside. geometric_mask: 1 where the geometric mean of a sequence's ratios lies inside, else 0.
-    null: no correction, and the ratio is taken to the sampler."""
+    """token_tis: truncate each token's ratio at high. icepop: zero token ratios outside [low, high]. sequence_mask:
+    zero sequences whose product of ratios is outside. geometric_mask: zero sequences whose geometric mean is outside.
+    auto: none if the sampler equals the policy (float32, on-policy weights, unmodified distribution), else
+    geometric_mask for sequence-level losses (gspo, gspo_token) and token_tis for others. null: no correction; the
+    ratio is taken to the sampler's logprobs."""
     low: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Smallest ratio let through (icepop, sequence_mask, geometric_mask); 0: no lower bound."""
+    """Smallest ratio kept by icepop, sequence_mask and geometric_mask; 0: no lower bound."""
     high: Annotated[float, Field(gt=1)] = 2.0
-    """Largest ratio let through; with token_tis the largest weight of a token."""
+    """Largest ratio kept; with token_tis the largest weight of a token."""
 
 
 class FilterConfig(Section):
-    """Completions left out of the loss and of its mean; they still count in their group's baseline."""
+    """Completions excluded from the loss; they still count in their group's baseline."""
 
-    zero_variance: bool = False
-    """Leave out groups whose completions are all equally right: by the verifiers that judge the answer (arithmetic,
-    math, code; of services and functions the scores acc_rewards and scores), else by the reward before overlong."""
+    drop_zero_variance_groups: bool = False
+    """Drop groups whose completions are all equally correct, by the verifiers of the answer (arithmetic, math, code; a
+    service's or function's acc_rewards or scores), else by the reward before overlong shaping."""
     truncated: bool = False
-    """Leave out completions that the length limit cut."""
+    """Drop completions cut at the length limit."""
     min_tokens: NonNegativeInt = 0
-    """Leave out completions of fewer tokens."""
+    """Drop completions with fewer tokens."""
     max_tokens: PositiveInt | None = None
-    """Leave out completions of more tokens; null: none."""
+    """Drop completions with more tokens; null: no limit."""
     function: Annotated[str, file_of("algorithm.filters.function")] | None = None
-    """`file.py:name`, a function (groups, config) that says of each completion of each group whether it is kept."""
+    """`file.py:name`, a function (groups, config) that returns for each completion of each group whether to keep it."""
 
     def problems(self) -> Iterator[str]:
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -154,81 +162,89 @@ class FilterConfig(Section):
 
 
 class OverlongConfig(Section):
-    """DAPO's soft punishment of completions that come near the length limit."""
+    """DAPO's soft length penalty."""
 
     buffer_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Over this last share of rollout.max_tokens the reward falls, linearly, by `penalty`; 0 punishes nothing."""
+    """Last share of rollout.max_tokens over which the reward falls linearly by `penalty`; 0: no penalty."""
     penalty: PositiveFloat = 1.0
-    """What a completion at the limit loses."""
+    """Reward subtracted at the length limit."""
 
 
 class AlgorithmConfig(Section):
-    """The parts of an algorithm; each is chosen by name, or as a function of the user's own, `file.py:name`."""
+    """The RL algorithm; each part is a built-in name or a user's function, `file.py:name`."""
 
     advantage: AdvantageName = "group_norm"
-    """How rewards of a group become advantages: group_norm, dr_grpo, rloo, turn_rloo, gae, reinforce_pp,
-    reinforce_pp_baseline, none (they have no part in it), or `file.py:name`, a function (rewards, known)."""
-    turn_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the next turn's return, with advantage=turn_rloo; 1: a reward counts the same however many turns before."""
+    """Advantage estimator: group_norm, dr_grpo, rloo, turn_rloo, gae, reinforce_pp, reinforce_pp_baseline, none
+    (rewards are ignored), or `file.py:name`, a function (rewards, known)."""
+    turn_discount: PositiveFraction = 1.0
+    """With advantage=turn_rloo, discount factor per turn; 1: no discount."""
     loss: LossName = "grpo"
-    """The policy loss of one token: grpo, gspo, gspo_token, cispo, or `file.py:name`, a function (inputs, clip)."""
+    """Policy loss per token: grpo, gspo, gspo_token, cispo, or `file.py:name`, a function (inputs, clip)."""
     aggregation: AggregationName = "token-mean"
-    """How token losses become one number. token-mean: the mean over all tokens of the batch; sequence-mean: the mean
-    over sequences of each one's sum (see aggregation_length); sequence-mean-token-mean: that of each one's mean."""
+    """Reduction of token losses. token-mean: mean over all tokens of the batch; sequence-mean: mean over sequences of
+    each sum (see aggregation_length); sequence-mean-token-mean: mean over sequences of each mean."""
     aggregation_length: PositiveInt | None = None
-    """For sequence-mean: divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
-    group_size: Annotated[int, Field(ge=1)] = 8
-    """Completions sampled for each prompt."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
-    clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
-    """With loss=grpo and a negative advantage the ratio counts for so much at most (dual clip,
-    https://arxiv.org/abs/1912.09729; verl's clip_ratio_c and its 3, TRL's delta); null: no bound."""
+    """With sequence-mean, divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
+    group_size: PositiveInt = 8
+    """Completions sampled per prompt."""
+    clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Lower clip range: the ratio is clipped at 1 - clip_ratio_low."""
+    clip_ratio_high: PositiveFloat = 0.2
+    """Upper clip range: the ratio is clipped at 1 + clip_ratio_high (DAPO's clip-higher: 0.28)."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None = 3.0
+    """With loss=grpo, upper bound of the ratio for negative advantages (dual-clip PPO,
+    https://arxiv.org/abs/1912.09729; verl's clip_ratio_c, TRL's delta); null: no bound."""
     correction: CorrectionConfig = CorrectionConfig()
-    """For completions whose sampler was not the policy: older weights, another program."""
+    """Importance correction for completions sampled off-policy."""
     overlong: OverlongConfig = OverlongConfig()
-    """Reward lost near the length limit."""
+    """Penalty near the length limit."""
     group_reward: Annotated[str, file_of("algorithm.group_reward")] | None = None
-    """`file.py:name`, a function (prompt, completions, rewards) that sees all completions or episodes of a prompt and
-    makes the reward of each of what each was given; in training alone."""
+    """`file.py:name`, a function (prompt, completions, rewards) that returns new rewards from all completions of a
+    prompt; training only."""
     filters: FilterConfig = FilterConfig()
-    """What the loss leaves out."""
+    """Completions excluded from the loss."""
     dynamic_sampling_rounds: PositiveInt = 1
-    """Sample other prompts until the batch is full of groups that filters.zero_variance keeps, at most so often (DAPO);
-    at the bound, others fill it. 1: take what comes."""
-    entropy_bonus: NonNegativeFloat = 0.0
-    """Weight of the policy's entropy, which the loss then raises."""
+    """Sampling rounds per step at most, to fill the batch with groups that filters.drop_zero_variance_groups keeps
+    (DAPO); after the last, other groups fill it. 1: no resampling."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus in the loss."""
     kl: KLConfig = KLConfig()
-    """Distance to the reference."""
+    """KL to the reference policy."""
     gae: GAEConfig = GAEConfig()
-    """Per-token advantages from a critic."""
+    """Generalized advantage estimation."""
 
     @property
     def needs_values(self) -> bool:
-        """Whether the advantage is made from a critic's values."""
+        """Whether the advantage uses a critic's values."""
         return self._advantage_row is not None and self._advantage_row.needs_values
 
     @property
-    def _advantage_row(self) -> AdvantageRow | None:
-        # A user's file is looked at when a run is new, never when a saved config is read; it has no critic.
+    def _advantage_row(self) -> AdvantageEntry | None:
+        # A user's file is read for new runs only, and never has a critic.
         return None if is_file(self.advantage) else ADVANTAGES[self.advantage]
 
     def problems(self) -> Iterator[str]:
         if self.group_size < 2 and self._advantage_row is not None and self._advantage_row.needs_group:
-            yield (explain_small_group(self.advantage, self.group_size))
+            yield explain_small_group(self.advantage, self.group_size)
         if self.turn_discount != 1 and self._advantage_row is not None and not self._advantage_row.per_turn:
             yield (
-                f"algorithm.turn_discount is read with algorithm.advantage=turn_rloo; got {self.turn_discount:g} with "
+                f"algorithm.turn_discount needs algorithm.advantage=turn_rloo; got {self.turn_discount:g} with "
                 f"{self.advantage!r}. Next: algorithm.turn_discount=1, or algorithm.advantage=turn_rloo"
             )
         for name, wanted in (
             ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
-            ("filters.zero_variance", self.filters.zero_variance),
+            ("filters.drop_zero_variance_groups", self.filters.drop_zero_variance_groups),
         ):
             if wanted and self.group_size < 2:
                 yield (
                     f"algorithm.{name} compares the rewards of a group, so algorithm.group_size must be >= 2; got "
                     f"{self.group_size}. Next: set algorithm.group_size=8, or leave algorithm.{name} out"
                 )
+
+
+def explain_small_group(advantage: str, group_size: int) -> str:
+    """Return the error for an advantage that compares the completions of a prompt."""
+    return (
+        f"algorithm.group_size must be >= 2 for advantage {advantage!r}, which compares the completions of one prompt; "
+        f"got {group_size}. Next: set algorithm.group_size=8, or algorithm.advantage=reinforce_pp or gae"
+    )

@@ -1,4 +1,4 @@
-"""Where a run goes: this machine or a Slurm cluster, and what its nodes have."""
+"""Config of the machines: launcher, nodes, GPUs and the options of sbatch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from urllib.parse import urlsplit
 from pydantic import Field, StrictBool, StrictInt
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.nodes import NodeKindConfig, TopologyConfig
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by, one_of
-from slurm_rl.config.text import Feature, OneLine, Text, VariableName
+from slurm_rl.config.text import NodeGroupName, OneLine, Text, VariableName
 
-# The controller, `status` and `resume` rest on these; each has another way to be said, or none.
+# Options that the controller, `status` and `resume` rely on, with the next action.
 RESERVED_OPTIONS = {
     "array": "sweep with -m",
     "container": "use the container section",
     "container-image": "use the container section",
     "cpus-per-task": "set cluster.cpus_per_node",
-    "error": "leave it out: logs lie in the run directory",
+    "error": "leave it out: logs are in the run directory",
     "exclusive": "set cluster.slurm.exclusive",
     "help": "leave it out",
     "job-name": "set name",
     "mem": "set cluster.mem_gb_per_node",
     "nodes": "set cluster.num_nodes",
-    "no-requeue": "leave it out: a run that the time limit ends comes back by requeue",
+    "no-requeue": "leave it out: a run that reaches the time limit is requeued",
     "ntasks": "leave it out: there is one task a node",
     "ntasks-per-node": "leave it out: there is one task a node",
     "open-mode": "leave it out",
-    "output": "leave it out: logs lie in the run directory",
+    "output": "leave it out: logs are in the run directory",
     "parsable": "leave it out",
     "segment": "set cluster.topology.segment",
-    "signal": "set job.signal_lead_s",
+    "signal": "set job.checkpoint_lead_s",
     "switches": "set cluster.topology.switches",
     "test-only": "use `python -m slurm_rl plan`",
     "time": "set job.time_limit",
@@ -60,7 +59,7 @@ def _check_extra(options: dict[str, bool | int | str]) -> None:
 
 
 class SlurmOptions(Section):
-    """Options of sbatch under their own names; anything else goes in `extra`."""
+    """Options of sbatch by their own names; other options go into `extra`."""
 
     partition: OneLine | None = None
     """--partition."""
@@ -87,106 +86,138 @@ class SlurmOptions(Section):
     nice: int | None = None
     """--nice."""
     gres: OneLine | None = None
-    """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
+    """--gres; null: gpu:<type>:<n> from cluster.gpu_type and gpus_per_node, unless `extra` requests GPUs."""
     exclusive: bool = True
-    """--exclusive: the job has its nodes for itself."""
+    """--exclusive: no other job runs on the nodes."""
     extra: Annotated[dict[str, StrictBool | StrictInt | OneLine], checked_by(_check_extra)] = Field(default={})
-    """Any other option of sbatch, long name without leading dashes; true for a flag."""
+    """Other options of sbatch by their long names without leading dashes; true for a flag."""
+
+
+class NodeGroupConfig(Section):
+    """One group of equal nodes in a heterogeneous job; null inherits the value of `cluster`."""
+
+    count: PositiveInt = 1
+    """Nodes of the group."""
+    gpus_per_node: NonNegativeInt | None = None
+    """GPUs per node; 0: CPU nodes."""
+    gpu_type: OneLine | None = None
+    """Slurm's name of the GPU type."""
+    gpu_mem_gb: PositiveFloat | None = None
+    """Memory of one GPU in GB (10^9 bytes), for the memory estimate."""
+    cpus_per_node: PositiveInt | None = None
+    """CPU cores per node."""
+    mem_gb_per_node: PositiveInt | Literal["all"] | None = None
+    """Memory per node in Slurm's GB, or all."""
+    partition: OneLine | None = None
+    """--partition of the group."""
+    constraint: OneLine | None = None
+    """--constraint of the group; null: the group's name, a Slurm feature, unless GPU type or partition select the
+    nodes."""
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether GPU type or partition select these nodes, so that no feature is needed."""
+        return self.gpu_type is not None or self.partition is not None
+
+
+class TopologyConfig(Section):
+    """Network distance between the nodes of a job."""
+
+    segment: PositiveInt | None = None
+    """--segment: nodes are allocated in groups of this size within one block (Slurm 24.05 and later,
+    topology/block)."""
+    switches: Annotated[OneLine, Field(pattern=r"^[1-9]\d*(@[0-9:-]+)?$")] | None = None
+    """--switches: leaf switches at most, and the time to wait for them: 1@10:00 (topology/tree)."""
 
 
 class ClusterConfig(Section):
-    """The machines."""
+    """Machines of the run."""
 
     launcher: Annotated[str, one_of(LAUNCHERS)] = "local"
-    """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already;
-    machines: `python -m slurm_rl node` on each of them."""
+    """local: processes on this machine; slurm: a Slurm job; ray: a job on an existing Ray cluster; machines:
+    `python -m slurm_rl node` started on each machine."""
     address: OneLine | None = None
-    """Of launcher ray: the cluster's dashboard, http://host:8265; its token comes from RAY_AUTH_TOKEN."""
+    """Dashboard URL of the Ray cluster with launcher=ray, http://host:8265; RAY_AUTH_TOKEN holds its token."""
     remote_root: OneLine | None = None
-    """Of launcher ray: folder that every node of that cluster sees, for what the trainer writes; null: the path of the
-    run directory here, which those nodes must see then."""
+    """Folder for trainer output with launcher=ray, seen by all nodes of that cluster; null: the path of the local run
+    directory, which those nodes must then see."""
     head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
-    """Of launcher machines: where the others find node 0. Below the ports that runs choose for themselves."""
+    """Port of node 0 with launcher=manual, below the ports that runs allocate."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
-    """What the nodes compute with; masks, environment and expected libraries follow from it."""
+    """Accelerator of the nodes, which determines device masks, environment variables and expected libraries."""
     gpu_type: OneLine | None = None
-    """Slurm's name of the GPU type, for gres and for the submit-time check."""
+    """Slurm's name of the GPU type, for --gres and the check at submission."""
     num_nodes: PositiveInt = 1
-    """Nodes of the job; the run has exactly these or does not start."""
-    nodes: dict[Feature, NodeKindConfig] = Field(default={})
-    """Nodes of several kinds, by names of your own: +cluster.nodes.h100.count=2. The keys `node_feature` of policy,
-    rollout, reference, critic and reward.service choose among them. Empty: all nodes are alike."""
+    """Nodes of the run, which does not start with fewer."""
+    nodes: dict[NodeGroupName, NodeGroupConfig] = Field(default={})
+    """Node groups of a heterogeneous job, by name: +cluster.nodes.h100.count=2; `node_group` of policy, rollout,
+    reference, critic and reward.service selects one. Empty: all nodes are equal."""
     topology: TopologyConfig = TopologyConfig()
-    """How close to each other the nodes are."""
+    """Network distance between nodes."""
     gpus_per_node: NonNegativeInt = 0
-    """GPUs taken on each node."""
+    """GPUs per node."""
     gpu_mem_gb: PositiveFloat | None = None
-    """Memory of one GPU in GB (10^9 bytes), for the estimate of what fits; null: nothing is estimated."""
+    """Memory of one GPU in GB (10^9 bytes), for the memory estimate; null: no estimate."""
     cpus_per_node: PositiveInt | None = None
-    """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
+    """CPU cores per node; null: all cores of this machine (local), or Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | Literal["all"] | None = "all"
-    """Memory of each node for the job, in GB as Slurm counts them; all: all of it (--mem=0); null: no --mem, so that
-    Slurm's default or an option in slurm.extra holds."""
+    """Memory per node in Slurm's GB; all: --mem=0; null: no --mem, so Slurm's default or slurm.extra applies."""
     max_parallel_runs: PositiveInt | None = None
-    """Runs of a sweep that may run at once; null leaves it to Slurm."""
+    """Concurrent runs of a sweep at most; null: no limit."""
     run_root: OneLine = "runs"
     """Folder for run directories; every node must see it."""
     site_dir: OneLine | None = None
-    """Folder that all runs of the site see and write to, where they tell each other of bad nodes; null: each run
-    remembers its own alone."""
+    """Folder in which all runs of the site share their records of bad nodes; null: each run keeps its own."""
     tmp_root: OneLine = "/tmp"
-    """Node-local folder for sockets and spills, mounted into containers; short, since a Unix socket's path holds 107
-    bytes."""
+    """Node-local folder for sockets and spilling, mounted into containers; keep it short, since the path of a Unix
+    socket is limited to 107 bytes."""
     python: OneLine | None = None
-    """Python of the trainer on the nodes, /shared/venv/bin/python; null: the one running now, or in a container
-    python3."""
+    """Python interpreter of the trainer on the nodes, such as /shared/venv/bin/python; null: the running one, or
+    python3 in a container."""
     network_interface: OneLine | None = None
-    """Interface for NCCL, RCCL and Gloo; null lets them choose."""
+    """Network interface of NCCL, RCCL and Gloo; null: chosen by them."""
     setup: list[Text] = Field(default=[])
-    """Shell lines on the host of each node before anything starts there, such as module load; one that fails ends the
-    attempt. They do not change the Python that runs: see cluster.python. With pyxis, which starts no shell on the
-    nodes, in the batch script alone: what they export arrives everywhere. container.setup is for the container."""
+    """Shell lines on the host of each node before any process starts, such as module load; a failing line ends the
+    attempt. They do not select the Python (see cluster.python). With pyxis they run only in the batch script, whose
+    exports reach all nodes; container.setup is for the container."""
     env: dict[VariableName, Text | None] = Field(default={})
-    """Environment of every process of the run; null removes a variable the presets set."""
+    """Environment variables of all processes of the run; null removes a preset variable."""
     slurm: SlurmOptions = SlurmOptions()
-    """Options for sbatch."""
+    """Options of sbatch."""
 
-    def gpus_of(self, kind: str) -> int:
-        """GPUs taken on a node of this kind."""
-        number = self.nodes[kind].gpus_per_node
+    def gpus_of(self, group: str) -> int:
+        """Return the GPUs per node of a node group."""
+        number = self.nodes[group].gpus_per_node
         return self.gpus_per_node if number is None else number
 
     def problems(self) -> Iterator[str]:
         yield from self._address_problems()
-        yield from self._kind_problems()
-        yield from self._topology_problems()
+        yield from self._group_problems()
+        if self.topology != TopologyConfig() and not LAUNCHERS[self.launcher].is_queue:
+            yield f"cluster.topology needs cluster.launcher=slurm, which knows its switches; got {self.launcher}"
 
-    def _kind_problems(self) -> Iterator[str]:
+    def _group_problems(self) -> Iterator[str]:
         if not self.nodes:
             return
-        total = sum(kind.count for kind in self.nodes.values())
+        total = sum(group.count for group in self.nodes.values())
         if total != self.num_nodes:
             yield (
                 f"the counts in cluster.nodes must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
         if not LAUNCHERS[self.launcher].is_queue:
-            yield f"cluster.nodes needs cluster.launcher=slurm, which has kinds of nodes; got {self.launcher}"
+            yield f"cluster.nodes needs cluster.launcher=slurm, which has node groups; got {self.launcher}"
         taken = {"constraint": self.slurm.constraint, "nodelist": self.slurm.nodelist, "gres": self.slurm.gres}
         taken |= {f"extra.{name}": str(value) for name, value in self.slurm.extra.items() if name.startswith("gpus")}
         for name, value in taken.items():
             if value:
                 yield (
-                    f"with cluster.nodes each kind has options of its own; got cluster.slurm.{name}={value!r} as well. "
+                    f"with cluster.nodes each group has its own options; got cluster.slurm.{name}={value!r} as well. "
                     "Next: leave it out"
                 )
-        for name, kind in self.nodes.items():
-            if kind.gpus_per_node and self.accelerator == "cpu":
-                yield f"cluster.nodes.{name}.gpus_per_node must be 0 on accelerator 'cpu'; got {kind.gpus_per_node}"
-
-    def _topology_problems(self) -> Iterator[str]:
-        if self.topology != TopologyConfig() and not LAUNCHERS[self.launcher].is_queue:
-            yield f"cluster.topology needs cluster.launcher=slurm, which knows its switches; got {self.launcher}"
+        for name, group in self.nodes.items():
+            if group.gpus_per_node and self.accelerator == "cpu":
+                yield f"cluster.nodes.{name}.gpus_per_node must be 0 on accelerator 'cpu'; got {group.gpus_per_node}"
 
     def _address_problems(self) -> Iterator[str]:
         is_existing = LAUNCHERS[self.launcher].existing
@@ -205,13 +236,14 @@ class ClusterConfig(Section):
         if self.remote_root is not None and not self.remote_root.startswith("/"):
             yield (
                 "cluster.remote_root is an absolute path that every node of that cluster sees (NFS, a mounted bucket); "
-                f"got {self.remote_root!r}. Next: name such a path, and checkpoint.url=gs://... for checkpoints in a "
+                f"got {self.remote_root!r}. Next: name such a path, and checkpoint.upload_url=gs://... for "
+                f"checkpoints in a "
                 "bucket"
             )
 
 
 def is_dashboard_url(address: str) -> bool:
-    """Scheme, host, perhaps a port and a path; no password, no query.
+    """Return whether it is an http(s) URL with a host and no password or query.
 
     >>> is_dashboard_url("http://head:8265"), is_dashboard_url("ray://head:10001"), is_dashboard_url("head:6379")
     (True, False, False)
@@ -226,7 +258,7 @@ def is_dashboard_url(address: str) -> bool:
 
 
 def hide_password(address: str) -> str:
-    """The address without who asks.
+    """Return the address without user and password.
 
     >>> hide_password("https://me:secret@host/x")
     'https://...@host/x'

@@ -1,4 +1,4 @@
-"""Hydra's, OmegaConf's and pydantic's errors about a config, in our words and with the nearest valid name."""
+"""Translate config errors of Hydra, OmegaConf and pydantic, with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from typing import Any
 from slurm_rl.config.cluster import RESERVED_OPTIONS
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.keys import has_key, list_keys, nearest_keys
+from slurm_rl.config.renamed import find_new_name
 from slurm_rl.errors import ConfigError, find_near
 
 
 @contextlib.contextmanager
 def explain_hydra() -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's errors into ours."""
+    """Raise ConfigError for errors of Hydra and OmegaConf."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        # The last two are Hydra's own, of a group that is set to a number or to null.
+        # Hydra raises the last two for a group set to a number or null.
         raise explain_compose_error(error) from None
 
 
 def explain_compose_error(error: Exception) -> ConfigError:
-    """Hydra's error with the nearest valid name and without its advice to append the typo."""
+    """Return Hydra's error with the nearest valid name, without its advice to append the typo."""
     text = str(error).strip()
     nested = re.search(r"In '([^']+)': Could not override '(\w+)'", text)
     if nested and nested.group(1) != "config":
         group = nested.group(2)
         return ConfigError(
-            "a preset takes in another by its path",
+            "a preset includes another by its path",
             seen=f"an override of {group} in {nested.group(1)}",
             action=f"write `- /{group}/<name>` in its defaults list",
         )
-    options = getattr(error, "options", None)  # of a MissingConfigException
+    options = getattr(error, "options", None)  # MissingConfigException
     if options and (missing := re.search(r"Could not find '(\w+)/([^']+)'", text)):
         group, name = missing.groups()
         near = find_near(name, options)
@@ -51,22 +52,26 @@ def explain_compose_error(error: Exception) -> ConfigError:
         action = "python -m slurm_rl --help lists the groups and their presets"
         return ConfigError("a config group takes the name of a preset, as in model=hf", seen=text, action=action)
     if type(error).__name__ == "OverrideParseException":
-        # Hydra's grammar, not the shell's: both take one layer of quotes away.
+        # Shell and Hydra remove one layer of quotes each.
         hint = """quote values with spaces or special characters for both the shell and Hydra: 'key="a b"'"""
         return ConfigError(f"the overrides must parse: {text}", action=hint)
     return ConfigError(f"the overrides must compose: {text}")
 
 
 def _unknown_key(key: str) -> ConfigError:
+    if (new := find_new_name(key)) is not None:
+        return ConfigError(f"{key} has a new name, {new}", seen=key, action=f"write {new}")
     section, keys = key.rpartition(".")[0], list_keys()
     if any(name in keys and keys[name].is_table for name in (key, section)):
-        # Hydra appends to a table such as cluster.env only with a plus.
+        # Hydra appends to a table such as cluster.env only with `+`.
         entry = f"{key}.<name>" if key in keys else key
         return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
     if key not in keys and has_key(key):
-        return ConfigError("a key that its entry has not takes a plus", seen=key, action=f"write +{key}=<value>")
+        return ConfigError(
+            "a key that the entry does not set yet needs a plus", seen=key, action=f"write +{key}=<value>"
+        )
     if section == "cluster.slurm":
-        # sbatch's own name of an option: one of its words has another key, any other goes into extra.
+        # An option of sbatch has another key, or belongs in extra.
         option = key.rpartition(".")[2].replace("_", "-")
         action = RESERVED_OPTIONS.get(option) or f"write +cluster.slurm.extra.{option.replace('-', '_')}=<value>"
         known = nearest_keys(key) if option not in RESERVED_OPTIONS else []
@@ -79,15 +84,16 @@ def _unknown_key(key: str) -> ConfigError:
             action="external.args.<name>=<value>; `python -m slurm_rl --cfg job` shows those of the preset",
         )
     if key in keys:
-        seen = f"{key}, and {section} is null with these groups, or has no such key in them"
+        seen = f"{key}, and {section} is null with these groups, or lacks the key"
         action = f"choose a group that has {section}; where it has, write +{key}=<value>"
-        return ConfigError("a key can be set where its section is on", seen=seen, action=action)
+        return ConfigError("a key can be set if its section is on", seen=seen, action=action)
     near = " or ".join(nearest_keys(key))
     hint = f"did you mean {near}?" if near else "see `python -m slurm_rl config` for every key"
     return ConfigError("the key must exist in the config", seen=key, action=hint)
 
 
 def explain_field(item: Any) -> str:
+    """Return one line for an item of `ValidationError.errors()`."""
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return str(_unknown_key(path))

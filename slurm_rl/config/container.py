@@ -1,4 +1,4 @@
-"""The container that every process of the run lives in, apart from the controller."""
+"""Config of the container that every process of the run, except the controller, runs in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_rl.config.section import PositiveInt, Section, one_of
 
 
 def _parse_mount(value: Any) -> Any:
-    """`source:target[:ro]` or `source` alone, for paths without a colon; the long form is left as it is."""
+    """Parse `source:target[:ro]` or `source`; return the long form unchanged."""
     if not isinstance(value, str):
         return value
     source, *rest = value.split(":")
@@ -26,14 +26,14 @@ def _parse_mount(value: Any) -> Any:
 
 
 class MountConfig(Section):
-    """A folder or file of the host inside the container."""
+    """A bind mount of a host folder or file."""
 
     source: str
     """Absolute path on the host; it must exist on every node."""
     target: str
     """Absolute path in the container."""
     read_only: bool = False
-    """The container cannot write there."""
+    """Mount read-only."""
 
     def problems(self) -> Iterator[str]:
         for name, path in (("source", self.source), ("target", self.target)):
@@ -44,29 +44,29 @@ class MountConfig(Section):
 
 
 class ContainerConfig(Section):
-    """Image and runtime. The same mounts and environment reach the container in each runtime."""
+    """Container image and runtime; mounts and environment are the same in each runtime."""
 
     runtime: Annotated[str, one_of(RUNTIMES)] = "none"
-    """What starts it. Jobs that share a node's GPUs with others need pyxis or apptainer: podman and docker count the
-    GPUs of the whole node, Slurm only those of the job."""
+    """Container runtime. On nodes shared with other jobs use pyxis or apptainer: podman and docker expose all GPUs of a
+    node, not only those of the job."""
     image: str | None = None
-    """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference as the runtime writes it."""
+    """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or an image reference of the runtime."""
     mounts: tuple[
         Annotated[MountConfig, BeforeValidator(_parse_mount, json_schema_input_type=str | MountConfig)], ...
     ] = ()
-    """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory,
-    the code and cluster.tmp_root come by themselves; the home directory does not."""
+    """Bind mounts: `source:target[:ro]`, `source` for the same path, or source, target and read_only. The run
+    directory, the code and cluster.tmp_root are always mounted; the home directory is not."""
     workdir: str | None = None
-    """Where processes start; null leaves it to the image."""
+    """Working directory of processes; null: the image's."""
     shm_size_gb: PositiveInt | None = None
-    """podman and docker: size of a /dev/shm of its own, in GiB; null shares the host's."""
+    """Size of a private /dev/shm with podman and docker, in GiB; null: share the host's."""
     writable: bool = True
-    """Processes may write to the image's files; what they write ends with the container."""
+    """Allow writes to the image's files; they are lost when the container ends."""
     setup: tuple[str, ...] = ()
-    """Shell lines in the container, by its /bin/sh, before anything starts there; one that fails ends the attempt.
-    cluster.setup is for the host."""
+    """Shell lines run by the container's /bin/sh before each process; a failing line ends the attempt. cluster.setup is
+    for the host."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of the runtime (pyxis: of srun), one a list item, e.g. --device=/dev/infiniband."""
+    """Additional arguments of the runtime (pyxis: of srun), such as --device=/dev/infiniband."""
 
     def problems(self) -> Iterator[str]:
         if (self.runtime == "none") != (not self.image):

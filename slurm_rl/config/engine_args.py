@@ -1,4 +1,4 @@
-"""Which arguments of vLLM's engine a user may give in `rollout.engine_args`."""
+"""Arguments of vLLM's engine that are allowed in `rollout.engine_args`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_rl.errors import ConfigError
 
-# What we pass ourselves (rl/rollout/vllm/engine.py), or what the plan has no place for; and the key that decides it.
+# Arguments that the rollout engine sets or the plan does not support -> the key that controls them.
 OURS = {
     "model": "model.path",
     "tokenizer": "model.path",
@@ -41,21 +41,21 @@ OURS = {
 
 
 def check_not_ours(names: Iterable[str]) -> None:
-    """Raise ValueError for an argument that follows from other keys."""
+    """Raise ValueError for an argument that other keys control."""
     for name in names:
         if name in OURS:
             key = OURS[name]
             raise ValueError(
-                f"rollout.engine_args must not have what is set already; got {name}. "
+                f"rollout.engine_args must not have arguments that other keys set; got {name}. "
                 + (f"Next: set {key}" if key else "Next: leave it out, slurm_rl depends on its value")
             )
 
 
 def check_engine_args(names: Iterable[str]) -> None:
-    """Look for the arguments in vLLM's source, where it is installed; vLLM itself, which takes 20 s, is not imported.
+    """Look up the arguments in the source of an installed vLLM, since importing it takes 20 s.
 
     Raises:
-        ConfigError: this vLLM has no such argument; names the nearest.
+        ConfigError: the installed vLLM lacks the argument; names the nearest.
     """
     wanted = list(names)
     known = read_engine_args() if wanted else ()
@@ -71,8 +71,8 @@ def check_engine_args(names: Iterable[str]) -> None:
 
 @functools.cache
 def read_engine_args() -> tuple[str, ...]:
-    """Names of the fields of the installed vLLM's EngineArgs; none where there is no vLLM."""
-    found = importlib.util.find_spec("vllm")  # of a top-level name, so nothing of it runs
+    """Return the fields of the installed vLLM's EngineArgs; empty without vLLM."""
+    found = importlib.util.find_spec("vllm")  # imports nothing for a top-level name
     if found is None or found.origin is None:
         return ()
     source = Path(found.origin).parent / "engine" / "arg_utils.py"

@@ -1,4 +1,4 @@
-"""Worlds that a policy talks with for several turns. Without one, a completion is an episode of one turn."""
+"""Config of multi-turn episodes: environments, tools and agent programs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from slurm_rl.config.functions import file_of
-from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from slurm_rl.config.tables import TOOLS
+from slurm_rl.config.registry import TOOLS
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, file_of
 from slurm_rl.config.user_files.load import is_file
 
 
 def _spell_tools(value: str) -> str:
-    """A file alone stands for all of its functions.
+    """Expand a file to all of its functions.
 
     >>> _spell_tools("mine.py")
     'mine.py:*'
@@ -25,60 +24,56 @@ def _spell_tools(value: str) -> str:
 
 
 class EnvironmentConfig(Section):
-    """Episodes of several turns."""
+    """Multi-turn episodes. Without an environment, tools or a program, an episode is one completion."""
 
     name: Annotated[str, file_of("env.name")] | None = None
-    """`file.py:Name`, a class with `reset(row, seed)` and `step(reply)` as slurm_rl.envs.environment.Environment has
-    them; null: a completion is scored as it is."""
-    program: tuple[str, ...] | None = None
-    """A program that plays an episode by asking an OpenAI-compatible endpoint, such as [python, agent.py]; see
-    docs/programs.md. In place of env.name."""
-    program_at_once: PositiveInt = 16
-    """Programs that run at the same time, on the node of the trainer."""
-    program_rows: NonNegativeInt = 0
-    """0: a program is started for each episode. Above: it stays, reads rows as lines and answers each with a line, so
-    many at once; see docs/programs.md."""
-    program_timeout_s: PositiveFloat = 600.0
-    """Deadline of a program for one episode; one that is late has failed."""
-    overrule_sampling: bool = False
-    """A temperature or top_p that a program asks for, other than that of its source or the run, is refused with an
-    explanation; true: it has no effect."""
+    """`file.py:Name`, an environment class with `reset(row, seed)` and `step(reply)` (see
+    slurm_rl.envs.environment.Environment); null: none."""
+    agent_command: tuple[str, ...] | None = None
+    """Command of an agent that plays an episode through an OpenAI-compatible endpoint, such as [python, agent.py], in
+    place of env.name; see docs/programs.md."""
+    agent_concurrency: PositiveInt = 16
+    """Agent processes that run concurrently, on the trainer's node."""
+    agent_rows_per_process: NonNegativeInt = 0
+    """Episodes in flight in one long-lived agent process, which reads rows and writes results as lines; 0: one process
+    per episode."""
+    agent_timeout_s: PositiveFloat = 600.0
+    """Timeout of one episode of an agent; a late one has failed."""
+    ignore_request_sampling: bool = False
+    """Ignore the temperature and top_p that an agent requests; false: refuse requests that differ from the run's."""
     tools: Annotated[str, AfterValidator(_spell_tools)] | None = None
-    """Python that the policy may call, in place of env.name: `file.py` (its functions, by signature and docstring),
-    `file.py:name` (a function, a list of them, or a class, of which every episode has an instance and whose public
-    methods are tools), or `python`, a sandbox. A reply without a call ends the episode."""
+    """Python functions that the policy may call, in place of env.name: `file.py` (all functions, described by signature
+    and docstring), `file.py:name` (a function, a list, or a class with one instance per episode), or `python`, a
+    sandbox. A reply without a call ends the episode."""
     tool_parser: str | None = None
-    """How calls are written, by the name that vLLM has for it (hermes, llama3_json, ...); null: as the chat template
-    writes one, where that can be read back."""
+    """vLLM's name of the tool call format (hermes, llama3_json, ...); null: derived from the chat template."""
     tool_timeout_s: PositiveFloat = 5.0
-    """Deadline of one call that awaits; a late one is a result that says so. One that blocks is ended by
-    env.timeout_s, and costs its episode."""
+    """Timeout of an awaiting tool call, after which its result is an error message; a blocking call is ended by
+    env.timeout_s together with its episode."""
     max_turns: PositiveInt = 8
-    """Replies of the policy in one episode; one that is not done by then ends as truncated, and is scored."""
+    """Replies per episode at most; an unfinished episode is then truncated and scored."""
     turn_tokens: PositiveInt | None = None
-    """Longest reply of one turn, in tokens. rollout.max_tokens bounds the episode: all replies and all that the
-    environment said; where another reply of this length would not fit it ends as truncated."""
-    history: Literal["kept", "rerendered"] = "kept"
-    """kept: what was sampled stays as it was in all turns, and the template says what follows it. rerendered: the
-    template writes the whole dialogue before each reply, and where it rewrites what was said (thinking that is cut) a
-    sequence of its own begins, as the model reads it when it is served. With data.chat_template and env.name."""
-    order: Literal["waves", "free"] = "waves"
-    """waves: all episodes reply, then all environments step, and so on; a killed run has the same metrics in every
-    digit. free: each goes on as soon as its own step is there, which keeps engines busy; a killed run has the same
-    tokens in float32, and samples no turn again that had ended."""
+    """Longest reply of one turn, in tokens; rollout.max_tokens bounds all replies and observations of the episode."""
+    context: Literal["kept", "rerendered"] = "kept"
+    """kept: sampled tokens stay unchanged over all turns. rerendered: the chat template renders the dialogue before
+    each reply, and a new sequence begins where it rewrites earlier text (such as removed thinking)."""
+    schedule: Literal["lockstep", "async"] = "lockstep"
+    """lockstep: all episodes reply, then all environments step; metrics after a kill are identical in every digit.
+    async: each episode continues as soon as its step returns, which keeps engines busy; after a kill tokens are
+    identical in float32, and finished turns are not sampled again."""
     num_workers: PositiveInt = 1
-    """Processes that hold environments, dealt out over the nodes of the run, the trainer's first."""
+    """Processes that run environments, distributed over the nodes of the run, starting with the trainer's."""
     timeout_s: PositiveFloat = 10.0
-    """Deadline of one step of one environment; one that is late costs its episode."""
+    """Timeout of one step of one environment; a late step fails its episode."""
     start_timeout_s: PositiveFloat = 120.0
-    """Deadline of all workers to be up."""
+    """Timeout for all workers to start."""
 
     @property
     def is_on(self) -> bool:
-        """There are episodes of several turns."""
-        return any(world is not None for world in (self.name, self.program, self.tools))
+        """Whether episodes have several turns."""
+        return self.has_pool or self.agent_command is not None
 
     @property
     def has_pool(self) -> bool:
-        """Episodes have worlds in processes of ours (envs/pool.py)."""
+        """Whether environments run in our worker processes (envs/pool.py)."""
         return self.name is not None or self.tools is not None

@@ -1,4 +1,4 @@
-"""A trainer that is not ours, run on the cluster that we bring up: its command line, in its own words."""
+"""Config of another trainer's program that runs on our cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from slurm_rl.config.section import Section
+from slurm_rl.config.section import PositiveInt, Section
 
 Style: TypeAlias = Literal["flags", "overrides"]
 LayoutName: TypeAlias = Literal["steps", "verl", "openrlhf", "maxtext", "trl", "nemo_rl", "prime_rl"]
@@ -17,33 +17,33 @@ Arguments = TypeAliasType("Arguments", "dict[str, Argument | Arguments]")
 
 
 class ExternalConfig(Section):
-    """The command line is `argv`, then `args` as `style` writes them.
+    """Command line of another trainer: `argv`, then `args` written in `style`.
 
-    In both, `${plan:nodes}`, `gpus_per_node`, `gpus`, `checkpoints` and `export` are what the plan comes to;
-    `${plan:nodes,4}` and so on are of a fourth of all GPUs.
+    Both may use `${plan:nodes}`, `gpus_per_node`, `gpus`, `checkpoints` and `export`, which are values of the plan;
+    `${plan:nodes,4}` is the number for a fourth of all GPUs.
     """
 
     argv: Annotated[tuple[str, ...], Field(min_length=1)]
-    """The program and its first words, as given."""
+    """Program and leading arguments."""
     start: Starter = "ray"
-    """ray: once, on the head node of the run's Ray cluster. torchrun: a rank on every GPU of every node, or one a node
-    without GPUs; the program finds RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, and there is no Ray."""
+    """ray: start once, on the head node of the run's Ray cluster. torchrun: start a rank per GPU (one per node without
+    GPUs), with RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR set and without Ray."""
     style: Style = "flags"
-    """How `args` are written: `--name value`, or `name=value`."""
+    """Format of `args`: `--name value` (flags), or `name=value` (overrides)."""
     args: dict[str, Argument | Arguments] = Field(default={})
-    """The program's own arguments by their own names, a dot as a level: true for a bare flag, null to drop one."""
+    """Arguments by the program's own names, a dot as a level; true: a bare flag, null: drop it."""
     resume: dict[str, Argument | Arguments] = Field(default={})
-    """Those that an attempt after the first has in addition, or instead; with a `layout` only where there is a whole
-    checkpoint: `${checkpoint:name}` is its path below the checkpoint folder, `${checkpoint:step}` its step."""
+    """Arguments added or replaced after the first attempt; with a `layout` only if there is a complete checkpoint, at
+    `${checkpoint:name}` below the checkpoint folder, of step `${checkpoint:step}`."""
     layout: LayoutName | None = None
-    """Whose way of keeping checkpoints the program has, below `${plan:checkpoints}`; `steps`: folders `step-<k>`. Null:
-    not known, so that every later attempt gets `resume`."""
-    ranks_per_node: Annotated[int, Field(gt=0)] | None = None
-    """Of torchrun; null: one on every GPU, one a node without GPUs."""
-    max_nodes: Annotated[int, Field(gt=0)] | None = None
-    """Nodes that the program can make use of; null: any number."""
+    """Checkpoint layout of the program below `${plan:checkpoints}`; `steps`: folders `step-<k>`; null: unknown, so all
+    later attempts get `resume`."""
+    ranks_per_node: PositiveInt | None = None
+    """Ranks per node with start=torchrun; null: one per GPU, or one per node without GPUs."""
+    max_nodes: PositiveInt | None = None
+    """Nodes that the program can use at most; null: unlimited."""
     needs: dict[str, str] = Field(default={})
-    """Packages that its image must have, by the names of their distributions, and `python`: conditions on the version,
-    such as `>=0.9,<0.10`, or an empty text for any."""
+    """Distributions (and `python`) that the image must have, with version conditions such as `>=0.9,<0.10`; an empty
+    text accepts any version."""
     model: str | None = None
-    """What it trains, for status and report; in a preset its arguments can repeat it as ${external.model}."""
+    """Model it trains, for status and report; `args` can refer to it as ${external.model}."""

@@ -1,4 +1,4 @@
-"""GPUs in Slurm's words."""
+"""Parse Slurm's generic resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def parse_gpus(gres: str) -> dict[str, int]:
     ({'a100': 4}, {'': 8}, {})
     """
     found: dict[str, int] = {}
-    # The sockets stand in parentheses and may hold commas.
+    # Sockets are in parentheses and may contain commas.
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
         match = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", part.strip())
         if match:

@@ -1,4 +1,4 @@
-"""What every run has: how long its job runs, what happens when it ends early, its Ray cluster, where its numbers go."""
+"""Config of the job: time limit, restarts, Ray cluster, logging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIME_FORMS = {
 
 
 def parse_minutes(value: str | int) -> int:
-    """Minutes of a Slurm time limit, seconds rounded up as Slurm does.
+    """Return the minutes of a Slurm time limit; seconds are rounded up, as Slurm does.
 
     >>> parse_minutes("1-02:00:00"), parse_minutes("10:30"), parse_minutes(45)
     (1560, 11, 45)
@@ -39,70 +39,69 @@ def parse_minutes(value: str | int) -> int:
 
 
 class JobConfig(Section):
-    """Time, signals and restarts."""
+    """Time limit, restarts and hang detection."""
 
     time_limit: Annotated[OneLine, checked_by(parse_minutes)] | None = None
-    """When the job ends at the latest, in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null:
-    the partition's default."""
-    signal_lead_s: PositiveInt | Literal["auto"] = "auto"
-    """Seconds before the limit at which the run is told to save; auto: 120, and more once its own saves and steps have
-    shown that they need it."""
+    """Time limit in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null: the partition's
+    default."""
+    checkpoint_lead_s: PositiveInt | Literal["auto"] = "auto"
+    """Seconds before the time limit at which the run saves a checkpoint and stops; auto: 120, and more if its saves and
+    steps have taken longer."""
     max_failures: NonNegativeInt = 0
-    """Attempts that may fail before the run gives up; bad input is never tried again."""
+    """Failed attempts that are retried before the run ends; bad input is not retried."""
     num_spare_nodes: NonNegativeInt = 0
-    """Nodes to hold beyond cluster.num_nodes: when one is lost the run goes on in the same job, without a requeue."""
+    """Nodes allocated beyond cluster.num_nodes; a spare replaces a lost node within the same job."""
     start_timeout_s: PositiveFloat = 600.0
-    """Deadline from the start of the attempt to all nodes being in the Ray cluster, or at torchrun's rendezvous."""
-    hang_after_s: PositiveFloat = 300.0
-    """Shortest time without a sign of life after which a rank or an engine hangs. Each phase has its own deadline: five
-    times its longest silence so far, and trainer.step_timeout_s until it has been there five times."""
-    after: str | None = None
-    """Directory of a run that must have finished before this one starts; Slurm holds the job until then. model.path may
-    be the export that it will leave, <run>/export."""
+    """Timeout from the start of an attempt until all nodes joined the Ray cluster or torchrun's rendezvous."""
+    heartbeat_timeout_s: PositiveFloat = 300.0
+    """Shortest time without a heartbeat after which a rank or engine counts as hung; the timeout of a phase is five
+    times its longest gap so far, and trainer.step_timeout_s until the phase has run five times."""
+    depends_on: str | None = None
+    """Directory of a run that must finish before this one starts, by a Slurm dependency; model.path may be its future
+    export, <run>/export."""
     debug: bool = False
-    """Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` shows each with its reason."""
+    """Enable Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` lists the variables."""
     debugger: Literal["distributed", "legacy"] = "distributed"
-    """With debug: Ray's debugger of VS Code, in which a task that raises waits; or `ray debug`."""
+    """Debugger with debug=true: Ray's distributed debugger for VS Code (a task that raises waits), or `ray debug`."""
 
     @property
     def planned_lead_s(self) -> int:
-        """The lead as far as it is known before a run has saved."""
-        return PLANNED_LEAD_S if self.signal_lead_s == "auto" else self.signal_lead_s
+        """Lead before the run has measured its saves."""
+        return PLANNED_LEAD_S if self.checkpoint_lead_s == "auto" else self.checkpoint_lead_s
 
     @property
     def time_limit_min(self) -> int | None:
-        """The limit in whole minutes, as Slurm rounds it."""
+        """Time limit in minutes, rounded as Slurm does."""
         return None if self.time_limit is None else parse_minutes(self.time_limit)
 
 
 class RayConfig(Section):
-    """Sizes and the dashboard."""
+    """The Ray cluster of the run."""
 
     object_store_gb: PositiveFloat = 2.0
-    """Shared memory for objects on each node, in GB; all weights at once where they go by ray
+    """Shared memory of the object store on each node, in GB; it holds all weights if they are transferred by Ray
     (rollout.weight_transfer)."""
     dashboard: bool = True
-    """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""
+    """Serve Ray's dashboard and job API on the head's loopback address; false saves 2 s at the start."""
     dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Where it listens, for what forwards a port that must be known beforehand; null takes one of the job's own free
-    ports."""
+    """Port of the dashboard; null: a free port of the job's range."""
 
 
 class WandbConfig(Section):
-    """Weights & Biases. The key comes from WANDB_API_KEY or ~/.netrc, never from here."""
+    """Weights & Biases; the API key comes from WANDB_API_KEY or ~/.netrc."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: online when a key is in the environment, else disabled."""
+    """W&B mode; auto: online if a key is in the environment, else disabled."""
     project: str = "slurm_rl"
-    """Project of W&B that the run appears in."""
+    """W&B project of the run."""
     entity: str | None = None
-    """User or team; null takes the account's default."""
+    """W&B user or team; null: the account's default."""
 
 
 class LoggingConfig(Section):
-    """Reporting."""
+    """Metrics and samples."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
     samples_per_step: NonNegativeInt = 4
-    """Completions of each step kept in samples.jsonl for the report."""
+    """Completions per step written to samples.jsonl for the report."""

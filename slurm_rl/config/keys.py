@@ -1,7 +1,4 @@
-"""Every key of the config: its type, default and meaning, from the JSON schema that pydantic makes of the models.
-
-The meaning is the string under the field. Who reads a key is in reads.py, what a run has in load.py.
-"""
+"""Name, type, default and meaning of every key, from the JSON schema of the pydantic models."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Schema = Mapping[str, Any]
 _WORDS = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "text", "null": "null"}
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _UNITS = {"_s": "seconds"}
-"""End of a name to what its number counts, where meanings need not repeat it."""
+"""Suffix of a name -> its unit."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +24,17 @@ class Key:
     """A field of a section, or a section."""
 
     name: str
-    """With dots: optim.lr."""
+    """Dotted name: optim.lr."""
     meaning: str
-    """On one line."""
+    """Docstring of the field, on one line."""
     type: str
-    """For people: `integer >= 1, or null`. Of a section `section`, of one that may be null `section, or null`."""
+    """Readable type: `integer >= 1, or null`; `section` or `section, or null` for a section."""
     default: Any
-    """As JSON has it; None of what must be given, and of a section."""
+    """JSON value; None for required keys and sections."""
     details: str = ""
-    """Of a section: what its class says of it."""
+    """Docstring of a section's class."""
     choices: tuple[str, ...] = ()
-    """Values that have names: rows of a table, true and false; null where it may be."""
+    """Named values: rows of a table, true, false and null."""
 
     @property
     def is_section(self) -> bool:
@@ -45,13 +42,13 @@ class Key:
 
     @property
     def is_table(self) -> bool:
-        """Holds entries of any name."""
+        """Whether it holds entries with arbitrary names."""
         return self.type.startswith("table")
 
 
 @functools.cache
 def list_keys() -> dict[str, Key]:
-    """Every key by its dotted name, sections included, each section before its keys.
+    """Return all keys and sections by dotted name, each section before its keys.
 
     >>> list_keys()["optim.lr"]
     Key(name='optim.lr', meaning='Peak learning rate.', type='number > 0', default=1e-06, details='', choices=())
@@ -61,7 +58,7 @@ def list_keys() -> dict[str, Key]:
 
 
 def has_key(key: str) -> bool:
-    """Whether a config may have it, entries of tables included, which `list_keys` cannot name.
+    """Return whether the key exists, including entries of tables, which `list_keys` does not have.
 
     >>> has_key("data.sources.games.env.timeout_s"), has_key("data.sources.games.env.timeout")
     (True, False)
@@ -70,7 +67,7 @@ def has_key(key: str) -> bool:
 
 
 def takes_text(key: str) -> bool:
-    """Return whether a key, or an entry of a table, holds text or a list or table of texts, and no other numbers.
+    """Return whether a key or table entry holds text, or a list or table of text, but no numbers.
 
     >>> [takes_text(key) for key in ("cluster.env.A", "cluster.setup", "optim.lr", "external.args.lr")]
     [True, True, False, False]
@@ -114,7 +111,7 @@ def _walk(section: Schema, defaults: Mapping[str, Any], models: Mapping[str, Sch
             )
             continue
         kind, details = "section, or null" if "anyOf" in field else "section", _first_paragraph(below)
-        # pydantic leaves out what would say the same twice.
+        # pydantic omits a description that equals the class docstring.
         yield Key(prefix + name, meaning or details, kind, None, details)
         yield from _walk(below, default or {}, models, f"{prefix}{name}.")
 
@@ -136,12 +133,12 @@ def _list_choices(field: Schema) -> tuple[str, ...]:
     for option in field.get("anyOf", [field]):
         named = {"boolean": ["true", "false"], "null": ["null"]}.get(option.get("type", ""), [])
         found += [*option.get("enum", named), *([option["const"]] if "const" in option else [])]
-    # Where a number or a text is meant, null alone would be no help.
+    # For a number or text, null as the only choice would not help.
     return tuple(found) if set(found) - {"null"} else ()
 
 
 def describe_type(schema: Schema, models: Mapping[str, Schema]) -> str:
-    """What may be written there, for people.
+    """Return a readable type.
 
     >>> describe_type({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, {})
     'integer >= 1, or null'
@@ -170,7 +167,7 @@ def describe_type(schema: Schema, models: Mapping[str, Schema]) -> str:
 
 def _describe_table(schema: Schema, models: Mapping[str, Schema]) -> str:
     values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
-    # Of the arguments of other programs, which may be anything, no more is said.
+    # Arguments of external programs may be anything.
     is_known = isinstance(values[0], dict) and len(values[0].get("anyOf", [])) <= 3
     names = schema.get("propertyNames", {}).get("enum", [])
     of, each = f" of {', '.join(names)}" if names else "", describe_type(values[0], models) if is_known else ""
@@ -178,7 +175,7 @@ def _describe_table(schema: Schema, models: Mapping[str, Schema]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """As it is written on a command line.
+    """Return the value as written on a command line.
 
     >>> show_value(None), show_value(1e-6), show_value([0.9, 0.95]), show_value("bfloat16")
     ('null', '1e-06', '[0.9, 0.95]', 'bfloat16')
@@ -187,7 +184,7 @@ def show_value(value: Any) -> str:
 
 
 def nearest_keys(key: str) -> list[str]:
-    """Return the keys that a mistyped one may stand for: those that end in it, a sibling, the same name elsewhere.
+    """Return likely intended keys: those that end in `key`, a similar sibling, the same name in another section.
 
     >>> nearest_keys("optim.lrr"), nearest_keys("lr")
     (['optim.lr'], ['optim.lr', 'critic.optim.lr', 'warmup.optim.lr'])
@@ -199,10 +196,10 @@ def nearest_keys(key: str) -> list[str]:
     if inside := [name for name in known if name.endswith(f".{key}")]:
         return inside
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
-    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
+    # Limit the quadratic comparison.
     if near := difflib.get_close_matches(last[:100], siblings, n=1, cutoff=0.6):
         return [siblings[near[0]]]
     if elsewhere := [name for name in known if name.endswith(f".{last}")][:3]:
         return elsewhere
-    # Of two keys of one section the common beginning says nothing.
+    # The common prefix of keys in one section is not similarity.
     return [] if siblings else difflib.get_close_matches(key[:100], known, n=1, cutoff=0.5)

@@ -1,7 +1,7 @@
-"""Hydra composes, pydantic types: from command-line overrides to a RunConfig.
+"""Compose overrides with Hydra and validate them with pydantic: from the command line to a RunConfig.
 
-The defaults of every field come from the pydantic models alone; they are handed to Hydra as a
-schema node, so that `optim.lr=1e-6` overrides a key that no YAML file needs to repeat.
+Defaults come from the pydantic models, which are registered with Hydra as a schema node, so that `optim.lr=1e-6`
+overrides a key that no YAML file repeats.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from slurm_rl.config.compose_errors import explain_field, explain_hydra
-from slurm_rl.config.functions import with_absolute_files
 from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.paths import expand_user
-from slurm_rl.config.reads import check_reads, check_required, check_sampling
+from slurm_rl.config.rules import RULES, RULES_OF_NEW_RUNS
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
+from slurm_rl.config.user_parts import with_absolute_files
 from slurm_rl.errors import ConfigError
 
 SITE_DIR_VARIABLE = "SLURM_RL_CONFIG_DIR"
@@ -29,12 +29,12 @@ SCHEMA_NAME = "slurm_rl_schema"
 
 
 def conf_dir() -> Path:
-    """The presets."""
+    """Return the folder of the shipped presets."""
     return shipped_dir("conf", "config.yaml")
 
 
 def shipped_dir(name: str, example: str) -> Path:
-    """A folder that ships with the package: next to it in a checkout, inside it in an installed wheel."""
+    """Return a shipped folder: next to the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / name, package.parent / name):
         if (candidate / example).is_file():
@@ -47,13 +47,13 @@ def shipped_dir(name: str, example: str) -> Path:
 
 
 def own_dir() -> Path:
-    """Where a user's own presets are looked for without being told, and `site` writes one."""
+    """Return the folder of the user's own presets, where `site` writes one."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return Path(base).absolute() / "slurm_rl" if base else expand_user("~/.config/slurm_rl")
 
 
 def site_dirs(config_dir: str | None) -> list[Path]:
-    """Folders with a site's own presets: --config-dir, then the environment variable, then the user's own folder."""
+    """Return the folders of a site's presets: --config-dir, then the environment variable, then the user's folder."""
     named = {"--config-dir": config_dir, SITE_DIR_VARIABLE: os.environ.get(SITE_DIR_VARIABLE)}
     found = []
     for source, value in named.items():
@@ -66,7 +66,7 @@ def site_dirs(config_dir: str | None) -> list[Path]:
 
 
 def section_defaults(model: type[Section]) -> dict[str, Any]:
-    """The default of every field, nested; a required section gives its own defaults."""
+    """Return the nested defaults of all fields; a required section gives its own defaults."""
     tree: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
@@ -81,8 +81,7 @@ def section_defaults(model: type[Section]) -> dict[str, Any]:
 
 @functools.cache
 def register_schema() -> None:
-    """Give Hydra, once per process, our source of presets and the default tree under SCHEMA_NAME, the first entry of
-    config.yaml's defaults list."""
+    """Register, once per process, our preset source and the default tree, the first entry of config.yaml's defaults."""
     from hydra.core.config_store import ConfigStore
 
     from slurm_rl.config.preset_source import register_source
@@ -92,20 +91,20 @@ def register_schema() -> None:
 
 
 def render_search_path(folders: Sequence[Path]) -> list[str]:
-    """Return the override by which Hydra finds presets in these folders; none without folders."""
+    """Return the override that adds these folders to Hydra's search path; none without folders."""
     paths = ",".join(f"preset://{path}" for path in folders)
     return [f"hydra.searchpath=[{paths}]"] if paths else []
 
 
 @contextlib.contextmanager
 def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
-    """Hydra with our presets; yields the overrides that add the site's presets."""
+    """Initialize Hydra with our presets and yield the overrides that add the site's."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     register_schema()
     search_path = render_search_path(site_dirs(config_dir))
-    # A script may be a Hydra application of its own.
+    # The caller may be a Hydra application itself.
     around = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -116,7 +115,7 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
 
 
 def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
-    """Compose the config that Hydra would, as plain dicts and lists with interpolations resolved."""
+    """Compose overrides to plain dicts and lists with resolved interpolations."""
     from hydra import compose as hydra_compose
 
     with open_hydra(config_dir) as extra, explain_hydra():
@@ -129,10 +128,10 @@ def _keep(name: str, *words: object) -> str:
 
 
 def resolve_tree(config: Any) -> dict[str, Any]:
-    """Plain dicts and lists of a composed config, with interpolations resolved."""
+    """Return a composed config as plain dicts and lists with resolved interpolations."""
     from omegaconf import OmegaConf
 
-    # Stays as it is until there is a plan; see external/argv.py.
+    # The plan resolves these later; see external/argv.py.
     for name in ("plan", "checkpoint"):
         OmegaConf.register_new_resolver(name, functools.partial(_keep, name), replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -141,24 +140,25 @@ def resolve_tree(config: Any) -> dict[str, Any]:
 
 
 def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
-    """Type a composed tree; every error at once, each with its dotted path.
+    """Validate a composed tree.
 
     Args:
-        tree: as `compose` makes it, or as a saved config.yaml holds it.
-        is_run: it must have what a new run needs, and nothing that the task does not read; false for verbs that read
-            some sections alone, and for saved configs, which were checked when they were new.
+        tree: from `compose` or a saved config.yaml.
+        is_run: also apply the rules of new runs: all required keys are set, and no unused ones. False for verbs that
+            read only some sections, and for saved configs.
+
+    Raises:
+        ConfigError: every invalid field with its dotted path, or the first rule that is broken.
     """
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         lines = [explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
-    if not is_run:
-        return config
-    check_required(config)
-    check_reads(config)
-    check_sampling(config)
-    return with_absolute_files(config)
+    for rule in (*RULES, *(RULES_OF_NEW_RUNS if is_run else ())):
+        for problem in rule(config):
+            raise ConfigError(problem)
+    return with_absolute_files(config) if is_run else config
 
 
 def load_config(
@@ -168,17 +168,16 @@ def load_config(
     config_dir: str | None = None,
     is_run: bool = True,
 ) -> RunConfig:
-    """Compose and type in one step: the config that the command line makes of the same words.
+    """Compose and validate, as the command line does.
 
     Args:
         overrides: `key=value` and `+group=option`.
-        values: the same with values of Python, {"optim.lr": 1e-4, "data.train": Path("my rows.jsonl")}: nothing needs
-            quotes.
-        config_dir: a folder with presets of your own.
+        values: overrides with Python values, which need no quotes: {"optim.lr": 1e-4, "data.train": Path("a b.jsonl")}.
+        config_dir: folder with your own presets.
         is_run: see `parse_config`.
 
     Raises:
-        ConfigError: all that is wrong, each with its key.
+        ConfigError: see `parse_config`.
 
     >>> load_config(["+exp=demo"], {"optim.lr": 1e-4}).optim.lr
     0.0001

@@ -1,4 +1,4 @@
-"""Which model is trained, and the shape of one built from nothing."""
+"""Config of the model: weights, tokenizer, number format, attention, adapters."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slurm_rl.errors import ConfigError
 
 
 class TinyVLConfig(Section):
-    """A small randomly initialised Qwen-VL with one token a byte, for tests and dry runs of an experiment."""
+    """Small randomly initialized Qwen-VL with a byte tokenizer, for tests and dry runs."""
 
     family: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
-    """Which architecture."""
+    """Architecture."""
     hidden_size: PositiveInt = 64
-    """Width of the residual stream; each head has hidden_size / num_heads of it."""
+    """Width of the residual stream; a head has hidden_size / num_heads."""
     num_layers: PositiveInt = 2
     """Transformer blocks of the language model."""
     num_heads: PositiveInt = 2
-    """Attention heads, of the language model and of the vision tower."""
+    """Attention heads of the language model and of the vision tower."""
     num_kv_heads: PositiveInt = 1
     """Key-value heads; num_heads must be a multiple."""
     vision_hidden_size: PositiveInt = 32
@@ -29,11 +29,11 @@ class TinyVLConfig(Section):
     vision_num_layers: PositiveInt = 2
     """Blocks of the vision tower."""
     context_length: PositiveInt = 1024
-    """Longest sequence, prompt and completion together, in tokens; an image of 56 x 56 pixels is 4."""
+    """Longest sequence, prompt and completion together, in tokens; an image of 56 x 56 pixels has 4."""
 
     def problems(self) -> Iterator[str]:
         if self.hidden_size % (32 * self.num_heads):
-            # Rotary positions of three axes share the head, and kernels want a head of a multiple of 32.
+            # Rotary positions of three axes share the head, and kernels require a multiple of 32.
             yield f"hidden_size must be a multiple of 32 * num_heads; got {self.hidden_size} and {self.num_heads}"
         if self.num_heads % self.num_kv_heads:
             yield f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
@@ -48,12 +48,12 @@ _DType = Literal["auto", "float32", "bfloat16"]
 
 
 def _on_cpu(value: object) -> Callable[[object], object]:
-    """What `auto` means where nothing is known of an accelerator; RunConfig knows it, and fills it in before."""
+    """Resolve `auto` without an accelerator; RunConfig resolves it earlier from cluster.accelerator."""
     return lambda given: value if given == "auto" else given
 
 
 def fill_auto(model: dict[str, Any], *, has_gpus: bool) -> dict[str, Any]:
-    """A model section with the values that `auto` stands for on this accelerator.
+    """Return the model section with `auto` resolved for the accelerator.
 
     >>> fill_auto({"path": "a"}, has_gpus=True)
     {'path': 'a', 'dtype': 'bfloat16'}
@@ -62,17 +62,17 @@ def fill_auto(model: dict[str, Any], *, has_gpus: bool) -> dict[str, Any]:
 
 
 class TinyModelConfig(Section):
-    """A small randomly initialised Qwen3 with one token a character, for demos and tests."""
+    """Small randomly initialized Qwen3 with a character tokenizer, for demos and tests."""
 
     characters: str = "0123456789+="
-    """The vocabulary: one token a character, in addition to padding and end of text."""
+    """Vocabulary: one token per character, plus padding and end of text."""
     chat_template: str | None = None
-    """Jinja, as a tokenizer's; null: prompts are plain text. With env.tools the characters must be able to write what
-    tools and their errors say: all of ASCII is safe."""
+    """Jinja chat template; null: prompts are plain text. With env.tools the characters must cover the output of tools;
+    printable ASCII is safe."""
     hidden_size: PositiveInt = 128
     """Width of the residual stream."""
     num_layers: PositiveInt = 3
-    """Number of transformer blocks."""
+    """Transformer blocks."""
     num_heads: PositiveInt = 4
     """Attention heads; hidden_size must be a multiple."""
     num_kv_heads: PositiveInt = 2
@@ -88,31 +88,31 @@ class TinyModelConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685): W + alpha / rank * B A, B and A trained.
+    """Low-rank adapters (https://arxiv.org/abs/2106.09685): W + alpha / rank * B A, with B and A trained.
 
-    There is no dropout: it would make the policy's logprobs differ from those of the engine that sampled.
+    There is no dropout, which would make the policy's logprobs differ from the engine's.
     """
 
     rank: PositiveInt = 32
-    """Width r of A [r, in] and B [out, r]."""
+    """Rank r of A [r, in] and B [out, r]."""
     alpha: PositiveFloat = 64.0
-    """The update is scaled by alpha / rank."""
+    """Scale: the update is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Last parts of the names of the linear layers to adapt, such as q_proj. all-linear: all of them, also those of a
-    vision tower, except the output head, routers, what state-space kernels read (x_proj, dt_proj, out_proj), and fused
-    experts, which are not linear layers; the event trainer/adapters says what share of the weights that is."""
+    """Linear layers to adapt, by the last part of their names, such as q_proj. all-linear: all, also in a vision tower,
+    except the output head, routers, inputs of state-space kernels (x_proj, dt_proj, out_proj) and fused experts; the
+    event trainer/adapters reports the share of the weights."""
     export: Literal["merged", "adapter"] = "merged"
-    """What the run leaves: a whole model with the adapters merged in, or the adapters alone as peft loads them."""
+    """Export of the run: the model with merged adapters, or only the adapters in peft's format."""
 
     def problems(self) -> Iterator[str]:
         if not self.target_modules:
             yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
 
     def choose_targets(self, linear: set[str], model: str) -> set[str]:
-        """Return those of `linear`, the last parts of the names of a model's linear layers, that get adapters.
+        """Return the layers of `linear` (last parts of names) that get adapters.
 
         Raises:
-            ConfigError: there are none, or a target is not one of them.
+            ConfigError: `linear` is empty, or a target is not in it.
         """
         if not linear:
             raise ConfigError(
@@ -135,42 +135,43 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """The policy's weights, tokenizer and number format."""
+    """Weights, tokenizer and number format of the policy."""
 
     path: str | None = None
-    """A Hugging Face model folder or hub name; null builds `tiny`."""
+    """Hugging Face model folder or hub name; null: build `tiny` or `tiny_vl`."""
     tiny: TinyModelConfig | None = None
-    """Build this model in the run directory instead of loading one."""
+    """Small model to build in the run directory instead of loading one."""
     tiny_vl: TinyVLConfig | None = None
-    """The same for a vision-language model."""
+    """Small vision-language model to build instead of loading one."""
     init_from: str | None = None
-    """A folder with safetensors to start the weights from (never optimizer or data position)."""
+    """Folder with safetensors that replace the initial weights; optimizer state and data position are not loaded."""
     dtype: Annotated[
         Literal["float32", "bfloat16"], BeforeValidator(_on_cpu("float32"), json_schema_input_type=_DType)
     ] = Field(default="auto", validate_default=True)
     """Number format of parameters and activations; auto: bfloat16 on GPUs, float32 on CPU."""
     attention: Literal["auto", "flash_attention_2", "varlen", "sdpa", "eager"] = "auto"
-    """Attention of the policy. flash_attention_2 needs the package flash-attn; varlen is torch's own flash kernel, or
-    SDPA sequence by sequence, without a mask; sdpa and eager mask packed rows. auto: on GPUs flash_attention_2 where it
-    is installed and the model has it, else varlen; on CPU, and for models that have neither, sdpa or eager. The event
-    trainer/attention says which."""
+    """Attention of the policy. flash_attention_2: package flash-attn; varlen: torch's flash kernel, or SDPA per
+    sequence; sdpa, eager: masked packed rows. auto: on GPUs flash_attention_2 if installed and supported by the model,
+    else varlen; on CPU, and for models that support neither, sdpa or eager. The event trainer/attention reports the
+    choice."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time; auto: where the plan needs it,
-    and for a model on GPUs of which it knows too little."""
+    """Recompute activations in the backward pass: less memory, about a third more time; auto: if the plan needs it, or
+    cannot estimate memory on GPUs."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model."""
+    """Run Python code that is distributed with the model."""
     min_pixels: PositiveInt | None = None
-    """Smaller images are enlarged to so many pixels; null: what the model's image processor says."""
+    """Pixels that smaller images are upscaled to; null: the image processor's default."""
     max_pixels: PositiveInt | None = None
-    """Larger images are shrunk to so many pixels, which bounds the tokens of an image; null: likewise."""
+    """Pixels that larger images are downscaled to, which bounds the tokens of an image; null: the image processor's
+    default."""
     lora: LoraConfig | None = None
-    """Train adapters in place of the weights (+lora=all_linear); null trains all weights."""
+    """Train low-rank adapters (+lora=all_linear); null: train all weights."""
 
     def problems(self) -> Iterator[str]:
-        # None of them is for slurm_rl/config/reads.py, which asks for everything at once.
+        # rules/task.py reports a missing model together with other missing keys.
         if [self.path, self.tiny, self.tiny_vl].count(None) < 2:
             yield (
-                "one of model.path, model.tiny and model.tiny_vl alone must be set; "
+                "only one of model.path, model.tiny and model.tiny_vl can be set; "
                 f"got path={self.path!r}, tiny={'set' if self.tiny else 'null'} "
                 f"and tiny_vl={'set' if self.tiny_vl else 'null'}. Next: model=hf model.path=..., to load a model"
             )

@@ -1,7 +1,7 @@
-"""The words of a command line as Hydra wants them: +group=x and group=x mean the same, in any order. Pure.
+"""Convert command-line words to Hydra overrides; +group=x and group=x are the same, in any order.
 
-What presets may read of the environment, `${oc.env:SCRATCH}`, is no secret: a composed config is written to
-config.yaml, plan.json, the report and W&B, for everybody who may read one of them.
+Presets may read the environment, `${oc.env:SCRATCH}`, but not secrets: a composed config is written to config.yaml,
+plan.json, the report and W&B.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from slurm_rl.errors import ConfigError
 
 GROUPS = ("external", "exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
-"""The groups of conf/config.yaml, in its order, in which Hydra lays them over each other."""
+"""Groups of conf/config.yaml, in merge order."""
 _OF_PROGRAMS = re.compile(r"external\.((args|resume|needs)\.|(layout|start|ranks_per_node|max_nodes)=)")
-# A quoted string or an interpolation; or a number of Hydra's grammar that is a whole value, with what is before it.
+# A quoted string, an interpolation, or a number of Hydra's grammar that is a whole value, with the text before it.
 _NUMBERS = re.compile(
     r"""'(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | \$\{[^}]*\}
     | (?P<before>(?:^|[\[,]|[{,][^:,{}\[\]'"]+:)\s*)
@@ -28,14 +28,14 @@ _NUMBERS = re.compile(
 )
 
 DEMO = ("exp=demo",)
-"""What runs when no words are given."""
+"""Overrides if none are given."""
 
 
 def normalise_words(words: Sequence[str]) -> list[str]:
-    """Each of our groups without the plus of Hydra's appending; any argument of an external program with it.
+    """Return overrides with `+` removed from our groups and `++` added to arguments of external programs.
 
     Raises:
-        ConfigError: a group is chosen twice.
+        ConfigError: a group is set twice.
 
     >>> normalise_words(["optim.lr=1", "+cluster=h100", "+cluster.env.A=1", "model=hf"])
     ['optim.lr=1', 'cluster=h100', '+cluster.env.A=1', 'model=hf']
@@ -54,19 +54,19 @@ def normalise_words(words: Sequence[str]) -> list[str]:
                 raise ConfigError(
                     f"{group} must be chosen once",
                     seen=f"{group}={chosen[group]} and {group}={option}",
-                    action=f"leave one out, or lay both over each other: {group}=[{chosen[group]},{option}]",
+                    action=f"leave one out, or merge both: {group}=[{chosen[group]},{option}]",
                 )
             chosen[group] = option
             word = f"{group}={option}"
         elif _OF_PROGRAMS.match(word):
-            # Presets do not say all arguments that a program has, nor do we know them; nor all keys of their section.
+            # Presets do not list all arguments of a program.
             word = f"++{word}"
         result.append(_quote_numbers(word))
     return result
 
 
 def _quote_numbers(word: str) -> str:
-    """Quote the numbers in an override of a text, or of a section with texts, whose spelling Hydra would not keep."""
+    """Quote numbers in an override of a text, since Hydra would change their spelling (0123 -> 123)."""
     key, _, value = word.partition("=")
     numbers = {match["number"] for match in _NUMBERS.finditer(value)} - {None}
     if all(re.fullmatch(r"0|-?[1-9]\d*", number) for number in numbers):
@@ -86,10 +86,10 @@ def _quote_numbers(word: str) -> str:
 
 
 def render_words(values: Mapping[str, Any]) -> list[str]:
-    """Overrides of Hydra's grammar from dotted keys with values of Python.
+    """Return Hydra overrides from dotted keys and Python values.
 
     Raises:
-        ConfigError: a value that a config cannot hold.
+        ConfigError: a value of an unsupported type.
 
     >>> render_words({"name": "it's mine", "cluster.env": {"A": "1"}, "data.files": ["a", None, True, 1e-05]})
     ["name='it\\\\'s mine'", "++cluster.env.A='1'", "data.files=['a',null,true,1e-05]"]
@@ -97,7 +97,7 @@ def render_words(values: Mapping[str, Any]) -> list[str]:
     words = []
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            # A table takes entries that no preset has; in a section they are found out when it is typed.
+            # `++` adds entries of a table; validation finds unknown keys of a section.
             words += render_words({f"++{key.lstrip('+')}.{name}": item for name, item in value.items()})
         else:
             words.append(f"{key}={_render(key, value)}")
@@ -109,7 +109,7 @@ def _render(key: str, value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, int):
         return int.__repr__(value)
-    if isinstance(value, float):  # numpy's float64 is one, with another repr
+    if isinstance(value, float):  # numpy.float64 is a float with another repr
         return float.__repr__(value)
     if isinstance(value, (str, os.PathLike)):
         from hydra.core.override_parser.types import Quote, QuotedString
@@ -132,7 +132,7 @@ _SECRET = re.compile(
 
 
 def names_a_secret(variable: str) -> bool:
-    """Whether a variable of this name holds one, by the words that such names have.
+    """Return whether the name of a variable indicates a secret.
 
     >>> [names_a_secret(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "PWD", "KEYBOARD")]
     [True, True, False, False]
@@ -142,7 +142,7 @@ def names_a_secret(variable: str) -> bool:
 
 @contextmanager
 def no_secrets_in_configs() -> Iterator[None]:
-    """Within it `oc.env` refuses secrets; the error of OmegaConf around it holds ours."""
+    """Make the resolver `oc.env` refuse secrets within the context."""
     from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
 
@@ -151,8 +151,8 @@ def no_secrets_in_configs() -> Iterator[None]:
             raise ConfigError(
                 "a config must hold no secret, since it is written into the run directory and shown",
                 seen=f"${{oc.env:{name}}}",
-                action="leave it in the environment: what a run needs (HF_TOKEN, WANDB_API_KEY, a bucket's) is handed "
-                "on by name",
+                action="leave it in the environment: HF_TOKEN, WANDB_API_KEY and a bucket's credentials are "
+                "passed on by name",
             )
         return oc.env(name, *default)
 

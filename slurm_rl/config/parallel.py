@@ -1,6 +1,6 @@
-"""How the ranks that train one model share it: from the config to the plan's memory and the engine's device mesh.
+"""Parallelism of the ranks that train one model, used by the plan's memory estimate and the engine's device mesh.
 
-Standard library alone: the node agent reads plans.
+Standard library only: the node agent reads plans.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from slurm_rl.config.train import PolicyConfig
 
 HELD_GRADIENTS = 0.05
-"""Share of the smallest device's memory that FSDP2's gradients may take that are not summed over ranks yet."""
+"""Largest share of the smallest device's memory for FSDP2 gradients that are not reduced yet."""
 
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Sizes whose product is the number of ranks.
+    """Sizes of the parallel dimensions; their product is the world size.
 
     >>> ParallelDims(replicate=2, shard=4).mesh_shape
     {'replicate': 2, 'shard': 4}
 
-    Context, tensor and expert are 1 until an engine splits by them: what does is to read its size here.
+    Context, tensor and expert parallelism are 1 until an engine implements them.
     """
 
     replicate: int
-    """Ranks that hold the same parameters; each has data of its own."""
+    """Data-parallel replicas with identical parameters."""
     shard: int
-    """Parts that the parameters are cut into; each of their ranks has data of its own, too."""
+    """Data-parallel ranks that each parameter is sharded over."""
     context: int = 1
     tensor: int = 1
     expert: int = 1
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """Dimensions of the device mesh by name, from the outermost on; those of one rank are left out."""
+        """Device mesh dimensions by name, outermost first, without dimensions of size 1."""
         return {name: size for name, size in asdict(self).items() if size > 1} or {"shard": 1}
 
 
 def build_parallel_dims(policy: PolicyConfig, num_ranks: int) -> ParallelDims:
-    """FSDP2 and ZeRO-3 cut the parameters over all ranks, the other stages of ZeRO copy them to each."""
+    """Shard over all ranks with FSDP2 and ZeRO-3; replicate with the other ZeRO stages."""
     if policy.backend == "fsdp2" or policy.zero_stage == 3:
         return ParallelDims(1, num_ranks)
     return ParallelDims(num_ranks, 1)

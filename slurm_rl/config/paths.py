@@ -1,4 +1,4 @@
-"""Paths and URLs as the user writes them. Pure."""
+"""Paths and URLs in user input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slurm_rl.errors import ConfigError
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with `~` and `~name` as a shell reads them.
+    """Expand `~` and `~name` as a shell does.
 
     Raises:
-        ConfigError: this machine has no such user.
+        ConfigError: the user does not exist on this machine.
     """
     try:
         return Path(path).expanduser()
@@ -22,7 +22,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def is_url(text: str) -> bool:
-    """Whether it is an address, and no path or name of the hub.
+    """Return whether it is a URL rather than a path or hub name.
 
     >>> is_url("gs://bucket/runs"), is_url("/shared/runs"), is_url("Qwen/Qwen3-4B")
     (True, False, False)
@@ -31,11 +31,7 @@ def is_url(text: str) -> bool:
 
 
 def check_url(field: str, text: str) -> None:
-    """Refuse what is no URL, and one that holds a password.
-
-    Raises:
-        ValueError: naming the field.
-    """
+    """Raise ValueError, naming the field, if it is not a URL or contains a password."""
     if not is_url(text) or not text.isprintable():
         raise ValueError(
             f"{field} must be a URL with its protocol; got {text!r}. Next: gs://bucket/folder, s3://bucket/folder or "

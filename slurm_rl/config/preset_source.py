@@ -1,4 +1,4 @@
-"""How Hydra reads the presets of a site or a user: files below `preset://<folder>`."""
+"""Hydra config source for the presets of a site or user: `preset://<folder>`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE_LINE = "# @package _global_"
 
 
 class PresetSource(FileConfigSource):
-    """Hydra's own source of files, with our YAML and our errors."""
+    """Hydra's file source with our YAML parser and errors."""
 
     @staticmethod
     def scheme() -> str:
@@ -45,7 +45,7 @@ class PresetSource(FileConfigSource):
 
 
 def _check_package(file: Path, group: str, tree: dict[str, Any]) -> None:
-    """Raise if a preset has sections of the config as its keys: Hydra would put them below the group's name."""
+    """Raise if a preset without a package line has sections as keys, which Hydra would put below the group."""
     field = RunConfig.model_fields.get(group)
     own = getattr(field.annotation, "model_fields", {}) if field is not None else {}
     sections = [key for key in tree if key in RunConfig.model_fields and key not in own]
@@ -53,11 +53,10 @@ def _check_package(file: Path, group: str, tree: dict[str, Any]) -> None:
         raise ConfigError(
             f"the preset lacks the line `{_PACKAGE_LINE}`",
             seen=f"{file}, which sets {', '.join(sections)}",
-            action="write it as the first line of the file: without it these would be keys of "
-            f"`{group}`, and not of the config",
+            action=f"write it as the first line of the file: without it these would be keys of `{group}`",
         )
 
 
 def register_source() -> None:
-    """Let Hydra find `preset://`."""
+    """Register the scheme `preset://` with Hydra."""
     SourcesRegistry.instance().register(PresetSource)

@@ -1,4 +1,4 @@
-"""The presets of each config group: ours, and those of a site."""
+"""List the presets of each config group, shipped ones and a site's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slurm_rl.config.yaml_text import read_text
 
 
 def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
-    """Group -> name -> file, in the order of the groups; of two files of one name the first folder's, as in Hydra.
+    """Return group -> name -> file. Of two files with one name the first folder's is used, as in Hydra.
 
     Args:
-        folders: with presets: ours (`conf_dir`), then a site's.
+        folders: `conf_dir()`, then a site's.
     """
     return {
         group: {path.stem: path for root in reversed(folders) for path in sorted((root / group).glob("*.yaml"))}
@@ -24,7 +24,7 @@ def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
 
 
 def describe_preset(file: Path) -> str:
-    """What the comment at its beginning says, to the end of its first sentence; nothing without one."""
+    """Return the first sentence of the leading comment, or an empty text."""
     lines = [line for line in read_text(file).splitlines() if not line.startswith("# @package")]
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     words = " ".join(line.lstrip("#") for line in comment).split()

@@ -1,4 +1,4 @@
-"""How a completion is scored."""
+"""Config of how completions are scored."""
 
 from __future__ import annotations
 
@@ -8,73 +8,72 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slurm_rl.config.functions import file_of
-from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section, checked_by
-from slurm_rl.config.tables import VerifierName
+from slurm_rl.config.registry import VerifierName
+from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section, checked_by, file_of
 
 CODE_SHARE: Final = 0.8
-"""Share of `timeout_s` that the tests of one completion get; the rest is for starting and ending processes."""
+"""Share of `timeout_s` for the tests of one completion; the rest is for starting and ending processes."""
 
 
 class CodeConfig(Section):
-    """The `code` verifier: what one run of a completion may use, and how its tests become a score."""
+    """The `code` verifier: resource limits, and how test results become a score."""
 
     score: Literal["all", "share"] = "all"
-    """`all`: 1.0 when every test passes, else 0.0. `share`: tests passed / tests."""
+    """all: 1.0 if every test passes, else 0.0; share: passed tests / tests."""
     test_timeout_s: PositiveFloat = 4.0
-    """Deadline of one test, or of one call of an assert; a test that is late has failed."""
+    """Timeout of one test, or of one call of an assert; a late test has failed."""
     memory_mb: int = Field(default=1024, ge=128)
     """Address space of one process, in MiB; a reward worker runs one such process at a time, two for asserts."""
     output_mb: PositiveFloat = 1.0
-    """What a program may write, in MiB; more ends it."""
+    """Output of a program at most, in MiB; a program that writes more is killed."""
 
 
 class RewardServiceConfig(Section):
-    """Reward services: one that the run starts for itself, and how any is asked."""
+    """Reward services: those the run starts, and the client's limits for any."""
 
     enabled: bool = False
-    """Score in a service of the run, which is watched and started again, rather than inside the trainer."""
+    """Score in an HTTP service that the run starts, supervises and restarts, in place of the trainer's process."""
     num_replicas: PositiveInt = 1
-    """Services the run starts, each with reward.num_workers processes; requests go to them in turn."""
+    """Services that the run starts, with reward.num_workers processes each; requests are distributed round-robin."""
     spread: bool = False
-    """Deal them out over the nodes of the run; else all are on the head node, unless node_feature or a GPU of their own
+    """Distribute services over the nodes of the run; false: all run on the head node, unless node_group or a GPU
     places them."""
-    node_feature: str | None = None
-    """One of cluster.nodes, on whose nodes they stand; null: any. With reward.model.device=cuda each stands where the
-    plan has a GPU for it."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that services run on; null: any. With reward.model.device=cuda each runs
+    where the plan assigns it a GPU."""
     address: Literal["loopback", "cluster"] = "loopback"
-    """Whether only the head node reaches it, or every node of the cluster; either way with a token."""
+    """Interface that services listen on: loopback (head node only) or cluster (all nodes); both require a token."""
     items_per_request: PositiveInt = 64
-    """Completions in one request, at the most."""
+    """Completions per request at most."""
     num_connections: PositiveInt = 16
-    """Requests in flight at once."""
+    """Concurrent requests."""
     request_timeout_s: PositiveFloat = 180.0
-    """Deadline of one try of one request."""
+    """Timeout of one attempt of a request."""
     deadline_s: PositiveFloat = 300.0
-    """How long a request is tried again, with growing pauses, before the run ends."""
+    """Time over which a failing request is retried with exponential backoff, before the run ends."""
     token_file: str | None = None
-    """File of mode 0600 with the token of the services under reward.url; null: the environment variable
-    SLURM_RL_REWARD_TOKEN, and without it no token is sent. The run's own services get one made for them."""
+    """File of mode 0600 with the token for reward.url; null: the environment variable SLURM_RL_REWARD_TOKEN, or no
+    token. The run's own services get a generated token."""
     max_body_mb: PositiveFloat = 64.0
-    """Largest request the service of the run takes, in megabytes."""
+    """Largest request body that the run's service accepts, in megabytes."""
 
 
 class RewardModelConfig(Section):
-    """A trained reward model."""
+    """Trained reward model."""
 
     path: str | None = None
-    """Folder or hub name of a sequence classifier with one output; its logit is the reward. null: none."""
+    """Folder or hub name of a sequence classifier with one output, whose logit is the reward; null: none."""
     device: str = "cpu"
-    """Where each worker holds it: cpu; cuda, with reward.service.enabled, on a GPU that the plan gives to each service;
-    cuda:0, a GPU that neither policy nor engines use, as in a reward-server; or, of PPO, `critic`: each of the critic's
-    processes holds a copy on its own GPU and scores its share."""
+    """Device of the model in each worker. cpu; cuda: a GPU that the plan assigns to each service
+    (reward.service.enabled); cuda:0: a GPU that policy and engines do not use, as in a reward-server; critic: a copy in
+    each critic process of PPO."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of its weights."""
+    """Number format of the weights."""
     batch_size: PositiveInt = 16
-    """Completions in one forward pass."""
+    """Completions per forward pass."""
     normalize: bool = False
-    """The reward is (logit - mean) / std, by the `mean` and `std` in the model's config.json: those of its scores of
-    preference pairs, which task=rm and OpenRLHF measure. A critic that begins as such a model speaks in this unit."""
+    """Return (logit - mean) / std with `mean` and `std` from the model's config.json, which task=rm and OpenRLHF
+    measure on preference pairs; a critic initialized from the model predicts this scale."""
 
     @property
     def beside_critic(self) -> bool:
@@ -83,13 +82,13 @@ class RewardModelConfig(Section):
     def problems(self) -> Iterator[str]:
         if self.normalize and self.path is None:
             yield (
-                "reward.model.normalize is for reward.model.path, whose scores were measured; got path=null. "
+                "reward.model.normalize is for reward.model.path, which has the statistics; got path=null. "
                 "Next: name the model, or in its service: reward-server reward.model.normalize=true"
             )
 
 
 def split_urls(value: str | None) -> list[str]:
-    """The parts of a comma-separated list; none of null."""
+    """Return the parts of a comma-separated list, or none for None."""
     return [url.strip() for url in (value or "").split(",") if value is not None]
 
 
@@ -100,32 +99,31 @@ def _check_urls(value: str) -> None:
 
 
 def _leave_out_nulls(value: object) -> object:
-    # A preset adds to the table of the defaults; how else could it take one away?
+    # A preset merges into the table, so null is the only way to remove an entry.
     return {key: weight for key, weight in value.items() if weight is not None} if isinstance(value, dict) else value
 
 
 class RewardConfig(Section):
-    """Verifiers, and what happens when one fails."""
+    """Verifiers, reward models and services, and the tolerated failures."""
 
     verifiers: Annotated[dict[VerifierName, float], BeforeValidator(_leave_out_nulls)] = Field(default={})
-    """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
+    """Weight of each verifier; the reward is the weighted sum of their scores, and null removes a verifier. Not used
     with `function`, `model` or `url`."""
     function: Annotated[str, file_of("reward.function")] | None = None
-    """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
+    """`file.py:name`, a function (queries, prompts, labels) that computes the reward in the reward workers."""
     model: RewardModelConfig = RewardModelConfig()
-    """A trained model that makes the whole reward; runs in the workers, a copy in each."""
+    """A trained model that computes the reward, with a copy in each worker."""
     url: Annotated[str, checked_by(_check_urls)] | None = None
-    """Reward services outside of the run, comma-separated, with OpenRLHF's protocol: http://host:5000/get_reward."""
+    """Comma-separated URLs of external reward services with OpenRLHF's protocol, http://host:5000/get_reward."""
     num_workers: PositiveInt = 1
-    """Processes that run verifiers."""
+    """Processes that score completions."""
     start_timeout_s: PositiveFloat = 120.0
-    """Deadline of all workers to be up; importing sympy from a slow shared disk takes a minute at the worst, loading
-    a large reward model longer."""
+    """Timeout for all workers to start; raise it for a slow shared file system or a large reward model."""
     timeout_s: PositiveFloat = 10.0
-    """Deadline of one completion; a verifier that is late is ended and counted as a failure."""
+    """Timeout of one completion; a late verifier is killed and counted as a failure."""
     max_failure_rate: Fraction = 0.02
-    """Largest share of failed rewards among the newest 1,000 or more, in whole steps: at 0.02 twenty may fail before
-    the run stops with the cause. It also stops when all of a step fail. Failed completions are not trained on."""
+    """Share of failed rewards among the latest 1,000 or more (whole steps) above which the run stops; it also stops if
+    all of a step fail. Failed completions are not trained on."""
     code: CodeConfig = CodeConfig()
     """Settings of the `code` verifier."""
     service: RewardServiceConfig = RewardServiceConfig()
@@ -133,30 +131,26 @@ class RewardConfig(Section):
 
     @property
     def services_on_gpus(self) -> bool:
-        """Whether each service of the run has a GPU of its own, for its reward model."""
+        """Whether each service of the run has its own GPU for the reward model."""
         return self.service.enabled and self.model.path is not None and self.model.device == "cuda"
 
     @property
     def num_placed(self) -> int:
-        """Services that the plan puts on nodes; those that it does not are beside the trainer."""
+        """Services that the plan places on nodes; others run next to the trainer."""
         service = self.service
-        is_placed = service.spread or service.node_feature is not None or self.services_on_gpus
+        is_placed = service.spread or service.node_group is not None or self.services_on_gpus
         return service.num_replicas if service.enabled and is_placed else 0
 
     @property
     def names_a_scorer(self) -> bool:
-        """Whether anything is said of how a completion is scored."""
+        """Whether any source of rewards is configured."""
         return bool(self.verifiers or self.function or self.model.path or self.url)
 
     def problems(self) -> Iterator[str]:
-        chosen = {
-            "reward.function": self.function is not None,
-            "reward.model.path": self.model.path is not None,
-            "reward.url": self.url is not None,
-        }
-        names = [name for name, is_chosen in chosen.items() if is_chosen]
+        chosen = {"reward.function": self.function, "reward.model.path": self.model.path, "reward.url": self.url}
+        names = [name for name, value in chosen.items() if value is not None]
         if len(names) > 1:
-            yield f"one of them makes the whole reward, so set one alone; got {' and '.join(names)}"
+            yield f"only one of these can compute the reward; got {' and '.join(names)}. Next: leave the others out"
         if self.url is not None and self.service.enabled:
             yield (
                 "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
@@ -172,7 +166,7 @@ class RewardConfig(Section):
 
     def _placement_problems(self) -> Iterator[str]:
         service, device = self.service, self.model.device
-        for key, value in {"spread": service.spread or None, "node_feature": service.node_feature}.items():
+        for key, value in {"spread": service.spread or None, "node_group": service.node_group}.items():
             if value is not None and not service.enabled:
                 yield (
                     f"reward.service.{key} is for the services that a run starts; got {value!r} with "
@@ -180,11 +174,11 @@ class RewardConfig(Section):
                 )
         if self.num_placed and service.address != "cluster":
             yield (
-                "services on nodes of their own must be reached from the trainer's: reward.service.address=cluster; "
+                "services on other nodes must be reachable from the trainer's: reward.service.address=cluster; "
                 f"got {service.address!r}"
             )
         if self.num_placed and self.model.path is not None and device not in ("cpu", "cuda"):
             yield (
-                "a service on nodes of its own sees the GPU that the plan gives it alone: reward.model.device=cuda, or "
+                "a service on another node sees only the GPU that the plan assigns to it: reward.model.device=cuda, or "
                 f"cpu; got {device!r}"
             )

@@ -1,4 +1,4 @@
-"""The base of every config section: frozen, and an unknown key is an error."""
+"""Base class and field types of the config sections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-TopP = Annotated[float, Field(gt=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 MinP = Annotated[float, Field(ge=0, lt=1)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class _OneOf(AfterValidator):
-    """A check that also says in the schema what it takes."""
+    """A validator that also adds the accepted names to the JSON schema."""
 
     names: tuple[str, ...]
 
@@ -32,7 +32,7 @@ class _OneOf(AfterValidator):
 
 
 def one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
-    """A name of a table; with `or_file` also a user's `file.py:name`."""
+    """Accept one of `names`; with `or_file` also a user's `file.py:name`."""
     known = (*names, *(["file.py:name"] if or_file else []))
 
     def check(value: str) -> str:
@@ -43,8 +43,18 @@ def one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
     return _OneOf(check, known)
 
 
+def file_of(key: str) -> AfterValidator:
+    """Accept only `file.py:name`; `key` names the field in the error."""
+
+    def check(value: str) -> None:
+        if not is_file(value):
+            raise ValueError(f"{key} must be file.py:name; got {value!r}")
+
+    return checked_by(check)
+
+
 def checked_by(check: Callable[[Any], object]) -> AfterValidator:
-    """The value as it is, when `check` raises no ValueError of it."""
+    """Return the value unchanged unless `check` raises ValueError."""
 
     def keep(value: Any) -> Any:
         check(value)
@@ -54,21 +64,21 @@ def checked_by(check: Callable[[Any], object]) -> AfterValidator:
 
 
 class Section(BaseModel):
-    """A part of the config. The string under each field is its help text."""
+    """A frozen part of the config. Unknown keys are errors; the string under each field is its help text."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
-        # YAML already typed the values; silently turning "8" or 8.0 into 8 would hide a typo.
+        # YAML has typed the values already, so only numbers of another type are converted.
         strict=False,
-        # A bound such as > 0 lets infinity pass, which no number of a config may be.
+        # Infinity passes a bound such as > 0.
         allow_inf_nan=False,
         protected_namespaces=(),
     )
 
     def problems(self) -> Iterator[str]:
-        """What no type can say: rule, value seen, next action."""
+        """Yield what a type cannot express, each as rule, value and next action."""
         yield from ()
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, reward models and DPO: rows that hold their answers, and what is learned from them."""
+"""Config of the supervised tasks: SFT, reward models and DPO."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from slurm_rl.config.registry import DPO_LOSSES, DivergenceName, DPOLossName
 from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
-from slurm_rl.config.tables import DPO_LOSSES, DivergenceName, DPOLossName
 
 ReferenceName = Literal["cached", "live", "none"]
 
 
 class SupervisedConfig(Section):
-    """What sft, rm and dpo share; optim, eval.every, checkpoint and policy are those of every task."""
+    """Batch and length of sft, rm and dpo; optim, eval.interval, checkpoint and policy are shared with task=grpo."""
 
     batch_size: PositiveInt = 128
-    """Rows of one step over all ranks: conversations, or pairs."""
+    """Rows per step over all ranks: conversations, or pairs."""
     num_epochs: PositiveInt = 1
-    """Passes over the rows; the last batch of a run that is not full is left out."""
+    """Passes over the rows; an incomplete last batch of the run is dropped."""
     max_steps: PositiveInt | None = None
-    """Stop after so many steps; null: after num_epochs. The schedule of optim ends there."""
+    """Steps at most, where the learning rate schedule ends; null: num_epochs decides."""
     max_tokens: PositiveInt = 2048
-    """Longest sequence, prompt and answer together, in tokens; see data.overlong."""
+    """Longest sequence, prompt and answer together, in tokens; see data.overlong_prompts."""
     patience: PositiveInt | None = None
-    """With eval.every: stop when so many evaluations in a row bring no lower loss; null never does."""
+    """With eval.interval, stop after so many evaluations without a lower loss; null: no early stopping."""
 
 
 class SFTConfig(Section):
     """Supervised fine-tuning."""
 
     train_on: Literal["assistant", "all"] = "assistant"
-    """Tokens in the loss: what the assistant says in each of its turns, the end of the turn included; or every one."""
+    """Tokens in the loss: assistant turns with their end-of-turn token, or all."""
     neftune_alpha: NonNegativeFloat = 0.0
-    """Noise on the embeddings in training (https://arxiv.org/abs/2310.05914: 5 to 15); 0 adds none."""
+    """NEFTune noise on the embeddings (https://arxiv.org/abs/2310.05914 uses 5 to 15); 0: none."""
 
 
 class RMConfig(Section):
-    """Reward models."""
+    """Reward model training."""
 
-    centering: NonNegativeFloat = 0.0
-    """Weight of (chosen score + rejected score)^2 in the loss, which keeps scores around 0, where pairs alone leave
-    them anywhere; TRL's center_rewards_coefficient (https://arxiv.org/abs/2312.09244, which takes 0.01)."""
+    center_rewards_coef: NonNegativeFloat = 0.0
+    """Weight of (chosen score + rejected score)^2 in the loss, which centers scores at 0; TRL's
+    center_rewards_coefficient (https://arxiv.org/abs/2312.09244 uses 0.01)."""
 
 
 class DPOConfig(Section):
     """Direct preference optimization."""
 
     loss: DPOLossName = "sigmoid"
-    """The loss of a pair, under TRL's name; sigmoid is DPO itself."""
+    """Loss of a pair, by TRL's name; sigmoid is the original DPO."""
     beta: PositiveFloat = 0.1
-    """Weight of the distance to the reference: larger stays closer to it; IPO's tau."""
+    """Strength of the constraint to the reference: larger stays closer; tau in IPO."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs taken to be labelled the wrong way round (sigmoid: cDPO; robust: 0.1), or the weight that
-    exo_pair gives the rejected answer (above 0; 1e-3)."""
+    """Assumed share of swapped labels (sigmoid: cDPO; robust: 0.1), or exo_pair's weight of the rejected answer (above
+    0; 1e-3)."""
     discopop_tau: PositiveFloat = 0.05
     """Temperature of discopop's blend."""
     divergence: DivergenceName = "reverse_kl"
-    """f-DPO (https://arxiv.org/abs/2309.16240): the distance to the reference, for losses of the difference alone."""
+    """Divergence to the reference (f-DPO, https://arxiv.org/abs/2309.16240), for losses of the difference."""
     divergence_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Of alpha_divergence: near 0 it is forward KL, near 1 reverse KL."""
-    chosen_nll: NonNegativeFloat = 0.0
-    """Weight of an additional SFT loss on the chosen answers."""
+    """Alpha of alpha_divergence: near 0 it is forward KL, near 1 reverse KL."""
+    sft_coef: NonNegativeFloat = 0.0
+    """Weight of an additional SFT loss on chosen answers."""
     reference: ReferenceName = "cached"
-    """The policy as the run finds it: its logprobs of all rows computed once and kept in the run directory; a second
-    model in memory that computes them in each step; or none (reference-free)."""
+    """Source of the reference logprobs. cached: computed once with the initial policy and stored in the run directory;
+    live: a frozen copy in memory; none: reference-free."""
 
     def problems(self) -> Iterator[str]:
         row = DPO_LOSSES[self.loss]
@@ -77,16 +77,16 @@ class DPOConfig(Section):
             )
         if self.label_smoothing == 0 and row.needs_smoothing:
             yield (
-                f"dpo.loss={self.loss} needs dpo.label_smoothing > 0, whose logarithm it takes; got 0. "
-                "Next: dpo.label_smoothing=1e-3, as the paper has it"
+                f"dpo.loss={self.loss} needs dpo.label_smoothing > 0, since it takes its logarithm; got 0. "
+                "Next: dpo.label_smoothing=1e-3, as in the paper"
             )
         wanted = {"dpo.divergence": self.divergence != "reverse_kl", "dpo.reference=none": self.reference == "none"}
         for name, is_wanted in wanted.items():
-            if is_wanted and DPO_LOSSES[self.loss].absolute:
+            if is_wanted and row.absolute:
                 yield (
-                    f"{name} adds to both answers what only their difference cancels, which dpo.loss={self.loss} does "
-                    f"not take; got divergence={self.divergence!r} and reference={self.reference!r}. "
-                    "Next: dpo.loss=sigmoid, or divergence=reverse_kl with a reference"
+                    f"{name} adds a term to both answers that cancels only in their difference, which "
+                    f"dpo.loss={self.loss} does not take; got divergence={self.divergence!r} and "
+                    f"reference={self.reference!r}. Next: dpo.loss=sigmoid, or divergence=reverse_kl with a reference"
                 )
         if all(wanted.values()):
             yield (

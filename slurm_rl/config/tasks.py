@@ -1,4 +1,4 @@
-"""The tasks: a row holds all that others must know of one. The standard library alone: the node agent asks it too."""
+"""Registry of tasks. Standard library only: the node agent imports it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class TaskRow:
-    """What is trained, and by which program."""
+class TaskEntry:
+    """Objective and program of a task."""
 
     title: str
-    """For people: in reports, and as its stage's name."""
+    """Name in reports and of the pipeline stage."""
     objective: str | None = None
-    """Of those that torchrun starts, one program on every rank, no rollout engines, no Ray: `module:function`, which
-    makes rows and loss; see supervised/run_supervised.py."""
+    """`module:function` that builds rows and loss, for tasks that torchrun starts (one program on every rank, no
+    rollout engines, no Ray); see supervised/run_supervised.py."""
     sweep_metric: str = "accuracy.after.sampled"
-    """What a sweep ranks its runs by unless `--metric` names another one."""
+    """Metric that a sweep ranks runs by unless `--metric` names another."""
     less_is_better: bool = False
     """Whether a smaller `sweep_metric` is better."""
     is_external: bool = False
-    """A program that is not ours, on the head node of the Ray cluster."""
+    """Another trainer's program, started on the head node of the Ray cluster."""
 
     @property
     def under_torchrun(self) -> bool:
         return self.objective is not None
 
 
-TASKS: Final[dict[str, TaskRow]] = {
-    "grpo": TaskRow("GRPO"),
-    "sft": TaskRow("SFT", "slurm_rl.trainers.supervised.sft:build_sft", "eval/loss", less_is_better=True),
-    "rm": TaskRow("reward model", "slurm_rl.trainers.supervised.rm:build_rm", "eval/loss", less_is_better=True),
-    "dpo": TaskRow("DPO", "slurm_rl.trainers.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
-    "openrlhf": TaskRow("OpenRLHF", is_external=True),
-    "verl": TaskRow("verl", is_external=True),
-    "maxtext": TaskRow("MaxText", is_external=True),
-    "command": TaskRow("a command", is_external=True),
+TASKS: Final[dict[str, TaskEntry]] = {
+    "grpo": TaskEntry("GRPO"),
+    "sft": TaskEntry("SFT", "slurm_rl.trainers.supervised.sft:build_sft", "eval/loss", less_is_better=True),
+    "rm": TaskEntry("reward model", "slurm_rl.trainers.supervised.rm:build_rm", "eval/loss", less_is_better=True),
+    "dpo": TaskEntry("DPO", "slurm_rl.trainers.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
+    "openrlhf": TaskEntry("OpenRLHF", is_external=True),
+    "verl": TaskEntry("verl", is_external=True),
+    "maxtext": TaskEntry("MaxText", is_external=True),
+    "command": TaskEntry("a command", is_external=True),
 }
 
 TORCHRUN_TASKS: Final = tuple(name for name, row in TASKS.items() if row.under_torchrun)

@@ -1,4 +1,4 @@
-"""Text of a config that goes to Slurm, to a shell or into an environment, and what it may hold."""
+"""Field types of text that goes to Slurm, a shell or the environment."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _check_no_nul(text: str) -> None:
 
 
 def _to_text(value: object) -> object:
-    """Convert an integer to text: an account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
+    """Convert an integer to text, since YAML and Hydra read an account 1234 as a number.
 
     Raises:
-        ValueError: a float or a boolean, which had more than one spelling: 1.10 and 1.1, 1e3 and 1000.0, true and True.
+        ValueError: a float or a boolean, which have several spellings: 1.10 and 1.1, true and True.
     """
     if isinstance(value, bool | float):
         kind = "true or false" if isinstance(value, bool) else "a number"
@@ -33,7 +33,7 @@ def _to_text(value: object) -> object:
 
 _QUOTES = """put it in quotes: key: "1.10" in YAML, "key='1.10'" on the command line"""
 OneLine = Annotated[str, BeforeValidator(_to_text), checked_by(_check_one_line)]
-# Lines of shell and values of variables may span lines.
+# Shell lines and values of variables may have several lines.
 Text = Annotated[str, BeforeValidator(_to_text), checked_by(_check_no_nul)]
-Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
+NodeGroupName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

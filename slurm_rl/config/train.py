@@ -1,4 +1,4 @@
-"""The policy workers, the rollout engines, the optimizer, the loop."""
+"""Config of the policy workers, rollout engines, optimizer, training loop, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from slurm_rl.config.engine_args import check_not_ours
 from slurm_rl.config.paths import check_url
-from slurm_rl.config.rows import SetName
+from slurm_rl.config.rows import EvalSetConfig, SetName
 from slurm_rl.config.section import (
     Fraction,
     MinP,
@@ -19,42 +19,41 @@ from slurm_rl.config.section import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     Section,
-    TopP,
     checked_by,
 )
-from slurm_rl.config.sources import EvalSetConfig
 
 
 class PolicyConfig(Section):
-    """The processes that hold and train the policy."""
+    """Workers that hold and train the policy."""
 
     num_workers: PositiveInt | None = None
-    """Data-parallel ranks, one GPU each; null: half of the GPUs (all, when colocated), or 1 on CPU."""
+    """Data-parallel ranks of one GPU each; null: half of the GPUs (all if colocated), or 1 on CPU."""
     backend: Literal["fsdp2", "deepspeed"] = "fsdp2"
-    """How parameters, gradients and optimizer state are sharded."""
+    """Library that shards parameters, gradients and optimizer state."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """What waits in host memory between its uses: the optimizer's state, or parameters and gradients, too.
-    Less GPU memory, slower steps."""
+    """State kept in host memory between uses: the optimizer's, or also parameters and gradients; saves GPU memory and
+    slows steps down."""
     micro_batch_tokens: PositiveInt | None = None
-    """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
+    """Tokens of one packed micro-batch per worker at most; null: as many as fit the GPU, or 8192 if unknown."""
     logprob_chunk_tokens: PositiveInt | Literal["auto"] | None = "auto"
-    """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
-    micro-batch, which for large vocabularies is most of its memory. auto: as the plan needs it."""
-    share_prompts: bool = False
-    """Completions of one prompt read it once, in one row: the same numbers, and with long prompts a fraction of the
-    work. Text alone; needs an attention that takes any mask, so not flash attention; model.attention=auto does."""
+    """Tokens whose logits are materialized at once and recomputed in the backward pass; null: the whole micro-batch,
+    most of the memory for a large vocabulary; auto: as the plan needs."""
+    prefix_sharing: bool = False
+    """Compute a prompt once for all of its completions, packed in one row; results are unchanged. Text only; needs an
+    attention with arbitrary masks (not flash attention), which model.attention=auto selects."""
     num_threads: PositiveInt | None = None
-    """CPU threads of each worker; null: its part of the node's cores, by GPUs where there are some."""
-    node_feature: str | None = None
-    """One of cluster.nodes, where these processes run; null: on any."""
+    """CPU threads per worker; null: an equal share of the node's cores, per GPU if it has any."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that policy workers run on; null: any."""
 
     @property
     def chunk_tokens(self) -> int | None:
-        """logprob_chunk_tokens, where somebody chose."""
+        """logprob_chunk_tokens, with None for auto."""
         return None if self.logprob_chunk_tokens == "auto" else self.logprob_chunk_tokens
 
     def problems(self) -> Iterator[str]:
@@ -67,177 +66,177 @@ class PolicyConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """The frozen model that algorithm.kl measures against."""
+    """Frozen model of the KL term."""
 
     path: str | None = None
-    """Folder, or name on the hub, of another model whose tokens are the policy's, a teacher; null: the policy as GRPO
-    found it."""
+    """Folder or hub name of a teacher with the policy's tokenizer; null: the initial policy."""
     num_workers: PositiveInt | None = None
-    """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
-    node_feature: str | None = None
-    """One of cluster.nodes, where these processes run; null: on any."""
+    """Reference processes of one GPU each; null: every policy worker also holds the reference."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that reference processes run on; null: any."""
 
 
 class RolloutConfig(Section):
-    """The vLLM engines that sample completions."""
+    """vLLM engines that sample completions."""
 
     num_engines: PositiveInt | None = None
     """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
     tensor_parallel_size: PositiveInt | None = None
-    """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
+    """GPUs per engine; null: the fewest that hold the model, or 1 if model or GPU memory is unknown."""
     colocate: bool = False
-    """Engines share the policy workers' GPUs: they sleep while it trains, and wake up for new weights."""
-    node_feature: str | None = None
-    """One of cluster.nodes, where these processes run; null: on any."""
-    max_staleness: NonNegativeInt = 0
-    """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
-    continuous: bool = False
-    """Engines begin the next batch before the last completion of this one has ended, the next prompts go to the engine
-    with the fewest in flight, and completions in flight go on with new weights as soon as these come. Faster where
-    lengths differ; not repeatable, since time decides which engine and which weights sample a token. Needs
-    max_staleness >= 1; see algorithm.correction."""
+    """Share the policy workers' GPUs: engines sleep during training and wake up for new weights."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that engines run on; null: any."""
+    max_off_policy_steps: NonNegativeInt = 0
+    """Steps by which the weights of a completion may lag behind the policy; above 0 sampling overlaps with training,
+    and 0 is synchronous."""
+    inflight_weight_updates: bool = False
+    """Continuous batching across steps with in-flight weight updates (PipelineRL); faster with uneven lengths, not
+    reproducible. Needs max_off_policy_steps >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
-    """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
-    policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto on GPUs is nccl
-    or ipc, and ray on CPU and with max_staleness above 0 where continuous is false. Adapters travel alone by ray, and
-    each engine merges them into the base that it reads from its files; else the policy merges them on its GPU."""
+    """Transport of new weights to engines. ray: host memory and Ray's object store; gloo: CPU to CPU; nccl: to engines
+    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU, and with max_off_policy_steps above
+    0 without inflight_weight_updates. LoRA runs send only adapters by ray, and merged weights otherwise."""
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature, at least 0.01; the policy's logprobs use the same."""
-    top_p: TopP = 1.0
-    """Sample from the likeliest tokens that together have this probability; 1: from all. This, top_k, min_p and
-    repetition_penalty make the sampler another distribution than the policy; algorithm.correction makes up for it."""
+    """Sampling temperature, at least 0.01; the policy's logprobs use it too."""
+    top_p: PositiveFraction = 1.0
+    """Nucleus sampling: smallest set of tokens with this total probability; 1: all. top_p, top_k, min_p and
+    repetition_penalty change the sampling distribution, which algorithm.correction compensates."""
     top_k: NonNegativeInt = 0
-    """Sample from so many likeliest tokens; 0: from all."""
+    """Most likely tokens to sample from; 0: all."""
     min_p: MinP = 0.0
-    """Sample from tokens with at least this share of the likeliest one's probability; 0: from all."""
+    """Smallest probability of a sampled token, relative to the most likely one; 0: no limit."""
     repetition_penalty: PositiveFloat = 1.0
-    """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied."""
+    """Factor that reduces the logits of tokens already in prompt or completion; 1: none."""
     stop: tuple[NonEmpty, ...] = ()
-    """A completion ends where it contains one of these strings, also in evaluation. Its tokens, which are trained on,
-    include the string; the text that is scored does not. It is not truncated."""
+    """Strings that end a completion, also in evaluation; they are part of the trained tokens but not of the scored
+    text."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """A completion also ends with one of these tokens, as it does with the end-of-text token; the text that is scored
-    comes without it."""
+    """Tokens that end a completion in addition to the end-of-text token; the scored text excludes them."""
     max_num_seqs: PositiveInt = 256
-    """Sequences decoded at once by one engine."""
+    """Sequences that an engine decodes concurrently at most."""
     gpu_memory_utilization: Fraction = 0.85
-    """Share of a GPU's memory that vLLM may take."""
+    """Share of a GPU's memory that vLLM may use."""
     cpu_kv_cache_gb: PositiveFloat | None = None
-    """Size of an engine's key-value cache on CPU, in GiB, all of which vLLM fills with zeros. None: what max_num_seqs
-    of the longest sequences need, and 1 at most."""
+    """KV cache of an engine on CPU, in GiB; null: enough for max_num_seqs longest sequences, at most 1."""
     enforce_eager: bool | None = None
-    """No CUDA graphs, no compilation: slower decoding, faster start. null: on CPU alone."""
+    """Disable CUDA graphs and compilation: slower decoding, faster start; null: only on CPU."""
     engine_args: Annotated[dict[str, Any], checked_by(check_not_ours)] = Field(default={})
-    """Further arguments of vLLM's engine (fields of its EngineArgs), passed on as they are, such as
-    max_num_batched_tokens; those that follow from other keys are refused. Logprobs may then differ from the policy's,
-    as with quantization or kv_cache_dtype, so algorithm.correction.kind=auto corrects."""
-    probe_tolerance: PositiveFloat | None = None
-    """Largest mean difference between the engine's and the policy's logprobs of the probe's tokens after a sync, but
-    for the eighth that differs most; a single one may differ by 30 times that. null: what rounding may make, 2e-4 with
-    model.dtype=float32 and with bfloat16 0.023 times the root of the number of layers (0.14 for 36)."""
+    """Additional fields of vLLM's EngineArgs, such as max_num_batched_tokens; fields that other keys set are refused.
+    Logprobs may then differ from the policy's (quantization, kv_cache_dtype), so algorithm.correction.kind=auto
+    corrects."""
+    weight_check_tolerance: PositiveFloat | None = None
+    """Largest mean |logprob difference| between engine and policy on the probe after a weight sync, excluding the
+    eighth with the largest difference; a single token may differ by 30 times as much. null: 2e-4 in float32, and in
+    bfloat16 0.023 * sqrt(number of layers)."""
     start_timeout_s: PositiveFloat = 600.0
-    """Deadline for an engine to be ready."""
+    """Timeout for an engine to start."""
     dump: bool = False
-    """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
+    """Write all training prompts, completions, logprobs and rewards to <run>/rollouts."""
     replay: str | None = None
-    """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+    """Folder of dumped rollouts to train on instead of sampling, for debugging."""
 
     @property
-    def bends_distribution(self) -> bool:
-        """Engines sample from another distribution than that of their weights at this temperature."""
+    def truncates_distribution(self) -> bool:
+        """Whether engines sample from another distribution than that of their weights at this temperature."""
         return (self.top_p, self.top_k, self.min_p, self.repetition_penalty) != (1.0, 0, 0.0, 1.0)
 
     @property
     def transfers_directly(self) -> bool:
+        """Whether weights go from the policy's memory to the engine's, without Ray's object store."""
         return self.weight_transfer not in ("auto", "ray")
 
     def problems(self) -> Iterator[str]:
         wrong = {"nccl": self.colocate, "ipc": not self.colocate}.get(self.weight_transfer, False)
         if wrong:
             yield (
-                "rollout.weight_transfer=nccl needs engines with GPUs of their own, and ipc needs colocated ones; "
+                "rollout.weight_transfer=nccl needs engines with their own GPUs, and ipc needs colocated ones; "
                 f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
             )
-        if self.transfers_directly and self.max_staleness > 0 and not self.continuous:
+        if self.transfers_directly and self.max_off_policy_steps > 0 and not self.inflight_weight_updates:
             yield (
-                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_staleness above 0 needs "
-                "rollout.continuous, or the policy would wait for engines until they have sampled a batch; got "
-                f"max_staleness={self.max_staleness}. Next: rollout.weight_transfer=auto, or rollout.continuous=true"
+                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_off_policy_steps above 0 needs "
+                "rollout.inflight_weight_updates, or the policy would wait until engines have sampled a batch; got "
+                f"max_off_policy_steps={self.max_off_policy_steps}. Next: rollout.weight_transfer=auto, or "
+                f"rollout.inflight_weight_updates=true"
             )
-        if self.colocate and self.max_staleness > 0:
+        if self.colocate and self.max_off_policy_steps > 0:
             yield (
-                "rollout.max_staleness must be 0 with rollout.colocate, since engines sleep while the policy trains; "
-                f"got {self.max_staleness}. Next: rollout.max_staleness=0, or rollout.colocate=false"
+                "rollout.max_off_policy_steps must be 0 with rollout.colocate, since engines sleep while the policy "
+                "trains; "
+                f"got {self.max_off_policy_steps}. Next: rollout.max_off_policy_steps=0, or rollout.colocate=false"
             )
-        if self.continuous and self.max_staleness == 0:
+        if self.inflight_weight_updates and self.max_off_policy_steps == 0:
             yield (
-                "rollout.continuous needs rollout.max_staleness >= 1, since engines of a synchronous loop have nothing "
-                "to go on with; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
+                "rollout.inflight_weight_updates needs rollout.max_off_policy_steps >= 1, since a synchronous loop "
+                "has no next batch to "
+                "sample; got 0. Next: rollout.max_off_policy_steps=1, or rollout.inflight_weight_updates=false"
             )
         if self.replay is not None and not any(Path(self.replay).glob("step-*.jsonl")):
             yield (
                 f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
                 ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
             )
-        if self.replay is not None and (self.dump or self.max_staleness > 0):
+        if self.replay is not None and (self.dump or self.max_off_policy_steps > 0):
             yield (
                 "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
-                f"ahead; got dump={self.dump}, max_staleness={self.max_staleness} and replay={self.replay!r}. "
-                "Next: rollout.dump=false rollout.max_staleness=0"
+                f"ahead; got dump={self.dump}, max_off_policy_steps={self.max_off_policy_steps} and "
+                f"replay={self.replay!r}. "
+                "Next: rollout.dump=false rollout.max_off_policy_steps=0"
             )
 
 
 class OptimConfig(Section):
-    """AdamW and its schedule."""
+    """AdamW and its learning rate schedule."""
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """Decay of the first and second moment."""
+    """Decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator of the update."""
+    """Term added to the denominator of the update."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Global norm that gradients are clipped to."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warmup from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up; linear and cosine end at 0 with the last step."""
+    """Schedule after the warmup; linear and cosine decay to 0 at the last step."""
 
 
 class WarmupConfig(Section):
-    """Supervised steps on the reference answers before reinforcement learning starts."""
+    """Supervised steps on reference answers before RL."""
 
     num_steps: NonNegativeInt = 0
-    """Number of supervised steps; 0 for a model that can already do the task a little."""
+    """Supervised steps; 0: none."""
     batch_size: PositiveInt = 256
-    """Rows of one supervised step, over all workers."""
+    """Rows per supervised step, over all workers."""
     optim: OptimConfig = OptimConfig(lr=1e-3)
-    """Optimizer of this stage alone."""
+    """Optimizer of the supervised steps."""
 
 
 class TrainerConfig(Section):
-    """The loop."""
+    """RL training loop."""
 
     num_steps: PositiveInt = 100
-    """Steps of task=grpo: sample, score, train, send the weights."""
+    """Steps of task=grpo: sample, score, train, sync weights."""
     prompts_per_step: PositiveInt = 32
-    """Prompts of one step; times algorithm.group_size completions."""
+    """Prompts per step, with algorithm.group_size completions each."""
     num_minibatches: PositiveInt = 1
-    """Optimizer steps made of one step's completions: whole groups in random order, each step a mean of its own;
-    prompts_per_step must be a multiple."""
+    """Optimizer updates per pass over a step's completions: groups are shuffled and split, and each part has its own
+    mean; prompts_per_step must be a multiple."""
     num_epochs: PositiveInt = 1
-    """Passes over one step's completions, each in an order of its own; the ratio's denominator stays that of the
-    first."""
+    """Passes over a step's completions, each shuffled; the ratio's denominator stays that of the first."""
     step_timeout_s: PositiveFloat = 3600.0
-    """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
+    """Timeout of one phase of a step (sampling, training, ...), after which the attempt fails and names the silent
+    actor."""
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps made of one step's completions."""
+        """Optimizer updates per step."""
         return self.num_minibatches * self.num_epochs
 
     def problems(self) -> Iterator[str]:
@@ -249,37 +248,37 @@ class TrainerConfig(Section):
 
 
 class EvalConfig(Section):
-    """Accuracy on the held-out rows."""
+    """Evaluation on held-out rows."""
 
-    every: NonNegativeInt = 0
-    """Evaluate every so many steps; 0 only before the first and after the last."""
+    interval: NonNegativeInt = 0
+    """Steps between evaluations; 0: only before the first step and after the last."""
     greedy: bool = True
-    """Measure greedy decoding in addition to sampling."""
+    """Evaluate with greedy decoding in addition to sampling."""
     num_samples: PositiveInt = 1
-    """Completions of each held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
+    """Completions per held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
     only: bool = False
-    """Evaluate `sets` once with the model as it is, on engines alone, and train nothing: what the verb `eval` sets."""
+    """Evaluate `sets` once with the unchanged model, on engines only, without training; set by the verb `eval`."""
     sets: dict[SetName, EvalSetConfig] = Field(default={})
-    """Further rows to evaluate on, by names of your own: +eval.sets.aime.data=aime.jsonl. Of the columns that one does
-    not name it has those of data."""
+    """Additional evaluation sets, by name: +eval.sets.aime.data=aime.jsonl; columns that a set leaves out are inherited
+    from data."""
 
 
 class CheckpointConfig(Section):
-    """What survives a crash."""
+    """Checkpoints and their copies."""
 
-    every: PositiveInt | Literal["auto"] = 10
-    """Save every so many steps, and always at the end and on a stop signal; auto: as often as costs least, by what a
-    save stalls the loop and how often attempts are lost (Young and Daly), from 10 on."""
+    interval: PositiveInt | Literal["auto"] = 10
+    """Steps between checkpoints, in addition to one at the end and on a stop signal; auto: minimize the cost of saves
+    and lost steps (Young and Daly), starting with 10."""
     background: bool = True
-    """Copy the state to host memory, then write, hash and rename it while training goes on; false waits.
-    DeepSpeed writes in the foreground; hashing is in the background with it, too."""
-    keep: PositiveInt = 2
-    """Verified checkpoints kept; older ones go only after a newer one verifies."""
+    """Copy the state to host memory, then write, hash and rename it during training; false: block until written.
+    DeepSpeed writes in the foreground and hashes in the background."""
+    keep_last: PositiveInt = 2
+    """Verified checkpoints to keep; an older one is deleted after a newer one verifies."""
     keep_best: bool = True
-    """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""
-    url: Annotated[str, checked_by(partial(check_url, "checkpoint.url"))] | None = None
-    """Where each checkpoint is copied to, in the background, as `<url>/<name of the run directory>`: gs://, s3:// or
-    any URL of fsspec's. A run whose directory is lost or older goes on from there; null: no copies."""
+    """Also keep the checkpoint with the best sampled accuracy, with eval.interval."""
+    upload_url: Annotated[str, checked_by(partial(check_url, "checkpoint.upload_url"))] | None = None
+    """URL (gs://, s3:// or any of fsspec's) that checkpoints are copied to in the background, as `<url>/<run
+    directory's name>`; a run whose directory is lost or older resumes from it; null: no copies."""
     verify: bool = True
-    """Take a copy back only when it is signed with this run's key, which is secrets/checkpoint-key of the run
-    directory, made of SLURM_RL_TOKEN where that is set. false: whoever may write there may change the policy."""
+    """Accept a copy from checkpoint.upload_url only if it is signed with the run's key (secrets/checkpoint-key, derived
+    from SLURM_RL_TOKEN if set); false: anyone who can write there can change the policy."""

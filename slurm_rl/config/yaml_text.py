@@ -1,7 +1,7 @@
-"""YAML 1.2 scalars, and errors with file and line.
+"""Parse YAML 1.2 scalars, with errors that name file and line.
 
-PyYAML reads YAML 1.1, where `24:00:00` is 86400 (base 60), `0123` is 83 (octal), `1_000` is 1000 and `no` is false.
-Here a plain scalar is a number only if it is an integer as Python prints it or a float of YAML 1.2; the rest is text.
+PyYAML implements YAML 1.1, where `24:00:00` is 86400 (base 60), `0123` is 83 (octal) and `no` is false. Here a plain
+scalar is a number only if it is an integer as Python prints it or a float of YAML 1.2; other scalars are text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first) in _SCALARS.items():
-    # An empty scalar is null, too.
+    # An empty scalar is also null.
     first = [*_first, ""] if _name == "null" else list(_first)
     _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), first)
 
@@ -63,7 +63,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document.
 
     Args:
-        where: the file's name, for errors.
+        where: name of the file, for errors.
 
     Raises:
         ConfigError: a syntax error or a duplicate key, with its line.
@@ -79,7 +79,7 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = "; ".join(filter(None, (error.problem, error.context)))
     except yaml.YAMLError as error:
         line, problem = "", " ".join(str(error).split())
-    except ValueError as error:  # an explicit tag that does not fit, as in `!!int x`
+    except ValueError as error:  # a wrong explicit tag, as in `!!int x`
         line, problem = "", str(error)
     action = "indent with spaces" if "'\\t'" in problem else "correct that line, or the one before it"
     raise ConfigError("the file is not valid YAML", seen=f"{where}{line}: {problem}", action=action)

@@ -52,7 +52,7 @@ def too_long(name: str, text: str, num_tokens: int, longest: int) -> DataError:
     return DataError(
         f"{name}: a prompt must fit in data.max_prompt_tokens = {longest}",
         seen=f"{num_tokens} tokens, {shorten(text)!r}",
-        action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong=leave_out",
+        action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong_prompts=leave_out",
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.algorithms.schedule import derive_seed
-from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.config.data import CurriculumConfig
 
 Rates = Mapping[str, Sequence[float]]
 """Id of a row to (sum of its scores, number of samples); rows that nobody sampled are not in it."""

@@ -94,7 +94,7 @@ class Completion:
     """Version of the engine's weights: the number of GRPO steps they had seen. Of the first token, where they changed
     on the way."""
     token_versions: list[int] = field(default_factory=list)
-    """Of each token, where new weights came while it was sampled (`rollout.continuous`); else empty."""
+    """Of each token, where new weights came while it was sampled (`rollout.inflight_weight_updates`); else empty."""
     turns: list[Turn] = field(default_factory=list)
     """Of an episode of several turns; else empty, and all tokens were sampled."""
     branches: list[Branch] = field(default_factory=list)

@@ -50,7 +50,7 @@ class RowCounts:
     overlapping: int
     """Not trained on, since their prompts are held out."""
     overlong: int
-    """In neither, with data.overlong=leave_out."""
+    """In neither, with data.overlong_prompts=leave_out."""
 
     def __add__(self, other: RowCounts) -> RowCounts:
         return RowCounts(
@@ -74,7 +74,7 @@ def count_rows(split: Split[Row], num_train: int, num_held_out: int) -> RowCount
         if before and not after:
             raise DataError(
                 f"some rows {what} must be short enough",
-                seen=f"all {len(before)} are left out with data.overlong=leave_out",
+                seen=f"all {len(before)} are left out with data.overlong_prompts=leave_out",
                 action="raise data.max_prompt_tokens or supervised.max_tokens, or choose other data",
             )
     num_overlong = len(split.train) + len(split.held_out) - num_train - num_held_out

@@ -210,6 +210,7 @@ def _find_misfit(
         return DataError(
             f"{row.name}: prompt and completion must fit in the model's context of {context_length} tokens",
             seen=f"{num_tokens} + rollout.max_tokens {max_tokens} = {num_tokens + max_tokens}",
-            action="lower rollout.max_tokens, set data.overlong=leave_out, or choose a model with a longer context",
+            action="lower rollout.max_tokens, set data.overlong_prompts=leave_out, or choose a model with a longer "
+            "context",
         )
     return None

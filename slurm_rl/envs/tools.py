@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.config.tables import TOOLS
+from slurm_rl.config.registry import TOOLS
 from slurm_rl.config.user_files.load import load_file, load_function
 from slurm_rl.data.lines import shorten
 from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall, ToolError

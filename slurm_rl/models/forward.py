@@ -38,7 +38,7 @@ class RowReader:
     """Reads those of a vision-language model; None for a text model."""
     chunk_tokens: int | None = None
     """Rows of logits that exist at once; None: all."""
-    share_prompts: bool = False
+    prefix_sharing: bool = False
     packed: bool = True
     """Several sequences may share one row, as row_check.py found."""
 
@@ -49,7 +49,7 @@ class RowReader:
     def build_batch(self, sequences: Sequence[TrainSequence]) -> PackedBatch:
         """The packed row of these sequences, with its pixels, on the device."""
         if self.images is None:
-            return move_batch(build_packed_batch(sequences, share_prompts=self.share_prompts), self.device)
+            return move_batch(build_packed_batch(sequences, prefix_sharing=self.prefix_sharing), self.device)
         sequences = self.images.with_image(sequences)
         return move_batch(self.images.attach(build_packed_batch(sequences), sequences), self.device)
 

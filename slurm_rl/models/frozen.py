@@ -30,12 +30,12 @@ class FrozenModel:
         dims = build_parallel_dims(policy, get_world_size())
         self.is_split = dims.shard > 1
         if self.is_split:
-            module = _load_part(folder, model, dims, device, any_mask=policy.share_prompts)
+            module = _load_part(folder, model, dims, device, any_mask=policy.prefix_sharing)
         else:
-            module = load_model(folder, model, any_mask=policy.share_prompts).to(device)
+            module = load_model(folder, model, any_mask=policy.prefix_sharing).to(device)
         module.eval()
         images = load_image_reader(folder, model)
-        reader = RowReader(module, device, images, policy.chunk_tokens, policy.share_prompts)
+        reader = RowReader(module, device, images, policy.chunk_tokens, policy.prefix_sharing)
         self.rows = check_rows(reader, module.dtype)
         self.reader, self.temperature = replace(reader, packed=self.rows.packed), temperature
 

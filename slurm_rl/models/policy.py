@@ -85,18 +85,18 @@ class PolicyEngine:
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
         images = load_image_reader(model_folder, model)
         if splits_parameters(policy, getattr(torch, model.dtype)):
-            module, files = open_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
+            module, files = open_model(model_folder, model, score_seed=score_seed, any_mask=policy.prefix_sharing)
         else:
-            module = load_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
+            module = load_model(model_folder, model, score_seed=score_seed, any_mask=policy.prefix_sharing)
             files = None
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
         self._shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         self.adapted = None if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim, files)
-        if policy.share_prompts:
+        if policy.prefix_sharing:
             require_maskable(self.module.config)
-        reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.share_prompts)
+        reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.prefix_sharing)
         self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
         self.reader = replace(reader, packed=self.rows.packed)
         self._writer = BackgroundWriter()

@@ -97,7 +97,7 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
     """
     module = reader.module
     bound = _WRONG_IN_HALF if dtype.itemsize < 4 else _WRONG
-    together = replace(reader, chunk_tokens=None, share_prompts=False, packed=True)
+    together = replace(reader, chunk_tokens=None, prefix_sharing=False, packed=True)
     apart = replace(together, packed=False)
 
     def read(by: RowReader, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
@@ -117,13 +117,13 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
                 "set policy.logprob_chunk_tokens=null",
             )
         leak = max(_LEAK, _GROUPING * alone.from_itself)
-        if reader.share_prompts and reader.images is None:
-            sharing = replace(together, share_prompts=True)
+        if reader.prefix_sharing and reader.images is None:
+            sharing = replace(together, prefix_sharing=True)
             shared = measure(lambda sequences: read(sharing, _share_prompt(sequences))[1])
             _require(
                 shared.describe(bound, leak),
-                "policy.share_prompts needs a model that keeps completions of one prompt apart",
-                "set policy.share_prompts=false",
+                "policy.prefix_sharing needs a model that keeps completions of one prompt apart",
+                "set policy.prefix_sharing=false",
             )
         packed = measure(lambda sequences: read(together, sequences)[1])
     reason = packed.describe(bound, leak) or _describe_chunks(module.config)

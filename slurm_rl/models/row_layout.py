@@ -127,14 +127,14 @@ def require_maskable(config: object) -> None:
     attention = getattr(config, "_attn_implementation", "sdpa")
     if attention not in (*_BOOLEAN_MASKS, "eager"):
         raise ConfigError(
-            "policy.share_prompts needs an attention that takes any mask",
+            "policy.prefix_sharing needs an attention that takes any mask",
             seen=f"model.attention={attention}",
-            action="set model.attention=auto, or policy.share_prompts=false",
+            action="set model.attention=auto, or policy.prefix_sharing=false",
         )
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ConfigError(
-            "policy.share_prompts needs a model whose every layer sees all that is before it",
+            "policy.prefix_sharing needs a model whose every layer sees all that is before it",
             seen=", ".join(sorted(kinds)),
-            action="set policy.share_prompts=false",
+            action="set policy.prefix_sharing=false",
         )

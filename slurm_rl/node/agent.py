@@ -51,8 +51,8 @@ from slurm_rl.node.silence import ControllerWatch
 from slurm_rl.node.sources import Flags
 from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs
 from slurm_rl.node.torchrun_share import run_torchrun
+from slurm_rl.plan.compat import Versions
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
-from slurm_rl.plan.judge import Versions
 from slurm_rl.run_dir.disk import explain_refusal, say
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 

@@ -109,7 +109,7 @@ class ExternalTrainer:
         return {**env, **own, "SLURM_RL_RESUME": resume, **describe_checkpoint(choice)}
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.signal_lead_s)
+        grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.checkpoint_lead_s)
         while (status := child.poll()) is None:
             if self._stopped_at and not self._asked:
                 self._asked = True

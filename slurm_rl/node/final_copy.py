@@ -1,4 +1,4 @@
-"""The last thing on the head node: what the attempt leaves goes to checkpoint.url. Standard library alone."""
+"""The last thing on the head node: what the attempt leaves goes to checkpoint.upload_url. Standard library alone."""
 
 from __future__ import annotations
 

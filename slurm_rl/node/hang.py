@@ -87,7 +87,7 @@ class HangWatch:
         # Whoever is gone does not hang; that is noticed elsewhere, at once.
         beats = [beat for beat in read_beats(self.folder, now) if next(iter(read_stat(beat.pid)), "Z") != "Z"]
         limits = self.plan.limits
-        overdue = find_overdue(beats, limits.hang_after_s, limits.step_timeout_s)
+        overdue = find_overdue(beats, limits.heartbeat_timeout_s, limits.step_timeout_s)
         late = [Late(b.name, self.host, b.phase, round(b.age_s, 1), round(at, 1)) for b, at in overdue]
         self._keep_stacks_of_engines(late)
         self._tell(beats, late, now)

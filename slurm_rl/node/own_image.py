@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.compat import Versions, check_versions, find_differences
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.judge import Versions, check_versions, find_differences
 
 _DEADLINE_S = 120.0
 

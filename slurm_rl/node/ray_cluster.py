@@ -18,7 +18,7 @@ from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.kinds import kind_of
+from slurm_rl.plan.node_groups import group_of
 from slurm_rl.run_dir.disk import explain_refusal, say
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.run_secret import keep_secret
@@ -37,7 +37,7 @@ def node_resource(rank: int) -> str:
 
 def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
     """The node's rank and, for tasks of the user's own, its kind."""
-    return {node_resource(rank): 1} | ({kind_of(plan.kinds, rank).name: 1} if plan.kinds else {})
+    return {node_resource(rank): 1} | ({group_of(plan.node_groups, rank).name: 1} if plan.node_groups else {})
 
 
 def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringUpError:

@@ -1,10 +1,9 @@
-"""The environment of each accelerator and of Ray, every variable with its reason.
+"""Environment variables of a run, each with its reason.
 
-The variables are rows of accelerator.csv. `when` says where a row is set: for an accelerator (torch.distributed and
-RCCL read NCCL's names, too), for Ray (`ray`, and `burst` on many nodes), with job.debug=true (`debug`, `debug-gpu`, and
-`distributed` or `legacy`, the debugger). Only what is safe on every cluster is on by default; what depends on the
-fabric (interfaces, InfiniBand device lists, protocols) is set when the user names it. `plan` prints the rows, and
-`merge_env` lets the user change or remove any.
+The variables are rows of accelerator.csv. `when` selects a row for an accelerator (torch.distributed and RCCL also read
+NCCL's names), for Ray (`ray`, and `burst` on many nodes), or with job.debug=true (`debug`, `debug-gpu`, and
+`distributed` or `legacy`, the debugger). The defaults are safe on every cluster; settings of the fabric (interfaces,
+device lists, protocols) are left to the user. `plan` prints the rows, and cluster.env changes or removes any.
 
     >>> [var.name for var in accelerator_env("cpu")][:2]
     ['TORCHDYNAMO_DISABLE', 'VLLM_ENABLE_V1_MULTIPROCESSING']
@@ -18,16 +17,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
+
+if TYPE_CHECKING:  # the node agent has no pydantic
+    from slurm_rl.config.run import RunConfig
 
 AcceleratorKind = Literal["nvidia", "amd", "cpu"]
 
 
 @dataclass(frozen=True)
 class EnvVar:
-    """One environment variable and why it is set."""
+    """An environment variable and the reason for it."""
 
     name: str
     value: str
@@ -38,18 +41,18 @@ NOSET_FLAGS = (
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
 )
-"""Keep Ray from masking GPUs inside an actor."""
+"""Variables that keep Ray from masking GPUs inside an actor."""
 
 
 @cache
 def read_rows() -> tuple[tuple[str, EnvVar], ...]:
-    """(when it is set, the variable) of each row of accelerator.csv."""
+    """Return (`when`, variable) of each row of accelerator.csv."""
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     return tuple((row.pop("when"), EnvVar(**row)) for row in csv.DictReader(text.splitlines()))
 
 
 def _rows_of(*when: str) -> list[EnvVar]:
-    return [variable for told, variable in read_rows() if set(when) & set(told.split())]
+    return [variable for names, variable in read_rows() if set(when) & set(names.split())]
 
 
 def accelerator_env(
@@ -58,12 +61,12 @@ def accelerator_env(
     network_interface: str | None = None,
     trace_dir: str | None = None,
 ) -> list[EnvVar]:
-    """What torch, NCCL or RCCL, HIP and vLLM need on this accelerator.
+    """Return the variables of torch, NCCL or RCCL, HIP and vLLM.
 
     Args:
-        kind: which table.
-        network_interface: for the sockets of NCCL and gloo; None lets them choose.
-        trace_dir: where a NCCL hang leaves its dumps; None leaves them in each node's /tmp.
+        kind: the accelerator.
+        network_interface: interface of NCCL's and gloo's sockets; None: chosen by them.
+        trace_dir: folder for NCCL's flight recorder dumps; None: each node's /tmp.
     """
     env = _rows_of(kind)
     if kind == "amd":
@@ -80,12 +83,12 @@ def accelerator_env(
     return env
 
 
-# From here on thousands of workers register at once, and the head's queue outlasts the timeouts.
+# From this size on the head's queue of registrations outlasts Ray's timeouts.
 _BURST_NODES = 32
 
 
 def ray_env(num_nodes: int) -> list[EnvVar]:
-    """What Ray's processes need at this size; small clusters keep Ray's quick health checks."""
+    """Return Ray's variables for a cluster of this size."""
     if num_nodes < _BURST_NODES:
         return _rows_of("ray")
     num_threads = min(64, num_nodes // 2)
@@ -98,7 +101,7 @@ def ray_env(num_nodes: int) -> list[EnvVar]:
 
 
 def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> list[EnvVar]:
-    """The table with the user's own values, which win; None removes a variable. Sorted by name."""
+    """Return the variables with the user's overrides, sorted by name; None removes a variable."""
     merged = {var.name: var for var in base}
     for name, value in overrides.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -114,14 +117,37 @@ def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> li
 
 
 def debug_env(kind: AcceleratorKind, debugger: str, log_dir: str) -> list[EnvVar]:
-    """Rows that go over those of accelerator_env and ray_env.
+    """Return the variables of job.debug, which override those of accelerator_env and ray_env.
 
     Args:
-        debugger: `distributed` or `legacy`, both Ray's.
-        log_dir: a folder that outlives the job, for NCCL's logs.
+        debugger: Ray's `distributed` or `legacy` debugger.
+        log_dir: folder for NCCL's logs.
     """
     if kind == "cpu":
         return _rows_of("debug", debugger)
-    # %h and %p are NCCL's own words for host and process.
-    log = EnvVar("NCCL_DEBUG_FILE", f"{log_dir}/nccl-%h-%p.log", "debug: beside the run, not between others' lines")
+    # NCCL replaces %h and %p by host and process.
+    log = EnvVar("NCCL_DEBUG_FILE", f"{log_dir}/nccl-%h-%p.log", "debug: one file per process in the run directory")
     return [*_rows_of("debug", debugger, "debug-gpu"), log]
+
+
+def list_variables(config: RunConfig, run_dir: str) -> list[EnvVar]:
+    """Return the environment of every process of a run, with cluster.env applied."""
+    return merge_env(_list_defaults(config, run_dir), config.cluster.env)
+
+
+def _list_defaults(config: RunConfig, run_dir: str) -> list[EnvVar]:
+    cluster = config.cluster
+    table = [
+        *accelerator_env(cluster.accelerator, network_interface=cluster.network_interface, trace_dir=run_dir),
+        *ray_env(cluster.num_nodes),
+        *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
+    ]
+    if config.under_torchrun:
+        return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
+    if LAUNCHERS[cluster.launcher].existing:
+        # Ray's daemons are already running.
+        table = [item for item in table if item not in ray_env(cluster.num_nodes)]
+    if config.external is not None:
+        # Other trainers rely on Ray to mask the GPUs of each actor.
+        return [item for item in table if not item.name.startswith("RAY_EXPERIMENTAL_NOSET_")]
+    return table

@@ -1,4 +1,4 @@
-"""Shells and tunnels to a run's nodes, as argv: in its container, with its environment. Pure."""
+"""Command lines of shells and tunnels to the nodes of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_rl.plan.step import own_mounts, with_host_setup
 
 @dataclass(frozen=True)
 class Attach:
-    """What to run, and what to add to its environment; no value of it is in argv."""
+    """A command and the variables to add to its environment, whose values are not in argv."""
 
     argv: list[str]
     env: dict[str, str]
@@ -33,15 +33,15 @@ def build_attach(
     user: tuple[int, int] | None = None,
     tty: bool = True,
 ) -> Attach:
-    """The command on a node of a running attempt.
+    """Build the command that runs in the container of a running attempt.
 
     Args:
-        job_key: Slurm's id of the job, or the local controller's key.
-        host: the node, under Slurm; None is this machine.
-        pid: of the node's agent, as it knows itself.
-        env: what the run's processes have beyond the plan's: where its Ray is, where the token lies.
-        user: uid and gid of whoever runs the job; None is root.
-        tty: this is a terminal.
+        job_key: Slurm's job id, or the local controller's key.
+        host: node of a Slurm job; None: this machine.
+        pid: process id of the node's agent, in its own namespace.
+        env: variables beyond the plan's, such as the Ray address and the token file.
+        user: uid and gid of the job's user; None: root.
+        tty: stdin is a terminal.
     """
     container, env = ContainerPlan.from_json(plan.container), {**plan.env, "PYTHONPATH": f"{plan.run_dir}/code", **env}
     name = f"srl-{job_key}-{attempt}"
@@ -57,15 +57,14 @@ def build_attach(
     inner = with_host_setup(plan, argv)
     if host is None:
         return Attach(inner, env)
-    # Beside the run's own step, out of the same share; the memory is that of the step.
+    # Overlap with the run's step and its memory.
     step = ["srun", f"--jobid={job_key}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
     step += ["--mem=0", "--mpi=none", *(["--pty"] if tty else [])]
     return Attach([*step, *srun_args, *inner], env)
 
 
 def enter_enroot(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
-    """By the agent's process, which has the node's own numbers: pyxis finds a container by name only when it was
-    unpacked. Of a value of several lines enroot would make several variables."""
+    """Enter by the agent's pid, since pyxis knows only unpacked containers by name. enroot splits multi-line values."""
     names = sorted(name for name, value in env.items() if "\n" not in value)
     return ["enroot", "exec", *(f"--env={name}" for name in names), str(pid)]
 
@@ -86,14 +85,14 @@ enter_podman, enter_docker = partial(_enter_by_name, "podman"), partial(_enter_b
 
 @dataclass(frozen=True)
 class Forward:
-    """One port of the other side, brought here."""
+    """A remote port forwarded to a local one."""
 
     local_port: int
     remote_port: int
 
 
 def build_ssh_argv(host: str, forwards: Sequence[Forward], jump: str | None = None) -> list[str]:
-    """ssh that only forwards, on loopback at both ends, and fails when a port here is taken.
+    """Return argv of an ssh that forwards loopback ports and fails if a local port is taken.
 
     >>> build_ssh_argv("n1", [Forward(8265, 26970)], jump="me@login")[-5:]
     ['-L', '127.0.0.1:8265:127.0.0.1:26970', '-J', 'me@login', 'n1']

@@ -1,4 +1,4 @@
-"""A run in one screen for people: what, where, why so, what it takes, what it writes, what ends it. Pure."""
+"""Render a run on one screen: task, machines, choices with reasons, memory, files, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import describe_memory
 from slurm_rl.plan.memory import GB, ModelShape
+from slurm_rl.plan.placement import count_workers_by_node, find_idle
 from slurm_rl.plan.preflight import describe_preflight
-from slurm_rl.plan.reasons import count, list_reasons
-from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest_tokens
-from slurm_rl.plan.services import describe_service
-from slurm_rl.plan.topology import deal_workers, find_idle
+from slurm_rl.plan.rationale import count, list_reasons
+from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes
 
 if TYPE_CHECKING:
     from slurm_rl.config.environment import EnvironmentConfig
     from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
-    from slurm_rl.config.rows import RowsConfig
+    from slurm_rl.config.rows import RowsConfig, SamplingConfig
     from slurm_rl.config.run import RunConfig
-    from slurm_rl.config.ways import WaysConfig
 
 WIDTH = 80
 _INDENT = 14
@@ -34,21 +32,21 @@ _INDENT = 14
 def render_explanation(
     config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None = None, prompts: str = ""
 ) -> str:
-    """Some 30 lines of 80 columns.
+    """Return about 30 lines of 80 columns.
 
     Args:
-        prompts: How prompts become text; see `describe_prompts`.
-        teacher: of reference.path, where there is one and this machine sees it.
+        prompts: how prompts become text; see `describe_prompts`.
+        teacher: shape of reference.path, if this machine sees it.
     """
     found = list_reasons(config, plan, shape, teacher)
     reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
-        *_section("what", _what(config, shape, prompts)),
-        *_section("where", _where(config, plan)),
-        *(["why so", *reasons] if reasons else []),
+        *_section("run", _run(config, shape, prompts)),
+        *_section("machines", _machines(config, plan)),
+        *(["choices", *reasons] if reasons else []),
         *(_memory(plan) if plan.external is None else ()),
-        *_section("what it writes", _files(config, plan, shape)),
-        *_section("what ends it", _ends(config, plan)),
+        *_section("files", _files(config, plan, shape)),
+        *_section("end of the run", _ends(config, plan)),
     ]
     return "\n".join(lines)
 
@@ -58,19 +56,19 @@ def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _wrap(text: str, first: str, later: str) -> list[str]:
-    # A path or a URL is not cut.
+    # Do not break paths and URLs.
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _what(config: RunConfig, shape: ModelShape | None, prompts: str) -> Iterator[tuple[str, str]]:
+def _run(config: RunConfig, shape: ModelShape | None, prompts: str) -> Iterator[tuple[str, str]]:
     if config.external is not None:
         yield "program", f"{shlex.join(config.external.argv)} ({TASKS[config.task].title}); `plan` shows its arguments"
-        yield "model", config.external.model or "the program's affair, as data, reward and steps are"
+        yield "model", config.external.model or "set by the program, like data, reward and steps"
         return
     if config.eval.only:
-        yield "task", "an evaluation, which trains nothing"
+        yield "task", "evaluation only"
     else:
         rule = _algorithm(config) if config.task == "grpo" else ""
         yield "task", f"{config.task} ({TASKS[config.task].title}){rule}"
@@ -90,7 +88,7 @@ def _what(config: RunConfig, shape: ModelShape | None, prompts: str) -> Iterator
 
 
 def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """The rows and how they are judged; of a mixture those of each source."""
+    """Rows, environment and reward of the run, or of each source."""
     sources = config.data.sources
     total = sum(source.weight for source in sources.values())
     for name, source in sources.items():
@@ -99,39 +97,39 @@ def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
             f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}{_sampling(config, source)}",
         )
         reward, env = source.reward or config.reward, source.env or config.env
-        yield "", _world(env, config.cluster.num_nodes) if env.is_on else f"reward {_reward(reward)}"
+        yield "", _environment(env, config.cluster.num_nodes) if env.is_on else f"reward {_reward(reward)}"
     if not sources:
-        yield "data", f"{_rows(config.data)}; up to {longest_tokens(config)} tokens a sequence"
+        yield "data", f"{_rows(config.data)}; up to {config.max_sequence_tokens} tokens a sequence"
         if config.task == "grpo" and config.env.is_on:
-            yield "episodes", _world(config.env, config.cluster.num_nodes)
+            yield "episodes", _environment(config.env, config.cluster.num_nodes)
         if config.task == "grpo":
             yield "reward", _reward(config.reward)
 
 
-def _sampling(config: RunConfig, ways: WaysConfig) -> str:
-    """What rows say of their sampling, where the run has something else."""
-    own = {name: value for name, value in ways.sampling().items() if value != getattr(config.rollout, name)}
+def _sampling(config: RunConfig, part: SamplingConfig) -> str:
+    """Return sampling settings that differ from the run's."""
+    own = {name: value for name, value in part.sampling().items() if value != getattr(config.rollout, name)}
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
     return "".join(f"; {name} {value}" for name, value in lists.items())
 
 
-def _world(env: EnvironmentConfig, num_nodes: int) -> str:
-    if env.program is not None:
-        return f"program {' '.join(env.program)}"
-    counts = deal_workers(env.num_workers, num_nodes)
-    where = f" on {count(len(counts), 'node')}" if num_nodes > 1 else ""
+def _environment(env: EnvironmentConfig, num_nodes: int) -> str:
+    if env.agent_command is not None:
+        return f"program {' '.join(env.agent_command)}"
+    counts = count_workers_by_node(env.num_workers, num_nodes)
+    nodes = f" on {count(len(counts), 'node')}" if num_nodes > 1 else ""
     workers = "1 process" if env.num_workers == 1 else f"{env.num_workers} processes"
-    return f"environment {env.name or env.tools} in {workers}{where}"
+    return f"environment {env.name or env.tools} in {workers}{nodes}"
 
 
 def _rows(data: RowsConfig) -> str:
-    held_out = f"held out: {data.eval or f'{data.num_eval} rows of it'}" if data.num_eval else "nothing held out"
+    held_out = f"held out: {data.eval or f'{data.num_eval} rows of it'}" if data.num_eval else "no rows held out"
     return f"{data.train}; {held_out}"
 
 
 def _algorithm(config: RunConfig) -> str:
     parts, kl = config.algorithm, config.algorithm.kl
-    distance = f"KL {kl.coefficient:g} in the {kl.where}" if kl.coefficient else "no KL"
+    distance = f"KL {kl.coef:g} in the {kl.apply_to}" if kl.coef else "no KL"
     return f": advantage {parts.advantage}, loss {parts.loss}, {parts.aggregation}, {distance}"
 
 
@@ -154,9 +152,9 @@ def _reward(reward: RewardConfig) -> str:
 def _service(service: RewardServiceConfig) -> str:
     if not service.enabled:
         return ""
-    if service.num_replicas == 1 and service.node_feature is None:
+    if service.num_replicas == 1 and service.node_group is None:
         return ", in a service of the run"
-    where = f" on nodes of {service.node_feature}" if service.node_feature else ""
+    where = f" on nodes of {service.node_group}" if service.node_group else ""
     return f" in each of {count(service.num_replicas, 'service')} of the run{where}"
 
 
@@ -178,12 +176,12 @@ def _rate(config: RunConfig) -> str:
     return f"AdamW, rate {config.optim.lr:g}, {config.optim.schedule}"
 
 
-def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
-    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPUs alone"
+def _machines(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
+    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPUs only"
     spare = f" and {plan.num_spare_nodes} spare" if plan.num_spare_nodes else ""
     nodes = f"{count(plan.num_nodes, 'node')} of {gpus}{spare}"
-    if plan.kinds:
-        sizes = [(count(kind.count, "node"), count(kind.gpus_per_node, "GPU"), kind.name) for kind in plan.kinds]
+    if plan.node_groups:
+        sizes = [(count(one.count, "node"), count(one.gpus_per_node, "GPU"), one.name) for one in plan.node_groups]
         nodes = " + ".join(f"{number} of {gpus} ({name})" for number, gpus, name in sizes)
     place = {"local": "this machine", "slurm": "a Slurm job", "ray": f"the Ray cluster at {plan.address}"}
     queue = f", partition {config.cluster.slurm.partition}" if config.cluster.slurm.partition else ""
@@ -200,7 +198,7 @@ def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
 
 
 def _place(plan: JobPlan, role: str) -> str:
-    """`engines 4 on each of nodes 0 to 1`."""
+    """Return `engines 4 on each of nodes 0 to 1`."""
     counts = Counter(actor.node for actor in plan.actors if actor.role == role)
     first, last, least, most = min(counts), max(counts), min(counts.values()), max(counts.values())
     where = f"node {first}" if first == last else f"each of nodes {first} to {last}"
@@ -210,10 +208,10 @@ def _place(plan: JobPlan, role: str) -> str:
 def _memory(plan: JobPlan) -> Iterator[str]:
     layout = plan.layout
     if layout.policy is None:
-        if layout.unknown is None:  # engines alone, which fit
+        if layout.unknown is None:  # only engines, which fit
             return
         yield "memory"
-        yield from _wrap(f"not estimated; tell {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
+        yield from _wrap(f"not estimated; unknown: {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
         return
     phases = [phase for phase in PHASES if plan.torchrun is None or phase not in ("sample", "sync")]
     yield f"{'memory, estimated in GB':<36}" + "".join(f"{phase:>8}" for phase in phases)
@@ -224,8 +222,7 @@ def _memory(plan: JobPlan) -> Iterator[str]:
             yield from _wrap(f"in train: {describe_memory(role, memory)}", "    ", "      ")
     if layout.service is not None:
         yield from _wrap(
-            f"reward GPU, of {layout.service.gpu_gb:g}: {layout.service.total_gb:.1f} "
-            f"({describe_service(layout.service)})",
+            f"reward GPU, of {layout.service.gpu_gb:g}: {layout.service.total_gb:.1f} ({layout.service})",
             "  ",
             "    ",
         )
@@ -246,47 +243,47 @@ def _numbers(name: str, values: Mapping[str, float], phases: list[str]) -> str:
 def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterator[tuple[str, str]]:
     yield "run", plan.run_dir
     if plan.external is not None:
-        yield "checkpoints", "the program's own, where its arguments say"
+        yield "checkpoints", "written by the program, as its arguments say"
         return
-    chosen = config.checkpoint.every
-    every = f"every {chosen} steps" if chosen != "auto" else "every 10 steps, then by what saves take"
-    checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.every > 0
+    chosen = config.checkpoint.interval
+    every = f"every {chosen} steps" if chosen != "auto" else "every 10 steps, then by the duration of saves"
+    checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.interval > 0
     size = None if shape is None else checkpoint_bytes(config, shape) / GB
-    kept = checkpoint.keep + best
-    # One more while it is written.
+    kept = checkpoint.keep_last + best
+    # One more exists while it is written.
     sizes = "" if size is None else f", {_gigabytes(size)} each, {_gigabytes(size * (kept + 1))} at most"
     yield (
         "checkpoints",
-        f"{every}; the newest {checkpoint.keep}{' and the best' * best} stay{sizes}",
+        f"{every}; the newest {checkpoint.keep_last}{' and the best' * best} stay{sizes}",
     )
-    if checkpoint.url is not None:
-        yield "copies", f"of each checkpoint, at {checkpoint.url}"
+    if checkpoint.upload_url is not None:
+        yield "uploads", f"each checkpoint, to {checkpoint.upload_url}"
     is_whole = shape is not None and (config.model.lora is None or config.model.lora.export == "merged")
     model = f" ({_gigabytes(shape.num_parameters * bytes_per_value(config) / GB)})" if shape and is_whole else ""
     yield "at the end", f"export/ for Hugging Face{model}, report.html, summary.json"
 
 
 def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
-    """As docs/ends.md has it for this launcher."""
+    """How an attempt ends with this launcher; see docs/ends.md."""
     row, limits = LAUNCHERS[plan.launcher], plan.limits
-    saves = "saves" if plan.external is None else "is told to stop"
-    again = "is requeued and goes on" if row.is_queue else "ends with 130"
+    saves = "saves" if plan.external is None else "gets a stop signal"
+    again = "is requeued and resumes" if row.is_queue else "ends with 130"
     if limits.time_limit_min or row.is_queue:
         time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
-        least = ">= " if limits.learns_lead else ""  # more where its own saves turn out to need it
-        yield "time limit", f"{time}; {least}{limits.signal_lead_s} s before, it {saves}, {again}"
+        least = ">= " if limits.learns_lead else ""  # more if its saves take longer
+        yield "time limit", f"{time}; {least}{limits.checkpoint_lead_s} s before, it {saves}, {again}"
     if row.is_queue:
-        spare = "a spare one takes its place, else " if plan.num_spare_nodes else ""
-        yield "lost node", f"{spare}it is requeued and goes on from the newest checkpoint"
+        spare = "a spare replaces it, else " if plan.num_spare_nodes else ""
+        yield "lost node", f"{spare}the run is requeued and resumes from the newest checkpoint"
     elif row.by_node:
-        yield "lost node", "another machine may take its place until job.start_timeout_s"
+        yield "lost node", "another machine may replace it until job.start_timeout_s"
     tries, resume = limits.max_failures, "`node --run`" if row.by_node else "`resume`"
-    yield "failure", f"tried again {count(tries, 'time')}, bad input never" if tries else f"ends it; {resume} goes on"
-    yield "by hand", f"{'Ctrl-C or ' * row.on_this_machine}`cancel`: it {saves}, ends with 130; {resume} goes on"
+    yield "failure", f"retried {count(tries, 'time')}, bad input never" if tries else f"ends it; {resume} continues"
+    yield "by hand", f"{'Ctrl-C or ' * row.on_this_machine}`cancel`: it {saves}, ends with 130; {resume} continues"
 
 
 def _count(number: int) -> str:
-    """For people.
+    """Return a rounded count.
 
     >>> _count(8_190_735_360), _count(593_152)
     ('8.2 billion', '0.6 million')
@@ -295,7 +292,7 @@ def _count(number: int) -> str:
 
 
 def _gigabytes(size: float) -> str:
-    """For people.
+    """Return a rounded size.
 
     >>> _gigabytes(98.3), _gigabytes(0.007)
     ('98.3 GB', '7.0 MB')

@@ -1,10 +1,10 @@
-"""Whether workers fit their GPUs in each phase, what is fastest of what does, and what would. Pure.
+"""Search for the fastest settings that fit the GPUs in each phase, and for changes that would fit.
 
-load     the model comes from its files
-train    forward and backward passes, and the optimizer's step
-sample   what training leaves on the GPU; colocated, beside its engine
-sync     new weights on their way to the engines; colocated, beside the engine's own
-save     a checkpoint is copied to host memory and written from there
+load     read the model's files
+train    forward and backward passes, and the optimizer's update
+sample   resident training state while engines sample; with colocate, together with an engine
+sync     send new weights to engines; with colocate, together with an engine's weights
+save     copy a checkpoint to host memory
 """
 
 from __future__ import annotations
@@ -14,47 +14,44 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.config.tasks import TORCHRUN_TASKS
-from slurm_rl.plan.memory import GB, EngineMemory, ModelShape, asleep_gb
+from slurm_rl.plan.memory import ASLEEP_GB, GB, EngineMemory, ModelShape
 from slurm_rl.plan.policy_memory import RESERVE_GB, PolicyMemory
 from slurm_rl.plan.role_memory import (
     DEFAULT_MICRO_BATCH_TOKENS,
     bytes_per_value,
-    critic_is_apart,
     critic_memory,
     engine_memory,
-    longest_tokens,
     policy_memory,
     reference_memory,
 )
 
-if TYPE_CHECKING:  # the node agent imports this without pydantic
+if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
 
 PHASES = ("load", "train", "sample", "sync", "save")
 _CHUNK_TOKENS = 2048
 _SPARING = 0.9
 _MOST_NODES = 64
-"""Times the nodes, up to which more of them are tried."""
+"""Largest factor by which more nodes are tried."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A run on machines of this kind: what decides about memory."""
+    """A config with its placement and GPU sizes, which determine memory."""
 
     config: RunConfig
     shape: ModelShape
     reference_shape: ModelShape
-    """Of the policy as GRPO found it, or of a teacher."""
+    """Shape of the initial policy, or of a teacher."""
     num_workers: Mapping[str, int]
-    """By role."""
+    """Processes by role."""
     tensor_parallel_size: int
     capacities_gb: Mapping[str, float]
-    """Memory of the smallest GPU that each role has."""
+    """Memory of the smallest GPU of each role."""
 
     @property
     def colocated(self) -> bool:
-        return self.config.rollout.colocate and self.config.task not in TORCHRUN_TASKS
+        return self.config.rollout.colocate and self.config.has_engines
 
     @property
     def engine(self) -> EngineMemory:
@@ -62,37 +59,37 @@ class Setting:
 
     @property
     def engine_budget_gb(self) -> float:
-        """What vLLM may take of a GPU."""
+        """Memory of a GPU that vLLM may use."""
         return self.capacities_gb["rollout"] * self.config.rollout.gpu_memory_utilization
 
     def needs(self) -> dict[str, PolicyMemory]:
-        """Of a worker of each role but the engines."""
-        found = {"policy": policy_memory(self.config, self.shape, self.reference_shape, self.num_workers["policy"])}
-        if critic_is_apart(self.config):
-            found["critic"] = critic_memory(self.config, self.shape, self.num_workers["critic"])
+        """Return the memory of a worker of each role except the engines."""
+        needs = {"policy": policy_memory(self.config, self.shape, self.reference_shape, self.num_workers["policy"])}
+        if self.config.has_critic and self.config.critic.is_dedicated:
+            needs["critic"] = critic_memory(self.config, self.shape, self.num_workers["critic"])
         if self.num_workers.get("reference"):
-            found["reference"] = reference_memory(self.config, self.reference_shape)
-        return found
+            needs["reference"] = reference_memory(self.config, self.reference_shape)
+        return needs
 
     def rooms(self, role: str) -> dict[str, float]:
-        """GPU memory by phase, without what an engine on the same GPU has of it then."""
+        """Return the available GPU memory by phase, without that of a colocated engine."""
         if role != "policy" or not self.colocated:
             return dict.fromkeys(PHASES, self.capacities_gb[role])
         taken = {"sample": self.engine_budget_gb, "sync": self.engine.awake_gb}
-        return {phase: self.capacities_gb[role] - taken.get(phase, asleep_gb()) for phase in PHASES}
+        return {phase: self.capacities_gb[role] - taken.get(phase, ASLEEP_GB) for phase in PHASES}
 
     def within(self, share: float) -> Setting:
-        """With GPUs of this share of their memory."""
+        """Return the setting with a share of each GPU's memory."""
         return replace(self, capacities_gb={role: share * size for role, size in self.capacities_gb.items()})
 
     def with_(self, **sections: Mapping[str, Any]) -> Setting:
-        """With other values of keys, by section."""
+        """Return the setting with other values of keys, by section."""
         return replace(self, config=change(self.config, **sections))
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """The first phase that does not fit."""
+    """A role and phase that do not fit."""
 
     role: str
     phase: str
@@ -101,6 +98,7 @@ class Misfit:
 
 
 def find_misfit(setting: Setting) -> Misfit | None:
+    """Return the first phase that does not fit."""
     for role, memory in setting.needs().items():
         rooms = setting.rooms(role)
         for phase, need in memory.phases_gb.items():
@@ -110,12 +108,12 @@ def find_misfit(setting: Setting) -> Misfit | None:
 
 
 def list_choices(setting: Setting) -> list[Setting]:
-    """What was left open filled in, the fastest first: a good many tokens, nothing computed twice."""
+    """Return the settings for open values, fastest first: large micro-batches, no recomputation."""
     policy, model = setting.config.policy, setting.config.model
-    longest = longest_tokens(setting.config)
+    longest = setting.config.max_sequence_tokens
     checkpointing = (False, True) if model.gradient_checkpointing == "auto" else (model.gradient_checkpointing,)
     if len(checkpointing) > 1 and setting.shape.vision_parameters:
-        checkpointing = (True,)  # the tower's own activations are not counted
+        checkpointing = (True,)  # activations of the vision tower are not estimated
     chunks = (None, _CHUNK_TOKENS) if policy.logprob_chunk_tokens == "auto" else (policy.chunk_tokens,)
     tokens = [policy.micro_batch_tokens] if policy.micro_batch_tokens else _micro_batches(longest)
     enough = max(longest, DEFAULT_MICRO_BATCH_TOKENS)
@@ -133,7 +131,7 @@ def list_choices(setting: Setting) -> list[Setting]:
 
 
 def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
-    """What was left open, where nothing is known of a GPU's memory."""
+    """Return the config with open values filled in without a memory estimate."""
     checkpointing, chunk = config.model.gradient_checkpointing, config.policy.logprob_chunk_tokens
     return change(
         config,
@@ -146,24 +144,24 @@ def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
 
 
 def change(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
-    """With other values of keys, by section."""
+    """Return the config with other values of keys, by section."""
     new = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
     return config.model_copy(update=new)
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A choice that fits, and why it is not a faster one."""
+    """A setting that fits, and the next faster one that does not."""
 
     setting: Setting
     share: float
-    """Of a GPU's memory, within which it fits."""
+    """Share of a GPU's memory that it fits into."""
     faster: tuple[Setting, Misfit] | None = None
-    """The choice before it, which does not."""
+    """The next faster setting and its misfit."""
 
 
 def search_fitting(setting: Setting) -> Fitting | None:
-    """The first choice that fits in every phase, with a tenth to spare if there is one."""
+    """Return the fastest setting that fits in every phase, with a tenth to spare if possible."""
     choices = list_choices(setting)
     for share in (_SPARING, 1.0):
         faster = None
@@ -176,13 +174,13 @@ def search_fitting(setting: Setting) -> Fitting | None:
 
 
 def find_fitting(setting: Setting) -> Setting | None:
-    """The choice alone."""
+    """Return only the setting of `search_fitting`."""
     found = search_fitting(setting)
     return None if found is None else found.setting
 
 
 def describe_nearest(setting: Setting) -> str:
-    """The one change that makes it fit, and how much it takes then."""
+    """Return the cheapest single change that fits, and its memory."""
     for words, changed in _list_changes(setting):
         found = find_fitting(changed)
         if found is not None and (not found.colocated or found.engine.least_gb <= found.engine_budget_gb):
@@ -193,9 +191,9 @@ def describe_nearest(setting: Setting) -> str:
 
 
 def _list_changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Single changes that take less memory, the cheapest first, with the words that make them."""
+    """Yield single changes that save memory, cheapest first, each with its override."""
     policy, model = setting.config.policy, setting.config.model
-    for tokens in _micro_batches(longest_tokens(setting.config)):
+    for tokens in _micro_batches(setting.config.max_sequence_tokens):
         if policy.micro_batch_tokens and tokens < policy.micro_batch_tokens:
             yield f"policy.micro_batch_tokens={tokens}", setting.with_(policy={"micro_batch_tokens": tokens})
     if policy.logprob_chunk_tokens is None:
@@ -225,28 +223,28 @@ def _list_changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 
 def host_memory(setting: Setting, roles: Mapping[str, int], *, is_head: bool, direct: bool) -> dict[str, float]:
-    """Host memory of one node by phase, in GB: states that wait there, copies, and without GPUs all else, too.
+    """Return the host memory of a node by phase, in GB, without the programs' own few GB per process.
 
-    The programs' own, some GB of each process, is not in it.
+    It holds offloaded states and copies, and without GPUs all memory.
 
     Args:
-        roles: how many workers and engines of each role are on the node.
-        direct: new weights go from GPU to GPU, not through Ray's store.
+        roles: processes of each role on the node.
+        direct: weights are transferred without Ray's object store.
     """
-    found, on_cpu = dict.fromkeys(PHASES, 0.0), not setting.config.cluster.gpus_per_node
+    phases_gb, on_cpu = dict.fromkeys(PHASES, 0.0), not setting.config.cluster.gpus_per_node
     for role, memory in setting.needs().items():
         for phase in PHASES:
-            beside = memory.host_gb.get(phase, memory.host_gb["train"])
-            found[phase] += roles.get(role, 0) * (beside + on_cpu * (memory.phases_gb[phase] - RESERVE_GB))
+            host = memory.host_gb.get(phase, memory.host_gb["train"])
+            phases_gb[phase] += roles.get(role, 0) * (host + on_cpu * (memory.phases_gb[phase] - RESERVE_GB))
     engines = roles.get("rollout", 0)
     if engines and on_cpu:
-        found = {phase: value + engines * setting.engine.weights_gb for phase, value in found.items()}
+        phases_gb = {phase: value + engines * setting.engine.weights_gb for phase, value in phases_gb.items()}
     if engines and not direct and setting.config.model.lora is None:
-        # The head has records and what Ray's store keeps of them.
-        found["sync"] += setting.shape.num_parameters * bytes_per_value(setting.config) / GB * (2 if is_head else 1)
-    return found
+        # The head holds the records and their copy in Ray's object store.
+        phases_gb["sync"] += setting.shape.num_parameters * bytes_per_value(setting.config) / GB * (2 if is_head else 1)
+    return phases_gb
 
 
 def _micro_batches(longest: int) -> list[int]:
-    """Budgets to try, the largest first; the smallest still holds one longest sequence."""
+    """Return token budgets to try, largest first; the smallest holds one longest sequence."""
     return [size for size in (32768, 16384, 8192, 4096, 2048, 1024) if size > longest] + [longest]

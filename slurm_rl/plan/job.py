@@ -1,8 +1,7 @@
-"""JobPlan: everything computed from the config, as plain data that any Python can read.
+"""JobPlan: the result of planning a config, stored as plan.json in the run directory.
 
-`build_plan` is pure: no subprocess, no clock, no environment. What it must know of the machine it
-runs on comes in as `SubmitFacts`. `plan.json` in the run directory is this object, and the node
-agent reads it with the standard library alone.
+`build_plan` is a pure function; facts of the submitting machine are in `SubmitFacts`. The node agent reads plan.json
+with the standard library only.
 """
 
 from __future__ import annotations
@@ -13,45 +12,43 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError
-from slurm_rl.plan.accelerator import AcceleratorKind
-from slurm_rl.plan.demand import place_actors
-from slurm_rl.plan.expected import expected_for
-from slurm_rl.plan.kinds import NodeKind, kind_of, list_kinds
+from slurm_rl.plan.accelerator import AcceleratorKind, list_variables
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.node_groups import NodeGroup, group_of, list_groups
+from slurm_rl.plan.placement import ActorPlan, place_actors
 from slurm_rl.plan.preflight import PreflightPlan, build_preflight
-from slurm_rl.plan.services import fit_services
+from slurm_rl.plan.role_memory import fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
-from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.transfer import choose_transfer
-from slurm_rl.plan.variables import list_variables
+from slurm_rl.plan.versions import expected_for
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
-"""Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
+"""Comma-separated host names by rank; the controller sets it, since a container has no scontrol."""
 NODE_VARIABLE = "SLURMD_NODENAME"
-"""Slurm's own name of the node around a task: not always the host name, and srun numbers tasks in its own order."""
+"""Slurm's name of a task's node, which may differ from the host name."""
 
 
 @dataclass(frozen=True)
 class SubmitFacts:
-    """What the plan must know of the submitting machine."""
+    """Facts of the submitting machine."""
 
     python: str
-    """The running interpreter."""
+    """Path of the running interpreter."""
     num_cpus: int
-    """Cores this process may use; Slurm's nodes have others."""
+    """Cores that this process may use."""
     version: str
     """slurm_rl.__version__."""
     model_shape: ModelShape | None = None
-    """From the model's config.json, where this machine can see it."""
+    """Shape of the policy, if this machine sees its config.json."""
     reward_shape: ModelShape | None = None
-    """The same of reward.model.path."""
+    """Shape of reward.model.path."""
     reference_shape: ModelShape | None = None
-    """The same of reference.path."""
+    """Shape of reference.path."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +58,26 @@ class RayPlan:
     object_store_bytes: int
     dashboard: bool
     dashboard_port: int | None = None
-    """None: that of the job's block of ports."""
+    """None: a port of the job's range."""
 
 
 @dataclass(frozen=True)
 class LimitsPlan:
-    """Deadlines and restarts."""
+    """Timeouts and restarts."""
 
     time_limit_min: int | None
-    signal_lead_s: int
+    checkpoint_lead_s: int
     max_failures: int
     start_timeout_s: float
-    hang_after_s: float = 300.0
+    heartbeat_timeout_s: float = 300.0
     step_timeout_s: float = 3600.0
     learns_lead: bool = False
-    """job.signal_lead_s is auto: the lead grows with what saves take."""
+    """Raise the lead to the measured duration of saves (job.checkpoint_lead_s=auto)."""
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One job, ready to be submitted any number of times."""
+    """A job that can be submitted any number of times."""
 
     version: int
     slurm_rl_version: str
@@ -93,14 +90,14 @@ class JobPlan:
     cpus_per_node: int | None
     tmp_root: str
     python: str
-    """On the nodes; inside the container, when there is one."""
+    """Interpreter on the nodes, inside the container if there is one."""
     host_python: str
-    """Of the controller, outside any container."""
+    """Interpreter of the controller, outside any container."""
     setup: tuple[str, ...]
     env: dict[str, str]
-    """Environment of every process of the run."""
+    """Environment variables of all processes."""
     env_reasons: dict[str, str]
-    """Why each variable is set, for `plan` to print."""
+    """Reason for each variable."""
     secret_names: tuple[str, ...]
     driver_argv: tuple[str, ...]
     actors: tuple[ActorPlan, ...]
@@ -109,39 +106,39 @@ class JobPlan:
     limits: LimitsPlan
     container: dict[str, Any]
     sbatch: dict[str, str | int | bool]
-    """Options of sbatch by long name, of the first component; empty for the other launchers."""
+    """Options of sbatch by long name, for the first component; empty for other launchers."""
     num_spare_nodes: int = 0
-    """Nodes of the allocation beyond num_nodes."""
-    kinds: tuple[NodeKind, ...] = ()
-    """Of the nodes, in the order of ranks; empty where all are alike."""
+    """Allocated nodes beyond num_nodes."""
+    node_groups: tuple[NodeGroup, ...] = ()
+    """Node groups in rank order; empty if all nodes are equal."""
     het: tuple[dict[str, str | int | bool], ...] = ()
-    """Options of sbatch of the components after the first, where each kind of nodes is one."""
+    """Options of sbatch for the components after the first."""
     torchrun: TorchrunPlan | None = None
-    """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
+    """Set for tasks under torchrun; None: a Ray cluster with a driver on its head node."""
     external: ExternalPlan | None = None
-    """Set for tasks that run somebody else's trainer."""
+    """Set for external trainers."""
     expected: dict[str, str] = field(default_factory=dict)
-    """What must be where the trainer runs; see plan/expected.py."""
+    """Required versions in the trainer's environment; see plan/versions.py."""
     address: str | None = None
-    """Dashboard of the Ray cluster that the run goes to; None where it brings up its own."""
+    """Dashboard of an existing Ray cluster; None: the run starts its own."""
     weight_transfer: str = "ray"
-    """How new weights reach the engines: rollout.weight_transfer, with auto decided; see plan/transfer.py."""
+    """rollout.weight_transfer with auto resolved; see plan/transfer.py."""
     signs_copies: bool = False
-    """Checkpoints are copied to a URL, signed with a key of the run."""
+    """Checkpoints are uploaded to a URL and signed with a key of the run."""
     copies_to: str | None = None
-    """That URL, for logs and export at the end of an attempt."""
+    """URL for logs and export at the end of an attempt."""
     preflight: PreflightPlan = field(default_factory=PreflightPlan)
-    """What the nodes are asked before an attempt."""
+    """Node checks before an attempt."""
     after: str | None = None
-    """Directory of the run that must have finished before this one starts."""
+    """Directory of a run that must finish before this one starts."""
 
     def gpus_on(self, rank: int) -> int:
-        """GPUs that the run has on the node with this rank."""
-        return kind_of(self.kinds, rank).gpus_per_node if self.kinds else self.gpus_per_node
+        """Return the GPUs of the node with this rank."""
+        return group_of(self.node_groups, rank).gpus_per_node if self.node_groups else self.gpus_per_node
 
     def cpus_on(self, rank: int) -> int | None:
-        """Cores of that node; None where Slurm decides."""
-        return kind_of(self.kinds, rank).cpus_per_node if self.kinds else self.cpus_per_node
+        """Return the cores of the node with this rank; None: Slurm decides."""
+        return group_of(self.node_groups, rank).cpus_per_node if self.node_groups else self.cpus_per_node
 
     @property
     def gpus_by_node(self) -> list[int]:
@@ -152,7 +149,7 @@ class JobPlan:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> JobPlan:
-        """Rebuild a plan; RunDirError when another version of slurm_rl wrote it."""
+        """Rebuild a plan; raise RunDirError if its version differs."""
         if tree.get("version") != PLAN_VERSION:
             raise RunDirError(
                 f"plan.json must be of version {PLAN_VERSION}",
@@ -164,16 +161,14 @@ class JobPlan:
         sections = {
             "actors": tuple(ActorPlan(**{**actor, "gpus": tuple(actor["gpus"])}) for actor in tree["actors"]),
             "layout": LayoutPlan.from_json(tree["layout"]),
-            "kinds": tuple(NodeKind(**kind) for kind in tree.get("kinds", ())),
+            "node_groups": tuple(NodeGroup(**group) for group in tree.get("node_groups", ())),
             "ray": RayPlan(**tree["ray"]),
             "limits": LimitsPlan(**tree["limits"]),
             "preflight": PreflightPlan.from_json(tree.get("preflight", {})),
             "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
             "external": _read_external(external) if external else None,
         }
-        # Of versions that knew a feature of each node alone; such a job chooses its nodes by its own copy of the code.
-        known = {name: value for name, value in tree.items() if name != "node_features"}
-        return JobPlan(**{**known, **lists, **sections})
+        return JobPlan(**{**tree, **lists, **sections})
 
 
 def _read_external(tree: dict[str, Any]) -> ExternalPlan:
@@ -181,15 +176,10 @@ def _read_external(tree: dict[str, Any]) -> ExternalPlan:
 
 
 def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
-    """Derive the plan of a run.
-
-    Args:
-        config: what the user said.
-        run_dir: absolute path of the run directory.
-        facts: what is known of the submitting machine.
+    """Plan a run; `run_dir` is an absolute path.
 
     Raises:
-        ConfigError: the layout is impossible; the message holds both numbers.
+        ConfigError: the layout is impossible; the message has both numbers.
     """
     cluster = config.cluster
     launcher = LAUNCHERS[cluster.launcher]
@@ -215,8 +205,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},
         secret_names=secret_names(config),
-        signs_copies=config.checkpoint.url is not None,
-        copies_to=config.checkpoint.url,
+        signs_copies=config.checkpoint.upload_url is not None,
+        copies_to=config.checkpoint.upload_url,
         preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
@@ -228,18 +218,18 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         sbatch=sbatch,
         het=tuple(het),
         num_spare_nodes=config.job.num_spare_nodes if launcher.is_queue else 0,
-        kinds=list_kinds(config),
+        node_groups=list_groups(config),
         torchrun=_torchrun(config, actors),
         external=_external(config, run_dir),
         expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
-        after=config.job.after,
+        after=config.job.depends_on,
     )
 
 
 def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[tuple[ActorPlan, ...], LayoutPlan]:
-    """Where the processes stand, and what they hold."""
-    # What an external program places, and with which model, is its own affair.
+    """Place the processes and choose their sizes."""
+    # An external program has its own model and placement.
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
     check_heads(config, shape)
@@ -256,14 +246,14 @@ def _limits(config: RunConfig) -> LimitsPlan:
         job.planned_lead_s,
         job.max_failures,
         job.start_timeout_s,
-        job.hang_after_s,
+        job.heartbeat_timeout_s,
         config.trainer.step_timeout_s,
-        learns_lead=job.signal_lead_s == "auto" and config.external is None,
+        learns_lead=job.checkpoint_lead_s == "auto" and config.external is None,
     )
 
 
 def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
-    # The host's environment is not in the image.
+    # An image or another cluster has its own interpreter.
     elsewhere = (
         "python" if LAUNCHERS[config.cluster.launcher].existing else "python3" if config.container.image else None
     )

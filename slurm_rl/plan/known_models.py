@@ -1,7 +1,7 @@
-"""Shapes of models that many name, so that a plan can say what fits before anything is downloaded.
+"""Shapes of popular models, so that a plan can estimate memory before a download.
 
-Numbers of each model's config.json on the hub, in known_models.csv; tests/unit/plan/test_known_models.py holds them
-against the counts of parameters that the authors publish. Vision towers are counted, not described.
+known_models.csv has the numbers of each model's config.json on the hub; tests/unit/plan/test_known_models.py compares
+them with published parameter counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_rl.plan.memory import ModelShape
 
 @functools.cache
 def load_known() -> dict[str, ModelShape]:
-    """Shape by the model's name on the hub, in lower case."""
+    """Return the shapes by lower-case hub name."""
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     known: dict[str, ModelShape] = {}
     for row in csv.DictReader(text.splitlines()):
@@ -27,7 +27,7 @@ def load_known() -> dict[str, ModelShape]:
 
 
 def find_known(name: str) -> ModelShape | None:
-    """The shape of a model of the hub, by its name there, which has no upper and lower case.
+    """Return the shape of a hub model, case-insensitively; None if unknown.
 
     >>> shape = find_known("qwen/qwen3-8b")
     >>> shape and round(shape.num_parameters / 1e9, 1)

@@ -1,4 +1,4 @@
-"""A model's shape, and what a rollout engine needs for it. Pure."""
+"""Shape of a model, and the memory of a rollout engine."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 GB = 1e9
-# What vLLM needs beside weights and cache: activations of one batch, CUDA graphs, sampling buffers.
+# vLLM's activations of one batch, CUDA graphs and sampling buffers.
 _ENGINE_RESERVE_GB = 2.0
-# What an engine asleep keeps on its GPU: the CUDA context and NCCL's buffers.
-_ASLEEP_GB = 2.0
+# CUDA context and NCCL buffers of a sleeping engine.
+ASLEEP_GB = 2.0
 _CPU_CACHE_BYTES = 2**30
-_CPU_BLOCK_TOKENS = 128  # of vLLM's cache on CPU, unless it is told otherwise
+_CPU_BLOCK_TOKENS = 128  # default block of vLLM's KV cache on CPU
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder as far as memory goes (Llama, Qwen, Mistral and their mixtures of experts)."""
+    """Sizes of a decoder that determine its memory (Llama, Qwen, Mistral and their mixtures of experts)."""
 
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Width of the gated MLP; of one expert in a mixture."""
+    """Width of the gated MLP, or of one expert."""
     vocab_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     is_tied: bool
-    """The output layer is the embedding."""
+    """The output layer shares the embedding."""
     num_experts: int = 1
     context_length: int | None = None
     vision_parameters: int = 0
-    """Of the vision tower, when there is one."""
+    """Parameters of the vision tower."""
 
     @property
     def layer_parameters(self) -> int:
@@ -41,7 +41,7 @@ class ModelShape:
         return attention + mlp + 2 * self.hidden_size
 
     def adapter_parameters(self, rank: int) -> int:
-        """Parameters of adapters on every linear layer of every block; a mixture's experts are not linear layers."""
+        """Return the parameters of adapters on all linear layers of all blocks; experts are not linear layers."""
         h, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * (h + heads) + 2 * (h + kv)
         mlp = 3 * (h + self.intermediate_size) if self.num_experts == 1 else 0
@@ -53,12 +53,12 @@ class ModelShape:
 
     @property
     def largest_tensor(self) -> int:
-        """Parameters of the largest one."""
+        """Parameters of the largest tensor."""
         return max(self.vocab_size, self.intermediate_size) * self.hidden_size
 
     @property
     def cached_values_per_head(self) -> int:
-        """Keys and values of one token in one key-value head, in all layers."""
+        """Cached keys and values of one token in one key-value head, over all layers."""
         return 2 * self.num_layers * self.head_dim
 
     @property
@@ -68,7 +68,7 @@ class ModelShape:
 
 
 def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """Read a Hugging Face config.json, of a vision-language model its language part; None for other families.
+    """Parse a Hugging Face config.json, or its text_config; None for unsupported families.
 
     >>> parse_shape({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10,
     ...              "intermediate_size": 128}).num_parameters
@@ -95,7 +95,7 @@ def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _count_vision(vision: Mapping[str, Any]) -> int:
-    """Blocks and merger of a Qwen-VL tower; of others, whose config has other names, 0."""
+    """Return the parameters of a Qwen-VL tower's blocks and merger; 0 for others."""
     names = ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
     if not all(isinstance(vision.get(name), int) for name in names):
         return 0
@@ -106,31 +106,31 @@ def _count_vision(vision: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Of one GPU of a rollout engine, in GB."""
+    """Memory of one GPU of a rollout engine, in GB."""
 
     weights_gb: float
     kv_sequence_gb: float
-    """Cache of one longest sequence."""
+    """KV cache of one longest sequence."""
 
     @property
     def awake_gb(self) -> float:
-        """With its weights alone, while new ones arrive."""
+        """Memory without a KV cache, while new weights arrive."""
         return self.weights_gb + _ENGINE_RESERVE_GB
 
     @property
     def least_gb(self) -> float:
-        """Below this the engine cannot hold a single longest sequence."""
+        """Memory that holds a single longest sequence."""
         return self.weights_gb + self.kv_sequence_gb + _ENGINE_RESERVE_GB
 
     def num_sequences(self, budget_gb: float) -> int:
-        """Longest sequences that are decoded at once with this much memory."""
+        """Return how many longest sequences fit into this budget."""
         return max(0, int((budget_gb - self.weights_gb - _ENGINE_RESERVE_GB) / self.kv_sequence_gb))
 
 
 def estimate_engine(
     shape: ModelShape, *, tensor_parallel_size: int, bytes_per_value: int, longest_tokens: int
 ) -> EngineMemory:
-    """Memory of one GPU of an engine; key-value heads fewer than GPUs are replicated, as vLLM does."""
+    """Estimate one GPU of an engine; vLLM replicates key-value heads if there are fewer than GPUs."""
     heads = max(1, shape.num_kv_heads // tensor_parallel_size)
     per_token = shape.cached_values_per_head * heads * bytes_per_value
     weights = shape.num_parameters * bytes_per_value / tensor_parallel_size
@@ -138,18 +138,13 @@ def estimate_engine(
 
 
 def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tokens: int, bytes_per_value: int) -> int:
-    """Key-value cache of an engine without a GPU: room for so many of the longest sequences, 1 GiB at most.
+    """Return the KV cache of an engine on CPU: `num_sequences` longest sequences, at most 1 GiB, which vLLM zero-fills.
 
-    More would only be filled with zeros. 1 GiB, too, for a family of models that is not known.
+    An unknown shape gets 1 GiB.
     """
     if shape is None:
         return _CPU_CACHE_BYTES
     blocks = -(-longest_tokens // _CPU_BLOCK_TOKENS)
     per_token = shape.cached_values_per_head * shape.num_kv_heads * bytes_per_value
-    # vLLM keeps one block for itself.
+    # vLLM reserves one block.
     return min(_CPU_CACHE_BYTES, (num_sequences * blocks + 1) * _CPU_BLOCK_TOKENS * per_token)
-
-
-def asleep_gb() -> float:
-    """What a colocated engine keeps while the policy trains."""
-    return _ASLEEP_GB

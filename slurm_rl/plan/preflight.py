@@ -1,4 +1,4 @@
-"""What the controller asks of nodes before an attempt, as the plan has it."""
+"""Node checks before an attempt, as part of the plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreflightPlan:
-    """See config/preflight.py."""
+    """Settings of config/preflight.py."""
 
     level: str = "quick"
-    policy: dict[str, str] = field(default_factory=dict)
-    """Check -> exclude, warn or refuse; exclude of those that are not here."""
+    on_failure: dict[str, str] = field(default_factory=dict)
+    """Check -> exclude, warn or refuse; exclude if missing."""
     budget_s: float = 15.0
     max_excluded_share: float = 0.1
     site_dir: str | None = None
-    """Folder that all runs of the site share."""
+    """Folder shared by all runs of the site."""
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> PreflightPlan:
@@ -29,14 +29,14 @@ class PreflightPlan:
 
 
 def build_preflight(config: RunConfig) -> PreflightPlan:
-    said = config.preflight
-    return PreflightPlan(said.level, dict(said.policy), said.budget_s, said.max_excluded_share, config.cluster.site_dir)
+    own = config.preflight
+    return PreflightPlan(own.level, dict(own.on_failure), own.budget_s, own.max_excluded_share, config.cluster.site_dir)
 
 
-def describe_preflight(launcher: str, said: PreflightPlan) -> str:
-    """What nodes are asked, in a line."""
+def describe_preflight(launcher: str, plan: PreflightPlan) -> str:
+    """Return the checks in one line."""
     if not LAUNCHERS[launcher].is_queue:
-        return f"none with launcher {launcher}: Slurm's nodes alone are checked; see python -m slurm_rl doctor"
-    if said.level == "off":
+        return f"none with launcher {launcher}: only nodes of Slurm are checked; see python -m slurm_rl doctor"
+    if plan.level == "off":
         return "off: no node is checked before an attempt"
-    return f"{said.level}, {said.budget_s:g} s; bad nodes stay out: {said.site_dir or 'nodes.jsonl'}"
+    return f"{plan.level}, {plan.budget_s:g} s; bad nodes stay out: {plan.site_dir or 'nodes.jsonl'}"

@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""Render a plan as text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import shlex
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.kinds import NodeKind, kind_of
+from slurm_rl.plan.node_groups import NodeGroup, group_of
+from slurm_rl.plan.placement import find_idle
 from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import StepPart, build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
-from slurm_rl.plan.topology import find_idle
 
 
 def render_plan(plan: JobPlan) -> str:
-    """Nodes, placement, environment with reasons, argv, sbatch options."""
+    """Return nodes, placement, environment with reasons, commands and sbatch options."""
     secrets = "not sent, the cluster must have them" if plan.address else "passed on by name, never written"
     lines = [
         f"run        {plan.run_dir}",
@@ -48,20 +48,20 @@ def render_plan(plan: JobPlan) -> str:
 
 
 def _nodes(plan: JobPlan) -> list[str]:
-    """One line for each kind of nodes."""
+    """Return one line per node group."""
     default = "the cluster's" if plan.address else "Slurm default"
-    alike = NodeKind("", plan.num_nodes, plan.gpus_per_node, plan.cpus_per_node, None, None)
+    equal = NodeGroup("", plan.num_nodes, plan.gpus_per_node, plan.cpus_per_node, None, None)
     return [
-        f"nodes      {kind.count} x "
-        + (f"{kind.gpus_per_node} {plan.accelerator} GPUs" if kind.gpus_per_node else "CPU only")
-        + f", {kind.cpus_per_node or default} cores"
-        + (f" ({kind.name})" if kind.name else "")
-        for kind in plan.kinds or [alike]
+        f"nodes      {group.count} x "
+        + (f"{group.gpus_per_node} {plan.accelerator} GPUs" if group.gpus_per_node else "CPU only")
+        + f", {group.cpus_per_node or default} cores"
+        + (f" ({group.name})" if group.name else "")
+        for group in plan.node_groups or [equal]
     ]
 
 
 def _nodes_step(plan: JobPlan) -> list[str]:
-    """What the controller runs, with a word in brackets for what only the job will know."""
+    """Return the controller's command, with placeholders in brackets for values known only in the job."""
     if not plan.sbatch:
         words = (
             node_words("[rank]", plan.num_nodes, "JOB") if LAUNCHERS[plan.launcher].by_node else node_words(0, 1, "JOB")
@@ -70,24 +70,24 @@ def _nodes_step(plan: JobPlan) -> list[str]:
         return with_host_setup(plan, wrapped.argv)
     names = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     parts, first = [StepPart(names, cpus=plan.cpus_per_node)], 0
-    if plan.kinds:
+    if plan.node_groups:
         parts = []
-        for group, kind in enumerate(plan.kinds):
-            parts.append(StepPart(names[first : first + kind.count], group, kind.cpus_per_node))
-            first += kind.count
+        for component, group in enumerate(plan.node_groups):
+            parts.append(StepPart(names[first : first + group.count], component, group.cpus_per_node))
+            first += group.count
     return build_nodes_step(plan, parts, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
 
 
 def _network(plan: JobPlan) -> list[str]:
     if not LAUNCHERS[plan.launcher].by_node:
         return []
-    found = "GLOO_SOCKET_IFNAME" not in plan.env
-    lines = ["network    the device by which each machine reaches the head"] if found else []
+    is_auto = "GLOO_SOCKET_IFNAME" not in plan.env
+    lines = ["network    the interface that reaches the head, on each machine"] if is_auto else []
     return [*lines, "start      python -m slurm_rl node, with the same overrides on every machine"]
 
 
 def _programs(plan: JobPlan) -> list[str]:
-    """What the nodes run in the end: the driver, or torchrun with the program of its ranks."""
+    """Return the commands on the nodes: the driver, or torchrun with its ranks."""
     if plan.external is not None:
         lines = [f"program    {shlex.join(plan.external.first)}"]
         if plan.external.later != plan.external.first:
@@ -121,7 +121,7 @@ def _layout(plan: JobPlan) -> list[str]:
     idle = find_idle(plan.gpus_by_node, plan.actors)
     lines = [f"idle: {len(idle)} GPUs, from GPU {idle[0][1]} of node {idle[0][0]}"] if idle else []
     if plan.torchrun is None:
-        lines.append(f"new weights go to the engines by {plan.weight_transfer}")
+        lines.append(f"weight transfer by {plan.weight_transfer}")
     return lines
 
 
@@ -138,9 +138,9 @@ def _place(plan: JobPlan, node: int) -> str:
         if actor.node == node
     ]
     head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
-    feature = f" ({kind_of(plan.kinds, node).name})" if plan.kinds else ""
+    group = f" ({group_of(plan.node_groups, node).name})" if plan.node_groups else ""
     if plan.external is not None:
         if plan.torchrun is not None:
-            return f"node {node}{feature}: {'head; ' if node == 0 else ''}{plan.torchrun.ranks_per_node} ranks"
-        return f"node {node}{feature}: {'head, program; ' if node == 0 else ''}the rest is the program's affair"
-    return f"node {node}{feature}: {head}{', '.join(actors) or 'nothing'}"
+            return f"node {node}{group}: {'head; ' if node == 0 else ''}{plan.torchrun.ranks_per_node} ranks"
+        return f"node {node}{group}: {'head, program; ' if node == 0 else ''}the program places the rest"
+    return f"node {node}{group}: {head}{', '.join(actors) or 'nothing'}"

@@ -1,15 +1,19 @@
-"""What one worker of each role takes, as far as the config says. Pure."""
+"""Memory of one process of each role, from the config and the model's shape."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.parallel import HELD_GRADIENTS, build_parallel_dims
-from slurm_rl.config.tasks import TORCHRUN_TASKS
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.memory import GB, EngineMemory, ModelShape, estimate_engine
+from slurm_rl.plan.placement import ActorPlan, gpu_memory
 from slurm_rl.plan.policy_memory import (
     PolicyLoad,
     PolicyMemory,
+    block_activations,
     estimate_critic,
     estimate_frozen,
     estimate_policy,
@@ -17,66 +21,61 @@ from slurm_rl.plan.policy_memory import (
     with_second_model,
 )
 
-if TYPE_CHECKING:  # the node agent imports this without pydantic
+if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
+_PROCESS_GB = 1.0
+"""CUDA context, kernels and allocator slack of a process that computes on a GPU."""
 
 
 def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, num_workers: int) -> PolicyMemory:
-    """Of a policy worker with what else its process, or another, keeps on the GPU."""
+    """Estimate a policy worker with the reference and critic that share its GPU."""
     estimate = estimate_critic if config.task == "rm" else estimate_policy
     memory = estimate(shape, _load(config, num_workers))
-    if holds_reference(config):
+    if config.policy_holds_reference:
         num_parts = build_parallel_dims(config.policy, num_workers).shard
         memory = with_frozen_model(memory, reference, bytes_per_value(config), num_parts)
-    if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not critic_is_apart(config):
+    if config.has_critic and not config.critic.is_dedicated:
         memory = with_second_model(memory)
     return memory
 
 
 def critic_memory(config: RunConfig, shape: ModelShape, num_workers: int) -> PolicyMemory:
-    """Of a worker of a critic with GPUs of its own; its reward model is taken to be as large."""
+    """Estimate a worker of a dedicated critic; its reward model is assumed to have the same shape."""
     memory = estimate_critic(shape, _load(config, num_workers))
     reward = config.reward.model
     return with_frozen_model(memory, shape, 2 if reward.dtype == "bfloat16" else 4) if reward.beside_critic else memory
 
 
 def reference_memory(config: RunConfig, shape: ModelShape) -> PolicyMemory:
-    """Of a worker that holds the reference apart from the policy, whole."""
+    """Estimate a worker of a dedicated, unsharded reference model."""
     return estimate_frozen(shape, _load(config, 1))
 
 
-def critic_is_apart(config: RunConfig) -> bool:
-    return config.task == "grpo" and config.algorithm.needs_values and config.critic.is_apart
-
-
-def holds_reference(config: RunConfig) -> bool:
-    """Whether each policy worker holds a whole copy of the model as the run found it."""
-    if config.task in TORCHRUN_TASKS:
-        return config.task == "dpo" and config.dpo.reference == "live"
-    # Under adapters the base is there anyway, unless the warm-up changes what the policy begins as.
-    is_base = config.model.lora is not None and config.warmup.num_steps == 0 and config.reference.path is None
-    return config.algorithm.kl.coefficient > 0 and config.reference.num_workers is None and not is_base
+def engine_memory(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
+    """Estimate one GPU of an engine of `size` GPUs."""
+    return estimate_engine(
+        shape,
+        tensor_parallel_size=size,
+        bytes_per_value=bytes_per_value(config),
+        longest_tokens=config.max_sequence_tokens,
+    )
 
 
 def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """What a checkpoint takes on disk: of each trained value a float32 copy and two moments, of all models that learn.
+    """Return the size of a checkpoint: float32 weights and two moments of all trained models.
 
-    DeepSpeed writes the values in the model's own type beside them.
+    DeepSpeed also writes the weights in the model's dtype.
     """
     lora = config.model.lora
     trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.rank)
     more = 2 if config.policy.backend == "deepspeed" and config.model.dtype == "bfloat16" else 0
-    has_critic = config.task == "grpo" and config.algorithm.needs_values
-    return (trained + has_critic * shape.num_parameters) * (12 + more)
+    return (trained + config.has_critic * shape.num_parameters) * (12 + more)
 
 
-def longest_tokens(config: RunConfig) -> int:
-    """Tokens of the longest sequence that is trained on."""
-    if config.task in TORCHRUN_TASKS:
-        return config.supervised.max_tokens
-    return config.data.max_prompt_tokens + config.rollout.max_tokens
+def bytes_per_value(config: RunConfig) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4
 
 
 def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
@@ -90,17 +89,58 @@ def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
         offload=config.policy.offload,
         lora_rank=None if config.model.lora is None else config.model.lora.rank,
         logit_rows=config.policy.chunk_tokens,
-        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_bonus > 0,
+        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,
         held_bytes=HELD_GRADIENTS * GB * (config.cluster.gpu_mem_gb or 0),
     )
 
 
-def engine_memory(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    return estimate_engine(
-        shape, tensor_parallel_size=size, bytes_per_value=bytes_per_value(config), longest_tokens=longest
-    )
+@dataclass(frozen=True)
+class ServiceMemory:
+    """Memory of one reward service's GPU, in GB. ServiceMemory(2, 16.1, 1.3, 32.0): two workers use 36.8 of 32."""
+
+    num_workers: int
+    weights_gb: float
+    passing_gb: float
+    """Activations of a forward pass over reward.model.batch_size longest sequences."""
+    gpu_gb: float
+    """Memory of the smallest GPU of a service."""
+
+    @property
+    def total_gb(self) -> float:
+        return self.num_workers * (self.weights_gb + self.passing_gb + _PROCESS_GB)
+
+    def __str__(self) -> str:
+        workers = "1 worker," if self.num_workers == 1 else f"{self.num_workers} workers, each"
+        return (
+            f"{workers} weights {self.weights_gb:.1f}, activations {self.passing_gb:.1f} and {_PROCESS_GB:.1f} of its "
+            "process"
+        )
 
 
-def bytes_per_value(config: RunConfig) -> int:
-    return 2 if config.model.dtype == "bfloat16" else 4
+def fit_services(
+    config: RunConfig, actors: Sequence[ActorPlan], reward_shape: ModelShape | None
+) -> ServiceMemory | None:
+    """Estimate the GPU of a reward service; None without GPU, or if model or GPU memory is unknown.
+
+    Args:
+        reward_shape: shape of reward.model.path, if this machine sees its config.json.
+
+    Raises:
+        ConfigError: it does not fit; the message has both numbers.
+    """
+    capacity = gpu_memory(config, actors, "reward") if config.reward.services_on_gpus else None
+    if capacity is None or reward_shape is None:
+        return None
+    reward, size = config.reward, 2 if config.reward.model.dtype == "bfloat16" else 4
+    # One output instead of a vocabulary; without a backward pass one block's activations exist at a time.
+    weights = replace(reward_shape, is_tied=True).num_parameters * size
+    passing = block_activations(reward_shape, reward.model.batch_size * config.max_sequence_tokens, size)
+    memory = ServiceMemory(reward.num_workers, weights / GB, passing / GB, capacity)
+    if memory.total_gb > capacity:
+        raise ConfigError(
+            "the reward models of a service must fit its GPU (gpu_mem_gb)",
+            seen=f"{memory.total_gb:.1f} GB > {capacity:.1f} GB: {memory}",
+            action="lower reward.num_workers or reward.model.batch_size, set reward.model.dtype=bfloat16, or take "
+            "larger GPUs for reward.service.node_group",
+        )
+    return memory

@@ -1,7 +1,7 @@
-"""The batch job as sbatch gets it: options for its command line, and a script that only starts the controller.
+"""The batch job: options of sbatch's command line, and a script that starts the controller.
 
-Options travel as arguments, never as #SBATCH lines: a name with spaces, quotes or `$()` is one argument,
-and no shell reads it. Values that Slurm itself expands (`%` in file names) are escaped here.
+Options are arguments, not #SBATCH lines, so that no shell interprets a name with spaces, quotes or `$()`. `%`, which
+Slurm expands in file names, is escaped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE
-from slurm_rl.plan.kinds import NodeKind, list_kinds
+from slurm_rl.plan.node_groups import NodeGroup, list_groups
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -23,13 +23,13 @@ SbatchOptions = dict[str, str | int | bool]
 
 
 def build_sbatch_options(config: RunConfig, run_dir: str) -> list[SbatchOptions]:
-    """Of each component of the job, long option name -> value; True is a flag without one.
+    """Return long option name -> value of each component of the job; True is a flag.
 
-    There is one component where all nodes are alike. Where they are of several kinds each has its own: `sbatch A : B`,
-    a heterogeneous job, whose batch script runs in the first. The first has what concerns the job as a whole.
+    With several node groups each is one component, `sbatch A : B`: a heterogeneous job whose first component has the
+    options of the whole job and runs the batch script.
 
     Raises:
-        ConfigError: a run directory that Slurm would change in the names of log files.
+        ConfigError: Slurm would expand characters of the run directory in names of log files.
     """
     if set(run_dir) & set("%\\"):
         raise ConfigError(
@@ -37,30 +37,26 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> list[SbatchOptions]
             seen=run_dir,
             action="choose another run_dir or cluster.run_root",
         )
-    kinds = list_kinds(config) or (None,)
-    return [_component(config, run_dir, kind, is_first=place == 0) for place, kind in enumerate(kinds)]
+    groups = list_groups(config) or (None,)
+    return [_component(config, run_dir, group, is_first=place == 0) for place, group in enumerate(groups)]
 
 
-def _component(config: RunConfig, run_dir: str, kind: NodeKind | None, *, is_first: bool) -> SbatchOptions:
-    """Each says everything for itself, since Slurm hands nothing on from the first.
-
-    Args:
-        kind: None where all nodes are alike.
-    """
+def _component(config: RunConfig, run_dir: str, group: NodeGroup | None, *, is_first: bool) -> SbatchOptions:
+    """Return the options of one component; components inherit nothing from the first."""
     cluster, job = config.cluster, config.job
     slurm, topology = cluster.slurm, cluster.topology
     gres = slurm.gres or (None if _names_gpus(slurm.extra) else _gres(cluster.gpu_type, cluster.gpus_per_node))
     options: dict[str, str | int | bool | None] = {
         "job-name": config.name,
         "nodes": cluster.num_nodes + job.num_spare_nodes,
-        # The job outlives the loss of a node; the controller goes on with a spare one.
+        # The job survives a lost node; the controller continues with a spare.
         "no-kill": job.num_spare_nodes > 0,
         "ntasks-per-node": 1,
         "cpus-per-task": cluster.cpus_per_node,
         "gres": gres,
         "mem": _mem(cluster.mem_gb_per_node),
         "time": job.time_limit_min,
-        # To the batch step alone (B:), where the controller is; it tells the others.
+        # Only to the batch step (B:), which runs the controller.
         "signal": f"B:USR2@{job.planned_lead_s}",
         "requeue": True,
         "open-mode": "append",
@@ -74,9 +70,9 @@ def _component(config: RunConfig, run_dir: str, kind: NodeKind | None, *, is_fir
         for name, value in slurm.model_dump(exclude={"gres", "exclusive", "extra"}).items()
     }
     options |= {name.replace("_", "-"): value for name, value in slurm.extra.items()}
-    if kind is not None:
-        options |= _of_a_kind(config, kind)
-    left_out = () if is_first else _OF_THE_JOB
+    if group is not None:
+        options |= _group_options(config, group)
+    left_out = () if is_first else _JOB_OPTIONS
     return {
         name: value
         for name, value in options.items()
@@ -84,29 +80,29 @@ def _component(config: RunConfig, run_dir: str, kind: NodeKind | None, *, is_fir
     }
 
 
-# What concerns the job as a whole, and the batch script, which runs in the first component.
-_OF_THE_JOB = ("job-name", "signal", "open-mode", "output", "dependency", "mail-type", "mail-user", "comment")
+# Options of the whole job and of the batch script, which runs in the first component.
+_JOB_OPTIONS = ("job-name", "signal", "open-mode", "output", "dependency", "mail-type", "mail-user", "comment")
 
 
-def _of_a_kind(config: RunConfig, kind: NodeKind) -> dict[str, str | int | bool | None]:
-    own = config.cluster.nodes[kind.name]
-    found: dict[str, str | int | bool | None] = {
-        "nodes": kind.count,
-        "cpus-per-task": kind.cpus_per_node,
-        "gres": _gres(own.gpu_type or config.cluster.gpu_type, kind.gpus_per_node),
-        "mem": _mem(kind.mem_gb_per_node),
-        "constraint": own.constraint or (None if own.is_told_apart else kind.name),
+def _group_options(config: RunConfig, group: NodeGroup) -> dict[str, str | int | bool | None]:
+    own = config.cluster.nodes[group.name]
+    options: dict[str, str | int | bool | None] = {
+        "nodes": group.count,
+        "cpus-per-task": group.cpus_per_node,
+        "gres": _gres(own.gpu_type or config.cluster.gpu_type, group.gpus_per_node),
+        "mem": _mem(group.mem_gb_per_node),
+        "constraint": own.constraint or (None if own.is_selected else group.name),
     }
-    return found | ({"partition": own.partition} if own.partition else {})
+    return options | ({"partition": own.partition} if own.partition else {})
 
 
 def _mem(gigabytes: int | Literal["all"] | None) -> str | None:
-    """Return the value of --mem, where 0 is all of a node's memory."""
+    """Return the value of --mem; 0 is all memory of a node."""
     return "0" if gigabytes == "all" else f"{gigabytes}G" if gigabytes else None
 
 
 def _names_gpus(extra: Mapping[str, object]) -> bool:
-    """Whether the user asks for GPUs in the other way: sites take --gres or --gpus-per-node."""
+    """Return whether `extra` requests GPUs; sites accept --gres or --gpus-per-node."""
     return any(name.replace("_", "-") in ("gpus", "gpus-per-node", "gpus-per-task") for name in extra)
 
 
@@ -116,30 +112,29 @@ def _gres(gpu_type: str | None, gpus_per_node: int) -> str | None:
 
 
 def escape_percent(path: str) -> str:
-    """A file name that Slurm takes literally."""
+    """Return a file name that Slurm uses literally."""
     return path.replace("%", "%%")
 
 
 def sbatch_argv(options: SbatchOptions) -> list[str]:
-    """Options as arguments, each one word."""
+    """Return the options as arguments."""
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
 
 
 def submission_argv(plan: JobPlan) -> list[str]:
-    """The options of all components, as sbatch takes them: `--nodes=2 ... : --nodes=1 ...`."""
+    """Return the options of all components: `--nodes=2 ... : --nodes=1 ...`."""
     first, *others = (sbatch_argv(options) for options in (plan.sbatch, *plan.het))
     return first + [word for other in others for word in (":", *other)]
 
 
 def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) -> str:
-    """The script that Slurm stores and runs on the first node: setup lines, then the controller.
+    """Return the script that Slurm runs on the first node: setup lines, then the controller.
 
-    What keeps Python from starting is written down by the script itself: in end.json, in the job's log, and in the
-    job's comment, which `status` reads also where the node does not see the run directory. `exec` makes the controller
-    the batch step's own process, which is whom Slurm signals.
+    If Python cannot start, the script writes the cause to end.json, the job's log and the job's comment, which `status`
+    reads if the node does not see the run directory. `exec` makes the controller the process that Slurm signals.
 
     Args:
-        end: end.json of the run as a word of shell, where that is not below plan.run_dir.
+        end: shell word for end.json if it is not in plan.run_dir.
     """
     code, python = shlex.quote(f"{plan.run_dir}/code"), shlex.quote(plan.host_python)
     lines = [
@@ -158,7 +153,7 @@ def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) 
             "Next: submit from an environment on a file system that all nodes share",
         ),
         f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}",
-        # `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+        # Otherwise `-m` searches the working directory, often a checkout, before the snapshot.
         "export PYTHONSAFEPATH=1",
         "export SUBMITIT_EXECUTOR=slurm",
         _or_fail(
@@ -171,13 +166,13 @@ def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) 
     return "\n".join(lines) + "\n"
 
 
-# Finding a module takes a hundredth of what importing it does.
+# Finding a module is a hundred times faster than importing it.
 _FIND_MODULES = (
     "import importlib.util as u, sys; "
     'm = [n for n in ("pydantic", "submitit", "yaml") if u.find_spec(n) is None]; '
     'sys.exit("missing: " + " ".join(m) if m else 0)'
 )
-# $1 is a cause, escaped for a JSON string. A node has no spaces and quotes in its name; a folder may.
+# $1 is a cause, escaped for a JSON string; a folder may need escaping, a node name does not.
 _FAIL = """fail() {{
   cause="$1 [$(uname -n)]" end={end}
   [ -d "${{SLURM_SUBMIT_DIR:-/}}" ] || cause="$cause (submitted from $(printf %s "$SLURM_SUBMIT_DIR" |
@@ -195,12 +190,12 @@ def _or_fail(check: str, cause: str) -> str:
 
 
 def controller_command(plan: JobPlan, host_python: str) -> str:
-    """The shell command that submitit runs the controller by."""
+    """Return the shell command with which submitit starts the controller."""
     folder = shlex.quote(f"{plan.run_dir}/submitit")
     return f"{shlex.quote(host_python)} -u -m submitit.core._submit {folder}"
 
 
 def render_submission(plan: JobPlan) -> str:
-    """What `submit` would run, for people: the command line and the script."""
+    """Return the command line and script of `submit` as text."""
     argv = shlex.join(["sbatch", *submission_argv(plan), "<script>"])
     return f"{argv}\n\n{render_batch_script(plan, controller_command(plan, plan.host_python))}".rstrip()

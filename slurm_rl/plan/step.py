@@ -1,4 +1,4 @@
-"""What starts the node agents, as argv, and what a Ray cluster of others is asked to run; `plan` shows both. Pure."""
+"""Commands that start the node agents, and the request to an existing Ray cluster; `plan` shows both."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.sbatch import escape_percent
 
 TASK_LOG = "task-"
-"""Begins the name of what a task of srun says before its agent writes a log of its own."""
+"""Prefix of the log of an srun task, before its agent opens its own."""
 
 
 def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] | None, *words: str) -> Wrapped:
-    """A node agent, the same on every node, in its container.
+    """Return the node agent in its container, the same on every node.
 
     Args:
-        user: uid and gid of whoever runs the job; None is root.
+        user: uid and gid of the job's user; None: root.
         words: further arguments of the agent.
     """
     agent = [plan.python, "-u", "-m", "slurm_rl.node.agent", "--run-dir", plan.run_dir, "--attempt", str(attempt)]
@@ -37,44 +37,44 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
 
 
 def copy_argv(plan: JobPlan, attempt: int) -> list[str]:
-    """What copies to `plan.copies_to` what the attempt leaves."""
+    """Return argv that uploads logs and export of the attempt to `plan.copies_to`."""
     argv = [plan.python, "-m", "slurm_rl.models.checkpoint.final_copy", "--run-dir", plan.run_dir]
     return [*argv, "--attempt", str(attempt), "--url", str(plan.copies_to)]
 
 
 def wrap_copy(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] | None) -> Wrapped:
-    """The same outside a node agent, in the image that has what the URL needs."""
+    """Return the upload in its container, for use outside a node agent."""
     name = f"srl-{job_key}-{attempt}-copy"
     return _wrap(plan, copy_argv(plan, attempt), plan.run_dir, name, user, inherited=plan.secret_names)
 
 
 def own_mounts(plan: JobPlan, folder: str) -> list[Mount]:
-    """The folder, and cluster.tmp_root: the disk that the preflight looked at, where a container has memory."""
-    is_users = any(mount["target"] == plan.tmp_root for mount in plan.container["mounts"])
-    tmp = [] if is_users else [Mount(plan.tmp_root, plan.tmp_root)]
-    # In this order, for the folder may lie below the other.
+    """Return the mounts of the folder and of cluster.tmp_root, the node's disk."""
+    is_mounted = any(mount["target"] == plan.tmp_root for mount in plan.container["mounts"])
+    tmp = [] if is_mounted else [Mount(plan.tmp_root, plan.tmp_root)]
+    # In this order, since the folder may be below tmp_root.
     return [*tmp, Mount(folder, folder)]
 
 
 def node_words(rank: int | str, num_nodes: int, job_key: str) -> tuple[str, ...]:
-    """What tells an agent which node it is, where no srun does."""
+    """Return the arguments that identify the node to an agent without srun."""
     return ("--rank", str(rank), "--num-nodes", str(num_nodes), "--job-key", job_key)
 
 
 def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
-    """What tells the versions in the plan's image, in the container that a node agent gets.
+    """Return the version report in a container like the node agent's.
 
     Args:
-        folder: holds `code/`, the snapshot; the run directory, or one made for the question.
+        folder: contains `code/`, the snapshot: the run directory or a temporary one.
     """
     return _wrap(plan, [plan.python, "-m", "slurm_rl.node.image_report", *plan.expected], folder, name, user)
 
 
 def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
-    """What looks at a node, there too.
+    """Return the doctor's node check in a container like the node agent's.
 
     Args:
-        folder: holds `code/` and what is asked; gets the answers.
+        folder: contains `code/` and the request, and receives the results.
     """
     return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor.node", folder], folder, name, user)
 
@@ -82,11 +82,11 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
 def wrap_fabric(
     plan: JobPlan, words: Sequence[str], name: str, user: tuple[int, int] | None, inherited: Sequence[str]
 ) -> Wrapped:
-    """A node in the preflight's test of the fabric, with the devices by which a run's ranks reduce.
+    """Return a node's part of the preflight's all-reduce test, with the devices of a run's ranks.
 
     Args:
-        words: where its leader is.
-        inherited: the variable that holds the word by which that knows it.
+        words: address of the leader.
+        inherited: variable with the token for the leader.
     """
     argv = [plan.python, "-m", "slurm_rl.plugins.health.gate.fabric_node", plan.run_dir, *words]
     return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
@@ -117,38 +117,38 @@ def _wrap(
 
 @dataclass(frozen=True)
 class StepPart:
-    """Nodes that one part of an srun starts on; a job of one component has one.
+    """Nodes of one component of an srun step.
 
-    StepPart(("n7", "n8"), 1, "16") is two nodes of the second component, with 16 cores on each.
+    StepPart(("n7", "n8"), 1, "16") is two nodes of the second component with 16 cores each.
     """
 
     nodes: Sequence[str]
     group: int | None = None
-    """Which component of a heterogeneous job they are in; None: the job is none."""
+    """Component of a heterogeneous job; None for other jobs."""
     cpus: str | int | None = None
-    """Cores on each of them; None: what Slurm gives."""
+    """Cores per node; None: Slurm's default."""
 
 
 def build_nodes_step(plan: JobPlan, parts: Sequence[StepPart], logs: str, wrapped: Wrapped) -> list[str]:
-    """The one srun that starts every node agent."""
-    # One node's end is the attempt's end: the others would wait for it until a deadline.
+    """Return the srun that starts all node agents."""
+    # A lost node ends the attempt; the others would wait for it until a timeout.
     options = ["--kill-on-bad-exit=1", "--unbuffered"]
-    # What comes before the agent, which has a log of its own: its number is not the task's.
+    # Output before the agent opens its own log, numbered by task.
     names = [f"{escape_percent(logs)}/{task_log(part.group)}%t.log" for part in parts]
     by_part = [[*options, f"--output={name}", f"--error={name}", *wrapped.srun_args] for name in names]
     return build_srun(parts, with_host_setup(plan, wrapped.argv), by_part)
 
 
 def task_log(group: int | None) -> str:
-    """What the name of a task's own log begins with; each component numbers its tasks by itself."""
+    """Return the prefix of a task's log; each component numbers its tasks from 0."""
     return TASK_LOG if group is None else f"{TASK_LOG}{group}-"
 
 
 def build_srun(parts: Sequence[StepPart], command: Sequence[str], options: Sequence[Sequence[str]] = ()) -> list[str]:
-    """srun of this command with one task on each of these nodes and all of the job's share of them.
+    """Return an srun of the command with one task per node and all of the job's resources on it.
 
     Args:
-        options: more of them for each part.
+        options: further options of each part.
 
     >>> print(" ".join(build_srun([StepPart(["n1"], 0), StepPart(["n5"], 1)], ["true"])))  # doctest: +ELLIPSIS
     srun --het-group=0 --nodes=1 ... --nodelist=n1 ... true : --het-group=1 --nodes=1 ... --nodelist=n5 ... true
@@ -159,27 +159,28 @@ def build_srun(parts: Sequence[StepPart], command: Sequence[str], options: Seque
         argv += [":"] if place else []
         argv += [f"--het-group={part.group}"] if part.group is not None else []
         argv += [f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", "--mpi=none"]
-        # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
-        # srun numbers its tasks in an order of its own, so a task finds its rank by its node's place in our list.
+        # --overlap: a step with a lost node holds its resources on the others until Slurm ends it.
+        # srun has its own task order, so a task finds its rank by its node's place in our list.
         argv += [f"--nodelist={','.join(part.nodes)}", "--overlap", "--mem=0"]
-        # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
+        # Since Slurm 22.05 srun does not inherit it from sbatch, and Ray would run on one core.
         argv += [f"--cpus-per-task={part.cpus}"] if part.cpus else []
         argv += [*(options[place] if options else ()), *command]
     return argv
 
 
 def with_host_setup(plan: JobPlan, argv: Sequence[str]) -> list[str]:
-    """argv after the lines of cluster.setup; under pyxis, where they would run in the container, argv itself."""
+    """Return argv behind the lines of cluster.setup, or argv itself with pyxis, where they would run in the
+    container."""
     is_host = ContainerPlan.from_json(plan.container).starts_on_the_host
     return with_setup(plan.setup if is_host else (), argv)
 
 
-# Seconds in which a job that `ray job stop` ends may save, at the least.
+# Minimum seconds for a checkpoint after `ray job stop`.
 _LEAST_STOP_S = 10
 
 
 def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any]:
-    """Ray's JobSubmitRequest: one driver, in the shipped working directory. No secret and no token is in it."""
+    """Return Ray's JobSubmitRequest for the driver in the uploaded working directory, without secrets."""
     python = plan.python
     return {
         "submission_id": job_id,
@@ -188,8 +189,8 @@ def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any
             "working_dir": package_uri,
             "env_vars": {
                 **plan.env,
-                # `ray job stop` is SIGTERM, and SIGKILL 3 s later, in which nothing is saved.
-                "RAY_JOB_STOP_WAIT_TIME_S": str(max(_LEAST_STOP_S, plan.limits.signal_lead_s)),
+                # Ray sends SIGKILL 3 s after SIGTERM, too early to save a checkpoint.
+                "RAY_JOB_STOP_WAIT_TIME_S": str(max(_LEAST_STOP_S, plan.limits.checkpoint_lead_s)),
             },
         },
         "metadata": {"slurm_rl": plan.slurm_rl_version, "run_dir": plan.run_dir},

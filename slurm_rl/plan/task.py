@@ -1,4 +1,4 @@
-"""Which program a task runs, and what starts it: a driver inside a Ray cluster, or ranks under torchrun. Pure."""
+"""Command lines of a task: a driver in a Ray cluster, or ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SUPERVISED = "slurm_rl.trainers.supervised"
 
 @dataclass(frozen=True)
 class TorchrunPlan:
-    """How torchrun starts the ranks of one node; all nodes have the same number."""
+    """Ranks that torchrun starts on each node."""
 
     ranks_per_node: int
     num_threads: int | None
-    """OMP_NUM_THREADS of each rank; None where nobody knows the cores yet: its node's agent then shares them."""
+    """OMP_NUM_THREADS of each rank; None: the node agent divides the cores."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,26 @@ class ExternalPlan:
     """Command lines of an external trainer."""
 
     first: tuple[str, ...]
-    """Of the first attempt."""
+    """Command of the first attempt."""
     later: tuple[str, ...]
-    """Of those after it, which resume from a checkpoint; its name and step are filled in when one starts."""
+    """Command of later attempts; name and step of the checkpoint are filled in at their start."""
     layout: str | None = None
-    """Row of LAYOUTS, by which a later attempt finds it; where it finds none, that has the first one's words."""
+    """Row of LAYOUTS that finds the checkpoint; without a checkpoint a later attempt runs `first`."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one attempt meet: the store that torchrun of node 0 serves."""
+    """Address of torchrun's store on node 0."""
 
     address: str
     port: int | str
-    """A text where only the job will know it."""
+    """A placeholder text in a rendered plan."""
     timeout_s: float
-    """How long torchrun of a node waits for the others."""
+    """Time that torchrun waits for the other nodes."""
 
 
 def build_driver_argv(task: str, python: str, run_dir: str) -> tuple[str, ...]:
-    """argv of the trainer: under Ray of its one driver, under torchrun of each rank; the agent adds `--attempt <n>`."""
+    """Return argv of the driver under Ray, or of each rank under torchrun; the agent adds `--attempt <n>`."""
     if TASKS[task].is_external:
         return (python, "-u", "-m", "slurm_rl.node.external", "--run-dir", run_dir)
     if TASKS[task].under_torchrun:
@@ -59,11 +59,10 @@ def build_driver_argv(task: str, python: str, run_dir: str) -> tuple[str, ...]:
 def build_torchrun_argv(
     plan: TorchrunPlan, python: str, rank_argv: tuple[str, ...], *, node: int | str, num_nodes: int, meet: Rendezvous
 ) -> list[str]:
-    """argv of the one torchrun of a node.
+    """Return argv of a node's torchrun.
 
-    The static rendezvous keeps our node ranks, so that rank 0 is on the head node, whose port is the one
-    that was proven free; c10d would number the nodes by host name. torchrun itself restarts nothing: after a
-    dead rank the controller starts a new attempt, from the newest checkpoint.
+    The static rendezvous keeps our node ranks, so that rank 0 is on the head node, whose port is reserved; c10d would
+    order nodes by host name. torchrun does not restart ranks: the controller starts a new attempt.
 
     >>> argv = build_torchrun_argv(TorchrunPlan(2, 1), "python", ("a.py",), node=1, num_nodes=2,
     ...                            meet=Rendezvous("10.0.0.1", 10300, 600.0))
@@ -86,7 +85,7 @@ def build_torchrun_argv(
 
 
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
-# What s3fs and gcsfs look for; a container's environment has only what is named.
+# Variables of s3fs and gcsfs; a container's environment has only named variables.
 _BUCKET_NAMES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -97,12 +96,12 @@ _BUCKET_NAMES = (
 
 
 def secret_names(config: RunConfig) -> tuple[str, ...]:
-    """Those of every run, and those of buckets where the run has something on a URL.
+    """Return the secret variables of every run, and those of buckets if the run uses a URL.
 
-    GOOGLE_APPLICATION_CREDENTIALS names a file, which container.mounts must bring.
+    GOOGLE_APPLICATION_CREDENTIALS names a file, which container.mounts must include.
     """
     rows = [config.data, *config.data.sources.values()]
     sets = [one.data for one in config.eval.sets.values()]
-    places = (config.checkpoint.url, *sets, *(place for one in rows for place in (one.train, one.eval)))
+    places = (config.checkpoint.upload_url, *sets, *(place for one in rows for place in (one.train, one.eval)))
     on_urls = any(place is not None and is_url(place) for place in places)
     return SECRET_NAMES + (_BUCKET_NAMES if on_urls else ())

@@ -1,9 +1,9 @@
-"""Which GPUs a node's processes see: one mask, normalised before any Python that could import torch or ray.
+"""Normalize the GPU masks of a node to one, before torch or ray is imported.
 
-NVIDIA has one mask, CUDA_VISIBLE_DEVICES. AMD has several, and they compose: ROCR_VISIBLE_DEVICES hides
-devices from the runtime, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts within what is left.
-Slurm sets ROCR, often all of them to the same text; Ray wants HIP and refuses to start when only ROCR is
-there; HIP reads its mask when it is first imported. So all of them become one HIP mask:
+NVIDIA has one mask, CUDA_VISIBLE_DEVICES. AMD has several that compose: ROCR_VISIBLE_DEVICES hides devices from the
+runtime, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) indexes the remaining ones. Slurm sets ROCR, often all of
+them to the same text; Ray needs HIP and refuses to start with only ROCR; HIP reads its mask at import. All of them
+become one HIP mask:
 
     >>> change = normalise_gpu_visibility({"ROCR_VISIBLE_DEVICES": "4,5"}, "amd", 2)
     >>> change.unset, change.set["HIP_VISIBLE_DEVICES"]
@@ -22,18 +22,18 @@ _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBL
 _ORDINAL, _ZE = "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"
 _MASKS = (_CUDA, _ROCR, _HIP, _ORDINAL, _ZE)
 MASK_VARIABLES: dict[AcceleratorKind, str] = {"nvidia": _CUDA, "amd": _HIP}
-"""The one mask that counts once the others are gone."""
+"""The mask that remains after normalization."""
 
 
 @dataclass(frozen=True)
 class VisibilityChange:
-    """What to do to the environment."""
+    """Changes of the environment."""
 
     unset: tuple[str, ...]
     set: dict[str, str]
 
     def apply(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment after the change."""
+        """Return the changed environment."""
         return {name: value for name, value in env.items() if name not in self.unset} | self.set
 
 
@@ -43,16 +43,16 @@ def normalise_gpu_visibility(
     num_gpus_expected: int,
     device_uuids: Sequence[str] = (),
 ) -> VisibilityChange:
-    """One mask with exactly the expected number of GPUs.
+    """Return the change to one mask with exactly the expected number of GPUs.
 
     Args:
-        env: of the task, as Slurm made it.
-        vendor: cpu changes nothing.
-        num_gpus_expected: what the plan gives this node; GPUs beyond it are hidden.
-        device_uuids: on AMD, of the devices that this task may open, in their order (`parse_kfd_device`).
+        env: environment of the Slurm task.
+        vendor: accelerator; cpu: no change.
+        num_gpus_expected: GPUs of this node in the plan; further GPUs are hidden.
+        device_uuids: on AMD, devices that this task may open, in order (`parse_kfd_device`).
 
     Raises:
-        BringUpError: the node shows fewer GPUs, or masks that contradict each other.
+        BringUpError: the node shows fewer GPUs, or the masks contradict each other.
     """
     if vendor == "cpu":
         return VisibilityChange((), {})
@@ -62,7 +62,7 @@ def normalise_gpu_visibility(
 
 
 def gpu_names(env: Mapping[str, str], vendor: AcceleratorKind, num_gpus: int) -> list[str]:
-    """What an environment that is normalised calls its GPUs: an actor's mask is made of these, not of their places.
+    """Return the names of the GPUs in a normalized environment, from which masks of actors are built.
 
     >>> gpu_names({"CUDA_VISIBLE_DEVICES": "4,GPU-8932f937"}, "nvidia", 2), gpu_names({}, "amd", 2)
     (['4', 'GPU-8932f937'], ['0', '1'])
@@ -72,10 +72,10 @@ def gpu_names(env: Mapping[str, str], vendor: AcceleratorKind, num_gpus: int) ->
 
 
 def parse_kfd_device(properties: str) -> tuple[str, str] | None:
-    """The UUID by which ROCR knows a device and the number of its render node, from the text of
-    /sys/class/kfd/kfd/topology/nodes/<n>/properties.
+    """Return a device's ROCR UUID and render node number, or None for a CPU.
 
-    None for a CPU, which has its node there too.
+    Args:
+        properties: text of /sys/class/kfd/kfd/topology/nodes/<n>/properties.
     """
     fields = dict(line.split(maxsplit=1) for line in properties.splitlines() if len(line.split()) == 2)
     if int(fields.get("simd_count", "0")) == 0:
@@ -84,7 +84,7 @@ def parse_kfd_device(properties: str) -> tuple[str, str] | None:
 
 
 def _normalise_nvidia(env: Mapping[str, str], expected: int) -> VisibilityChange:
-    # Slurm without gres flags sets the other vendors' masks too; Ray's AMD code trips over a lone ROCR.
+    # Slurm without gres flags also sets other vendors' masks; Ray's AMD code fails with only ROCR.
     unset = _present(env, (_ROCR, _HIP, _ORDINAL, _ZE))
     ids = _parse_mask(env.get(_CUDA))
     if ids is None:
@@ -104,7 +104,7 @@ def _normalise_amd(env: Mapping[str, str], expected: int, device_uuids: Sequence
     change = {name: "1" for name in NOSET_FLAGS if name not in env}
     indices = _to_indices(ids, device_uuids, env)
     if indices is None:
-        # UUIDs of unknown order: ROCR keeps them, and HIP counts within what they leave.
+        # The order of the UUIDs is unknown: keep them in ROCR and index within them in HIP.
         change |= {_ROCR: ",".join(ids), _HIP: ",".join(map(str, range(expected)))}
     else:
         change |= {_HIP: ",".join(map(str, indices))}
@@ -113,11 +113,11 @@ def _normalise_amd(env: Mapping[str, str], expected: int, device_uuids: Sequence
 
 
 def _compose_amd_masks(env: Mapping[str, str]) -> list[str] | None:
-    """The devices that all masks together leave, named as ROCR names them; None without any mask."""
+    """Return the devices left by all masks, by ROCR's names; None without a mask."""
     outer = _parse_mask(env.get(_ROCR))
-    # HIP itself looks at them in this order.
+    # HIP reads them in this order.
     inner = next((ids for name in (_HIP, _CUDA, _ORDINAL) if (ids := _parse_mask(env.get(name))) is not None), None)
-    # The same text twice is Slurm saying one thing in two variables, not a mask within a mask.
+    # Slurm sets both variables to the same text; that is one mask.
     if outer is None or inner is None or inner == outer:
         return inner if outer is None else outer
     by_name = {str(position): device for position, device in enumerate(outer)} | {
@@ -134,13 +134,13 @@ def _compose_amd_masks(env: Mapping[str, str]) -> list[str] | None:
 
 
 def _to_indices(ids: Sequence[str], device_uuids: Sequence[str], env: Mapping[str, str]) -> list[int] | None:
-    """The ids as positions among the devices of this task; None when there are UUIDs and no list to find them in."""
+    """Return the ids as positions among the task's devices; None for UUIDs without a device list."""
     if all(device.isdigit() for device in ids):
         indices = [int(device) for device in ids]
         if not device_uuids or all(index < len(device_uuids) for index in indices):
             return indices
         if len(indices) == len(device_uuids):
-            # Numbers of the whole node, while the device cgroup shows this task its own devices only.
+            # Node-wide numbers, while the device cgroup shows only this task's devices.
             return list(range(len(indices)))
     elif not device_uuids:
         return None
@@ -158,7 +158,7 @@ def _to_indices(ids: Sequence[str], device_uuids: Sequence[str], env: Mapping[st
 
 
 def _parse_mask(text: str | None) -> list[str] | None:
-    """The ids of a mask; None when it is not set. Like CUDA and HIP, stops at the first -1."""
+    """Return the ids of a mask up to the first -1, as CUDA and HIP do; None if not set."""
     if text is None:
         return None
     ids: list[str] = []
@@ -180,8 +180,7 @@ def _check_count(ids: Sequence[str], env: Mapping[str, str], expected: int) -> N
         raise BringUpError(
             f"this node must show the {expected} GPUs that the plan gives it",
             seen=f"{len(set(ids))} GPUs ({_describe(env)})",
-            action="compare the job's GPUs per node with the node's (`scontrol show node`), and with what the "
-            "container was given",
+            action="compare the job's GPUs per node with the node's (`scontrol show node`), and with the container's",
         )
 
 

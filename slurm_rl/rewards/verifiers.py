@@ -1,4 +1,4 @@
-"""The verifiers a config can name. Add one: write a `Verifier`, and a row in `VERIFIERS` of config/tables.py.
+"""The verifiers a config can name. Add one: write a `Verifier`, and a row in `VERIFIERS` of config/registry.py.
 
 The table holds import paths, not functions: only the worker processes import them, so the trainer
 never pays for sympy, and a verifier that breaks on import breaks there. Settings travel in the same
@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from slurm_rl.config.registry import VERIFIERS
 from slurm_rl.config.reward import CODE_SHARE, RewardConfig
-from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.errors import DataError
 
 JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")

@@ -11,8 +11,8 @@ form.
         return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": [12]}}
 
 It gets one item at a time, so that the deadline and the blame are of one item. Every number besides `rewards` is
-logged; `scores` says whether the answer is right, in numbers and to `algorithm.filters.zero_variance`. A verifier of
-ours can be part of it: import its function and call it.
+logged; `scores` says whether the answer is right, in numbers and to `algorithm.filters.drop_zero_variance_groups`. A
+verifier of ours can be part of it: import its function and call it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A whole restart of Ray, the policy and all engines for the sake of one would cos
     -> killed, started again in its place -> the newest weights, with the proof of every sync -> its requests again
 
 Requests carry their seeds, so that a synchronous run has the numbers of one that nobody disturbed. With
-`rollout.max_staleness` what was in flight is sampled with the newest weights.
+`rollout.max_off_policy_steps` what was in flight is sampled with the newest weights.
 
 Not in place: engines on the policy's own GPUs (`rollout.colocate`), which cannot start beside it, and engines that die
 while weights go to them directly, since the policy waits in the same transfer. Then the attempt ends, as it does when

@@ -23,8 +23,8 @@ def check_turns(config: RunConfig, model_path: str, tokenizer: Any, tools: Seque
     if not config.env.is_on:
         return
     template = open_template(tokenizer, config.data, tools)
-    if template is None and config.env.history == "rerendered":
-        raise ConfigError("env.history=rerendered needs a chat template", seen=NO_TEMPLATE, action="env.history=kept")
+    if template is None and config.env.context == "rerendered":
+        raise ConfigError("env.context=rerendered needs a chat template", seen=NO_TEMPLATE, action="env.context=kept")
     end = TurnRenderer(tokenizer, template).find_end()
     stops = find_stops(config, model_path, tokenizer)
     if end is None or end in stops or config.rollout.stop:

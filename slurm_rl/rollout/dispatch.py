@@ -2,14 +2,15 @@
 a class with the methods of `RolloutEngine` below rl/rollout/<its name>/ and start it in build.py; nothing else of this
 project knows what an engine is made of.
 
-Requests to the engine with the fewest in flight, for engines that take them at any time (`rollout.continuous`).
+Requests to the engine with the fewest in flight, for engines that take them at any time
+(`rollout.inflight_weight_updates`).
 
     batch t, batch t + 1  ->  chunks of a few prompts, one queue  ->  the engine with the least in flight
 
 A batch that is split into one share an engine beforehand leaves engines idle that got short completions, until the
 slowest share has ended. Here each engine has a bounded number of chunks, and what goes beyond waits at this end:
 the next chunk goes to whoever has room first. The time decides who samples what, so such a run cannot be repeated
-bit for bit; the synchronous loop and `rollout.max_staleness` alone keep their fixed shares.
+bit for bit; the synchronous loop and `rollout.max_off_policy_steps` alone keep their fixed shares.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RolloutEngine(Protocol):
         self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
     ) -> list[list[Completion]]:
         """Sample `spec.num_completions` for each prompt, in order. The same call repeats in every bit, unless the
-        engine takes requests while others are in flight (`rollout.continuous`).
+        engine takes requests while others are in flight (`rollout.inflight_weight_updates`).
 
         Args:
             seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.

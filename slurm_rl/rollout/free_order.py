@@ -5,7 +5,8 @@
                   new batches         -> whatever the journal has of them, then the same
 
 Every reply has a seed of its own, so its tokens are those of waves in float32, in whatever order replies come. What is
-in the journal is not sampled again. Batches that are in flight together (`rollout.max_staleness`) share this thread.
+in the journal is not sampled again. Batches that are in flight together (`rollout.max_off_policy_steps`) share this
+thread.
 """
 
 from __future__ import annotations

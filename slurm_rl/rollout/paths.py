@@ -57,7 +57,7 @@ class Path:
 def go_on(path: Path, observation: Observation, render: TurnRenderer) -> tuple[Path, Sequence[int]]:
     """The path that goes on behind its newest reply, and what is read there.
 
-    Where the template writes the dialogue anew (env.history=rerendered) and it does not begin with what was read and
+    Where the template writes the dialogue anew (env.context=rerendered) and it does not begin with what was read and
     said so far, that is another path, of which nothing was sampled yet.
     """
     if not render.rerenders:

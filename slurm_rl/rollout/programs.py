@@ -281,22 +281,22 @@ class Programs:
 def build_programs(
     config: RunConfig, sampler: Sampler, scorer: Scorer | None, model_path: str, journal: Journal | None = None
 ) -> Programs:
-    """The programs of `env.program`."""
+    """The programs of `env.agent_command`."""
     from slurm_rl.models.load_model import load_tokenizer
 
     env, rollout = config.env, config.rollout
-    assert env.program is not None and env.turn_tokens is not None, "the config was checked"
+    assert env.agent_command is not None and env.turn_tokens is not None, "the config was checked"
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     renderer = DialogueRenderer(tokenizer, open_template(tokenizer, config.data), env.tool_parser)
     return Programs(
         sampler,
         renderer,
-        SamplingRule(rollout.temperature, rollout.top_p, env.turn_tokens, env.overrule_sampling),
+        SamplingRule(rollout.temperature, rollout.top_p, env.turn_tokens, env.ignore_request_sampling),
         Bounds(env.max_turns, config.data.max_prompt_tokens + rollout.max_tokens),
         scorer,
-        argv=find_argv(env.program),
-        at_once=env.program_at_once,
-        rows=env.program_rows,
-        timeout_s=env.program_timeout_s,
+        argv=find_argv(env.agent_command),
+        at_once=env.agent_concurrency,
+        rows=env.agent_rows_per_process,
+        timeout_s=env.agent_timeout_s,
         journal=journal,
     )

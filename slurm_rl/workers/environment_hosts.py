@@ -17,7 +17,7 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.spread import HostLost, SpreadEnvironments
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.topology import ActorPlan, deal_workers
+from slurm_rl.plan.placement import ActorPlan, count_workers_by_node
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 _WAIT_S, _LINGER_S = 10.0, 0.01
@@ -123,7 +123,7 @@ def open_environments(
         ConfigError: the user's file cannot be run, or is another on another node; RewardError: they are not up in time.
     """
     num_nodes = cluster.plan.num_nodes
-    counts = deal_workers(config.num_workers, num_nodes)
+    counts = count_workers_by_node(config.num_workers, num_nodes)
     own = [config.model_copy(update={"num_workers": count}) for count in counts]
     hosts = [
         cluster.place(

@@ -82,7 +82,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
     def train(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """One optimizer step of the policy loss."""
         loss = build_policy_loss(algorithm, self.config.correction_kind)
-        return self.engine.train(micro_batches, loss, lr, entropy_gradient=algorithm.entropy_bonus > 0)
+        return self.engine.train(micro_batches, loss, lr, entropy_gradient=algorithm.entropy_coef > 0)
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """One supervised optimizer step, of the model as it is: no temperature of any sampling has a part in it."""
@@ -169,7 +169,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
         token_ids = np.asarray(prompt.token_ids, dtype=np.int64)
         sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
         self.engine.module.eval()
-        reader = replace(self.engine.reader, chunk_tokens=None, share_prompts=False)
+        reader = replace(self.engine.reader, chunk_tokens=None, prefix_sharing=False)
         return [float(value) for value in reader.compute_logprobs([sequence], 1.0)[0]]
 
 

@@ -19,7 +19,7 @@ from slurm_rl.node.memory import is_out_of_memory
 from slurm_rl.node.processes import LIFE, LIFE_BEFORE, MARK
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES
 from slurm_rl.workers.ray_nodes import OwnRayNodes, SharedRayNodes
 

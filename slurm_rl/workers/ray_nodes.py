@@ -18,7 +18,7 @@ from slurm_rl.node.joined import POLL_S, wait_for_nodes
 from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 
 _MOST_NODES = 8
 RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}

@@ -70,7 +70,7 @@ class WorkerGroup:
 
     Args:
         name: of the model, for errors: `policy`, `critic`.
-        share_prompts: the workers read the prompt of neighbours once, so these stay together.
+        prefix_sharing: the workers read the prompt of neighbours once, so these stay together.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class WorkerGroup:
         micro_batch_tokens: int,
         timeout_s: float,
         name: str,
-        share_prompts: bool = False,
+        prefix_sharing: bool = False,
     ) -> None:
         self.cluster, self.workers, self.name = cluster, workers, name
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
-        self.share_prompts = share_prompts
+        self.prefix_sharing = prefix_sharing
         self.packed = True
         """Several sequences share one row; else padding counts in the budget of a micro-batch."""
 
@@ -142,7 +142,7 @@ class WorkerGroup:
     def _places(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
         lengths = [len(sequence.token_ids) for sequence in sequences]
         num_parts = len(self.workers)
-        if not self.share_prompts:
+        if not self.prefix_sharing:
             return distribute(lengths, num_parts, self.micro_batch_tokens, padded=not self.packed)
         units, tokens = unite(lengths, count_shared(sequences), self.micro_batch_tokens)
         places = distribute(tokens, num_parts, self.micro_batch_tokens)

@@ -80,7 +80,7 @@ def test_keys_that_notes_and_pages_name_exist() -> None:
 
 
 def test_a_key_that_is_not_there_is_found_missing() -> None:
-    assert find_field("algorithm.kl.where") and find_field("model.lora.rank")
+    assert find_field("algorithm.kl.apply_to") and find_field("model.lora.rank")
     assert not find_field("algorithm.kl.wher") and not find_field("trainer.epochs") and not find_field("seed.more")
 
 

@@ -18,8 +18,8 @@ from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL, read_commands
 from tests.whole_run import exact_rows
 
-SIZES = (*HERE, *SMALL, "trainer.num_steps=2", "data.num_eval=8", "eval.every=2", "eval.num_samples=1")
-SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=40", "env.program_at_once=2")
+SIZES = (*HERE, *SMALL, "trainer.num_steps=2", "data.num_eval=8", "eval.interval=2", "eval.num_samples=1")
+SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=40", "env.agent_concurrency=2")
 
 
 def run(words: list[str], folder: Path, *, out: str | None = None) -> str:
@@ -61,7 +61,7 @@ def run_package(adapter: str, rows: str, folder: Path, *program: str) -> list[di
     [made] = [command for command in read_commands("adapters") if f"play_{adapter}.py" in command[1]]
     (folder / "examples").symlink_to(EXAMPLES)
     run([python, str(ROOT / made[1]), *made[2:]], folder, out=f"data/{rows}.jsonl")
-    run_commands(f"runs/{rows}", folder, f"env.program=[{','.join([python, f'adapter:{adapter}', *program])}]")
+    run_commands(f"runs/{rows}", folder, f"env.agent_command=[{','.join([python, f'adapter:{adapter}', *program])}]")
     return check(folder / "runs" / rows)
 
 
@@ -73,7 +73,7 @@ def test_frozen_lake(tmp_path: Path) -> None:
     # A lake of two by two, where a model of few steps finds a goal, too: where no reward differs nothing is trained.
     words = json.dumps({"is_slippery": False, "desc": ["SG", "GF"]})
     world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "10"]
-    printed = run_commands("frozen_lake", tmp_path, f"env.program={json.dumps(world)}")
+    printed = run_commands("frozen_lake", tmp_path, f"env.agent_command={json.dumps(world)}")
     assert "turn 1" in printed and "it said" in printed
     for row in check(tmp_path / "runs/frozen_lake"):
         assert 1 < row["episode/turns_mean"] <= 10 and row["score/steps"] == pytest.approx(row["episode/turns_mean"])

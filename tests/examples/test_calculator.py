@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_calculator(tmp_path: Path) -> None:
     # The first stage as it is: of a shorter one no sum comes out right, and there is nothing to train on.
-    sizes = ("trainer.num_steps=2", "trainer.prompts_per_step=16", "data.num_eval=20", "eval.every=2")
+    sizes = ("trainer.num_steps=2", "trainer.prompts_per_step=16", "data.num_eval=20", "eval.interval=2")
     printed = run_readme("calculator", tmp_path, {"calls_tiny": (), "calculator_tiny": sizes})
     assert "step 2, reward" in printed and "turn 1" in printed
     rows = exact_rows(tmp_path / "runs/calculator")

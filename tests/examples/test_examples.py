@@ -97,7 +97,7 @@ def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
         "optim.warmup_steps=1",
         "data.largest_addend=19",
         "data.num_eval=20",
-        "eval.every=2",
+        "eval.interval=2",
     )
     said = run_readme("python_api", tmp_path, {"rates.py": sizes}).splitlines()
     assert [line.split()[0] for line in said] == ["0.0002", "0.002"] * 2

@@ -24,7 +24,7 @@ SOURCES = {"sums": 5, "games": 10, "calculator": 10}
 
 
 def test_a_mixture(tmp_path: Path) -> None:
-    sizes = (*SIZES["mixture"], *HEATED, "algorithm.kl.coefficient=0.001")
+    sizes = (*SIZES["mixture"], *HEATED, "algorithm.kl.coef=0.001")
     run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": sizes})
     rows = exact_rows(tmp_path / "runs/mixture")
     assert find_unexplained({key for row in rows for key in row}) == set()

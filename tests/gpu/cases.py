@@ -20,7 +20,7 @@ DEMO: tuple[str, ...] = (
     "rollout.max_num_seqs=64",
 )
 DEMO += ("warmup.num_steps=0", "trainer.num_steps=3", "trainer.prompts_per_step=8", "algorithm.group_size=4")
-DEMO += ("data.num_eval=8", "checkpoint.every=2", "data.max_prompt_tokens=16")
+DEMO += ("data.num_eval=8", "checkpoint.interval=2", "data.max_prompt_tokens=16")
 # Nothing that a random model says is the right sum, and without a signal there is no gradient.
 DEMO += ("reward.verifiers.arithmetic=null", f"reward.function={Path(__file__).parent / 'reward.py'}:score")
 SHORT: tuple[str, ...] = ("model.path={model}", "data.train={rows}", "data.num_eval=4", "supervised.batch_size=8")
@@ -52,12 +52,14 @@ CASES: Final[dict[str, Case]] = {
     "grpo, colocated, through Ray's store": Case((*DEMO, *COLOCATED, "rollout.weight_transfer=ray")),
     "grpo, colocated, adapters": Case((*DEMO, *COLOCATED, "+lora=all_linear")),
     "grpo, colocated, offloaded": Case((*DEMO, *COLOCATED, "policy.offload=all")),
-    "grpo, colocated, a reference": Case((*DEMO, *COLOCATED, "algorithm.kl.coefficient=0.001")),
+    "grpo, colocated, a reference": Case((*DEMO, *COLOCATED, "algorithm.kl.coef=0.001")),
     "grpo, colocated, eager": Case((*DEMO, *COLOCATED, "rollout.enforce_eager=true")),
     "ppo, colocated": Case((*DEMO, *OFFLOADED, "+algorithm=ppo")),
     "grpo, apart": Case(DEMO, num_gpus=2),
-    "grpo, apart, sampling ahead": Case((*DEMO, "rollout.max_staleness=1"), num_gpus=2),
-    "grpo, apart, continuous": Case((*DEMO, "rollout.max_staleness=1", "rollout.continuous=true"), num_gpus=2),
+    "grpo, apart, sampling ahead": Case((*DEMO, "rollout.max_off_policy_steps=1"), num_gpus=2),
+    "grpo, apart, continuous": Case(
+        (*DEMO, "rollout.max_off_policy_steps=1", "rollout.inflight_weight_updates=true"), num_gpus=2
+    ),
     "grpo, two workers, fsdp2": Case((*DEMO, *COLOCATED), num_gpus=2),
     "grpo, two workers, zero-3": Case(
         (*DEMO, *COLOCATED, "policy.backend=deepspeed", "policy.zero_stage=3"), num_gpus=2

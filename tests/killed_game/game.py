@@ -17,7 +17,7 @@ from slurm_rl.run_dir.run_dir import RunDir, write_text
 from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
 
 PATIENCE_S = 600.0
-_STEPS = ("trainer.num_steps=4", "eval.every=4", "checkpoint.every=2")
+_STEPS = ("trainer.num_steps=4", "eval.interval=4", "checkpoint.interval=2")
 _NUM_EVAL = ("data.sources.games.num_eval=10", "data.sources.calculator.num_eval=10")
 SIZES = {
     "guessing_game": (*_STEPS, *SMALL, "data.num_eval=10"),

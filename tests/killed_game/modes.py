@@ -42,8 +42,12 @@ class Mode:
 
 
 MODES = {
-    "waves": Mode((), waves=True),
-    "free": Mode(("env.order=free",), waves=False),
-    "waves-ahead": Mode(("rollout.max_staleness=1",), waves=True, ahead=1),
-    "free-ahead": Mode(("env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"), waves=False, ahead=2),
+    "lockstep": Mode((), waves=True),
+    "async": Mode(("env.schedule=async",), waves=False),
+    "lockstep-ahead": Mode(("rollout.max_off_policy_steps=1",), waves=True, ahead=1),
+    "async-ahead": Mode(
+        ("env.schedule=async", "rollout.max_off_policy_steps=2", "rollout.inflight_weight_updates=true"),
+        waves=False,
+        ahead=2,
+    ),
 }

@@ -9,7 +9,7 @@ from tests.examples.kit import EXAMPLES, HERE
 from tests.killed_game.game import SIZES, Game
 
 _SMALL = ("trainer.prompts_per_step=8", "algorithm.group_size=4")
-_PROGRAM = ("env.program_at_once=2", "env.program_rows=8", "env.program_timeout_s=900", "rollout.dump=true")
+_PROGRAM = ("env.agent_concurrency=2", "env.agent_rows_per_process=8", "env.agent_timeout_s=900", "rollout.dump=true")
 
 
 class ProgramGame(Game):
@@ -19,5 +19,5 @@ class ProgramGame(Game):
         super().__init__(folder)
         agent = shutil.copy(Path(__file__).with_name("held_agent.py"), folder)
         shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
-        own = (f"env.program=[python,{agent}]", f"run_dir={self.run.path}")
+        own = (f"env.agent_command=[python,{agent}]", f"run_dir={self.run.path}")
         self.words = (*shipped, *HERE, *SIZES["guessing_game"], *_SMALL, *_PROGRAM, *own, *words)

@@ -49,7 +49,7 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
 
     Args:
         waves: turns of weights that were never saved count, too: they are sampled again, and compared.
-        ahead: rollout.max_staleness.
+        ahead: rollout.max_off_policy_steps.
     """
     newest = CheckpointStore(game.run.checkpoints).latest()
     saved = newest.step if newest is not None else 0

@@ -89,7 +89,7 @@ def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
     make: dict[str, Callable[[], Launched]] = {
         "slurm": on_slurm,
         "local": lambda: OnThisMachine(tmp_path),
-        "machines": lambda: OnMachines(
+        "manual": lambda: OnMachines(
             Path(tempfile.mkdtemp(dir=found("session_machines").shared)), found("session_machines")
         ),
         "ray": lambda: OnRay(tmp_path, found("session_ray")),

@@ -42,7 +42,7 @@ class Launched:
     def words_for(self, what: str) -> tuple[str, ...]:
         """What a run needs so that this can befall it."""
         # Fifteen seconds of a minute are left to begin and to train; a limit is in whole minutes.
-        limit = ("job.time_limit=1", "job.signal_lead_s=40")
+        limit = ("job.time_limit=1", "job.checkpoint_lead_s=40")
         return {"bad input": ("+cluster.env.LIGHT_TRAINER=refuse",), "time limit": limit}.get(what, ())
 
     def type(self, *words: str) -> str:

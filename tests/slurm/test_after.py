@@ -30,7 +30,7 @@ def test_it_waits_through_a_requeue_is_refused_with_its_cause_and_comes_back(
 ) -> None:
     small = ("cluster.num_nodes=1",)
     first = LightRun(cluster, shared_dir / "first", *small, num_steps=400, step_s=0.05)
-    second = LightRun(cluster, shared_dir / "second", *small, f"job.after={first.run_dir.path}", num_steps=3)
+    second = LightRun(cluster, shared_dir / "second", *small, f"job.depends_on={first.run_dir.path}", num_steps=3)
     first.wait_for_step(5)
     assert str(state(second)).startswith(f"pending: after {first.run_dir.path}"), state(second)
     assert cluster.run(["scontrol", "requeue", first.job]).returncode == 0

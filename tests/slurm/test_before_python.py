@@ -48,22 +48,22 @@ SETUP_SAID = (
     "each line of cluster.setup and container.setup must succeed on every node; this one did not: module load cuda"
 )
 CAUSES: dict[str, dict[str, str | None]] = {
-    "absent": {"slurm": MUST_BE_THERE, "local": MUST_BE_THERE, "machines": MUST_BE_THERE, "ray": MUST_BE_THERE},
+    "absent": {"slurm": MUST_BE_THERE, "local": MUST_BE_THERE, "manual": MUST_BE_THERE, "ray": MUST_BE_THERE},
     "bare": {
         "slurm": "must have what slurm_rl needs; got ",
         "local": "must have what slurm_rl needs; got ",
-        "machines": "must have what slurm_rl needs; got ",
+        "manual": "must have what slurm_rl needs; got ",
         "ray": "the Ray cluster's image must have what the trainer needs",
     },
     # Local: it is made on the machine that runs it. Machines: each makes its own where they share none.
     "unseen": {
         "slurm": "the run directory must be seen by every node",
         "local": None,
-        "machines": None,
+        "manual": None,
         "ray": "the Ray cluster must be able to write the run directory",
     },
     # On a Ray cluster of others nothing of ours runs before Python, and the config refuses the key.
-    "setup": {"slurm": SETUP_SAID, "local": SETUP_SAID, "machines": SETUP_SAID, "ray": None},
+    "setup": {"slurm": SETUP_SAID, "local": SETUP_SAID, "manual": SETUP_SAID, "ray": None},
 }
 """What is wrong -> launcher -> what names it; None where it cannot be."""
 IN_CI = {("slurm", "absent"), ("slurm", "unseen"), ("slurm", "setup"), ("local", "absent"), ("local", "setup")}

@@ -57,7 +57,7 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     script.write_text(SUM)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
     words += ["external.resume.again=true", "+cluster=slurm_cpu", "job.max_failures=1", f"run_dir={run}"]
-    words += [f"checkpoint.url='file://{shared_dir}/bucket'"]
+    words += [f"checkpoint.upload_url='file://{shared_dir}/bucket'"]
     done = cli(cluster, shared_dir, *words)
     assert done.returncode == 0, done.stderr
     end = wait_for_end(run, timeout_s=500)

@@ -147,7 +147,7 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
 def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     """What it would have copied to the URL is there all the same."""
     bucket = folder.with_name(f"{folder.name}-bucket")
-    run = LightRun(cluster, folder, ONE_NODE, f"checkpoint.url='file://{bucket}'")
+    run = LightRun(cluster, folder, ONE_NODE, f"checkpoint.upload_url='file://{bucket}'")
     run.wait_for_training(1)
     # By its number: the srun on this node has its words.
     cluster.signal(run.hosts(1)[0], read_json(run.run_dir.attempt(1).node(0))["pid"], signal.SIGKILL)
@@ -162,7 +162,7 @@ def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
 @slow_scenario
 def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
     """It is named with its node, no failure is charged (none is allowed), and the numbers stay."""
-    run = LightRun(cluster, folder, "job.hang_after_s=10", "job.max_failures=0", num_steps=300)
+    run = LightRun(cluster, folder, "job.heartbeat_timeout_s=10", "job.max_failures=0", num_steps=300)
     run.wait_for_training(1)
     host, found = run.hosts(1)[1], list[int]()
 

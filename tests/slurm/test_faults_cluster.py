@@ -127,7 +127,7 @@ def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
     # Three minutes, the last 30 s of them for saving: by Slurm's clock the signal comes after 120 to 150 s. With two
     # minutes Ray's start had, on a busy machine, all the time that there was, and a run that saves nothing twice ends.
     # How many steps an attempt has is the machine's business: more than three have, and the third is ended.
-    words = ("job.time_limit=3", "job.signal_lead_s=30")
+    words = ("job.time_limit=3", "job.checkpoint_lead_s=30")
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=10_000, step_s=0.5)
     run.wait_for_events("attempt/started", 3, timeout_s=480)
     first, second = (event["step"] for event in run.events("job/requeued"))

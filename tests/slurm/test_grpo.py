@@ -68,10 +68,10 @@ def test_reference_and_reward_service_stand_on_nodes_of_their_own_kind(
         "cluster.num_nodes=2",
         "+cluster.nodes.old.count=1",
         "+cluster.nodes.new.count=1",
-        "policy.node_feature=new",
+        "policy.node_group=new",
     ]
-    words += ["rollout.node_feature=new", "reference.node_feature=old", "reference.num_workers=1"]
-    words += ["+reward=service", "reward.service.node_feature=old", "reward.service.address=cluster"]
+    words += ["rollout.node_group=new", "reference.node_group=old", "reference.num_workers=1"]
+    words += ["+reward=service", "reward.service.node_group=old", "reward.service.address=cluster"]
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
     assert done.returncode == 0, done.stderr
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"

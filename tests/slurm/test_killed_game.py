@@ -19,7 +19,7 @@ from tests.slurm.submitting import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-SIZES = ("trainer.num_steps=6", "eval.every=6", "checkpoint.every=1")
+SIZES = ("trainer.num_steps=6", "eval.interval=6", "checkpoint.interval=1")
 Befall = Callable[[LightRun, int], None]
 
 
@@ -51,8 +51,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Game:
 
 @pytest.mark.parametrize(
     ("name", "befalls"),
-    [("waves", (kill_agent, ask_to_stop, kill_controller)), ("free", (requeue, kill_controller))],
-    ids=["waves", "free"],
+    [("lockstep", (kill_agent, ask_to_stop, kill_controller)), ("async", (requeue, kill_controller))],
+    ids=["lockstep", "async"],
 )
 def test_whatever_befalls_its_job_in_a_turn_a_game_goes_on(
     name: str, befalls: tuple[Befall, ...], cluster: Cluster, shared_dir: Path, whole: Game
@@ -85,7 +85,7 @@ def test_programs_that_play_go_on_after_a_requeue(
     cluster: Cluster, shared_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In turn 1 of the third step: what they had been told is told again."""
-    free = MODES["free"]
+    free = MODES["async"]
     whole = ProgramGame(tmp_path_factory.mktemp("whole-programs"))
     whole.finish()
     game = ProgramGame(shared_dir / "programs", "+cluster=slurm_cpu", "job.max_failures=2")

@@ -22,7 +22,7 @@ KINDS = [
     "cluster.accelerator=nvidia",
     "cluster.gpus_per_node=2",
     "rollout.colocate=true",
-    "policy.node_feature=new",
+    "policy.node_group=new",
     "+cluster.nodes.old={count: 1, gpus_per_node: 1}",
     "+cluster.nodes.new={count: 1, cpus_per_node: 1}",
     "+cluster.nodes.cpu={count: 1, gpus_per_node: 0, partition: main, mem_gb_per_node: 2}",
@@ -67,8 +67,8 @@ def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
 def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
     """With two reward services on the old nodes; one of them is killed."""
     kinds = ["+cluster.nodes.old={count: 2, cpus_per_node: 2}", "+cluster.nodes.new={count: 1, cpus_per_node: 1}"]
-    words = ["cluster.num_nodes=3", *kinds, "policy.node_feature=new", "+reward=service"]
-    words += ["reward.service.node_feature=old", "reward.service.num_replicas=2", "reward.service.address=cluster"]
+    words = ["cluster.num_nodes=3", *kinds, "policy.node_group=new", "+reward=service"]
+    words += ["reward.service.node_group=old", "reward.service.num_replicas=2", "reward.service.address=cluster"]
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=40)
     run.wait_for_training(1)
     [ready] = run.events("reward/services_ready")
@@ -94,7 +94,7 @@ def test_what_a_node_says_before_its_agent_is_found_by_its_name(cluster: Cluster
     run, python = shared_dir / "run", make_light_python(shared_dir)
     words = ["cluster.num_nodes=3", "+cluster.nodes.new.count=1", "+cluster.nodes.old.count=2", "job.max_failures=0"]
     broken = cluster.nodes[1]
-    words += ["policy.node_feature=new", f'cluster.setup=["test $SLURMD_NODENAME != {broken}"]']
+    words += ["policy.node_group=new", f'cluster.setup=["test $SLURMD_NODENAME != {broken}"]']
     submit(cluster, run, python, *words)
     end = wait_for_end(run)
     assert f"{broken}: each line of cluster.setup and container.setup must succeed" in end["cause"], end

@@ -110,7 +110,7 @@ def test_a_sick_node_of_one_kind_is_left_out_of_all_components_after_one_requeue
     make_nvidia_smi(shared_dir)
     sick, well = cluster.nodes[:2]
     (shared_dir / sick).write_text(REMAP_FAILED)
-    kinds = ["+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1", "policy.node_feature=new"]
+    kinds = ["+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1", "policy.node_group=new"]
     run, job = start(cluster, shared_dir, *kinds)
     wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
     wait_for_step(run, attempt=2)
@@ -129,7 +129,7 @@ def test_a_kind_that_needs_all_of_its_nodes_is_told_which_is_kept(cluster: Clust
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[0]).write_text(REMAP_FAILED)
     kinds = ["cluster.num_nodes=3", "+cluster.nodes.old.count=2", "+cluster.nodes.new.count=1"]
-    run, job = start(cluster, shared_dir, *kinds, "policy.node_feature=new", "job.max_failures=0")
+    run, job = start(cluster, shared_dir, *kinds, "policy.node_group=new", "job.max_failures=0")
     end = wait_for_end(run)
     assert end["state"] == "failed"
     assert f"{cluster.nodes[0]} is not excluded: without it 1 node is left for the 2 of old" in end["cause"]

@@ -24,8 +24,8 @@ WORDS = (
     # 80 rows stay when 20 are held out, which are 2.5 batches.
     "supervised.num_epochs=20",
     "supervised.batch_size=32",
-    "checkpoint.every=5",
-    "eval.every=20",
+    "checkpoint.interval=5",
+    "eval.interval=20",
     "logging.wandb.mode=disabled",
 )
 

@@ -726,7 +726,7 @@ def export(folder: Path) -> Case:
 # ---- copies and caches ---------------------------------------------------------------------------
 
 
-@writer("checkpoint.url, where it is a folder", "models.checkpoint.remote.RemoteFolder._write")
+@writer("checkpoint.upload_url, where it is a folder", "models.checkpoint.remote.RemoteFolder._write")
 def remote_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.store import CheckpointStore

@@ -37,7 +37,9 @@ def main(folder: Path) -> None:
         build_tiny_model(TINY, seed, folder / str(seed))
         models.append(load_model(str(folder / str(seed)), ModelConfig(path=str(folder / str(seed)))).eval())
     states, checksums = zip(*(pack_weights(model.state_dict().items()) for model in models), strict=True)
-    rollout = RolloutConfig(continuous=True, max_staleness=1, max_num_seqs=16, weight_transfer="gloo")
+    rollout = RolloutConfig(
+        inflight_weight_updates=True, max_off_policy_steps=1, max_num_seqs=16, weight_transfer="gloo"
+    )
     engine = VLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
     probe = TokenPrompt(token_ids=list(range(20, 40)))

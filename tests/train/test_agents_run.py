@@ -38,7 +38,7 @@ class Higher(Environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["waves", "free"])
+@pytest.mark.parametrize("order", ["lockstep", "async"])
 def test_two_agents_are_trained_on_what_each_of_them_read(tmp_path: Path, order: str) -> None:
     (tmp_path / "higher.py").write_text(WORLD)
     rows = [json.dumps({"prompt": f"{n:03d}?", "answer": str(n % 10)}) for n in range(400)]
@@ -46,7 +46,7 @@ def test_two_agents_are_trained_on_what_each_of_them_read(tmp_path: Path, order:
     run = tmp_path / "run"
     words = [f"run_dir={run}", "--config-dir", str(ROOT / "examples/guessing_game"), "+exp=guessing_game_tiny"]
     words += [*HERE, *SMALL, "+algorithm=turn_rloo", "env.name=higher.py:Higher", "data.train=rows.jsonl"]
-    words += ["data.num_eval=4", "trainer.num_steps=2", "eval.every=2", f"env.order={order}", "env.num_workers=2"]
+    words += ["data.num_eval=4", "trainer.num_steps=2", "eval.interval=2", f"env.schedule={order}", "env.num_workers=2"]
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", *words],
         cwd=tmp_path,

@@ -164,7 +164,7 @@ def build_small() -> list[TrainSequence]:
 
 
 @pytest.mark.parametrize("score_seed", [None, 1])
-@pytest.mark.parametrize("fields", [{}, {"logprob_chunk_tokens": 5}, {"share_prompts": True}])
+@pytest.mark.parametrize("fields", [{}, {"logprob_chunk_tokens": 5}, {"prefix_sharing": True}])
 def test_an_engine_takes_the_same_steps(folder: Path, fields: dict[str, Any], score_seed: int | None) -> None:
     """Of a policy and of a critic, with what `auto` is on a GPU and on CPU; shared prompts bring their mask."""
     policy, found = PolicyConfig(num_threads=1, **fields), []

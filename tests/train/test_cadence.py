@@ -1,4 +1,4 @@
-"""When a run saves changes none of its numbers, so clocks may decide it (checkpoint.every=auto)."""
+"""When a run saves changes none of its numbers, so clocks may decide it (checkpoint.interval=auto)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_interval_changes_no_digit_of_a_supervised_run(tmp_path: Path, monke
     RankInfo().join(timeout_s=300)
     try:
         for every in ("1", "3", "auto"):
-            run, config = make_run(tmp_path / every, TASKS["dpo-cached"][0], f"checkpoint.every={every}")
+            run, config = make_run(tmp_path / every, TASKS["dpo-cached"][0], f"checkpoint.interval={every}")
             train(run, config, RankInfo(), StopFlag())
             rows[every], saves[every] = exact_rows(run.path), saved_steps(run.path)
     finally:
@@ -40,12 +40,12 @@ def test_the_interval_changes_no_digit_of_a_supervised_run(tmp_path: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("words", [(), ("rollout.max_staleness=2", "algorithm.correction.kind=token_tis")])
+@pytest.mark.parametrize("words", [(), ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis")])
 def test_the_interval_changes_no_digit_of_a_grpo_run(words: tuple[str, ...], tmp_path: Path) -> None:
     rows, saves = [], []
     for every in ("1", "4", "auto"):
         run = tmp_path / every
-        process = start_run(run, f"checkpoint.every={every}", *words)
+        process = start_run(run, f"checkpoint.interval={every}", *words)
         output = process.communicate(timeout=900)[0]
         assert process.returncode == 0, output
         rows.append(exact_rows(run))

@@ -13,7 +13,7 @@ from tests.examples.kit import HERE, ROOT
 from tests.whole_run import exact_rows
 
 pytestmark = pytest.mark.slow
-SIZES = ("trainer.prompts_per_step=32", "data.num_eval=50", "eval.every=40")
+SIZES = ("trainer.prompts_per_step=32", "data.num_eval=50", "eval.interval=40")
 
 
 def run(folder: Path, *words: str) -> None:

@@ -82,7 +82,7 @@ def test_a_killed_engine_is_replaced_and_the_numbers_stay(whole_run: Path, tmp_p
 
 def test_a_stopped_engine_is_noticed_and_replaced_and_the_numbers_stay(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "stopped")
-    process = start_run(run.path, "ray.dashboard=false", "job.hang_after_s=5")
+    process = start_run(run.path, "ray.dashboard=false", "job.heartbeat_timeout_s=5")
     os.kill(wait_for_engine(run, process, is_known=True), signal.SIGSTOP)
     [event] = finish(run, process)
     assert "no sign of life" in event["cause"]

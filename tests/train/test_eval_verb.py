@@ -18,7 +18,7 @@ SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+e
 ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
 # Sums so small that a minute of training gets some of them right.
 ROWS = ("data.largest_addend=9", "data.num_eval=10", "supervised.batch_size=64", "supervised.num_epochs=60")
-TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.every=30", *ROWS, "run_dir=runs/sft")
+TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.interval=30", *ROWS, "run_dir=runs/sft")
 
 
 def run(folder: Path, *words: str) -> None:

@@ -21,7 +21,7 @@ from tests.train.test_sft_run import WORDS, start, wait_for
 pytestmark = pytest.mark.slow
 
 # So small a model steps in milliseconds: nobody here waits for 60 s that a large one may need.
-SOON = ("job.hang_after_s=4", "job.max_failures=0")
+SOON = ("job.heartbeat_timeout_s=4", "job.max_failures=0")
 
 
 def pid_of(run: RunDir, name: str) -> int:

@@ -18,12 +18,12 @@ WORDS = (
     *HERE,
     *SMALL,
     "data.num_eval=4",
-    "eval.every=0",
+    "eval.interval=0",
     "trainer.num_steps=2",
     "trainer.prompts_per_step=4",
     "algorithm.group_size=4",
-    "env.program_rows=0",
-    "env.program_at_once=4",
+    "env.agent_rows_per_process=0",
+    "env.agent_concurrency=4",
 )
 
 
@@ -31,7 +31,7 @@ def test_a_step_trains_on_the_fair_episodes_and_names_the_failures_of_the_others
     agent = shutil.copy(Path(__file__).with_name("hostile_agent.py"), tmp_path)
     subprocess.run([sys.executable, EXAMPLES / "guessing_game/make_data.py"], cwd=tmp_path, check=True)
     shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
-    words = (*shipped, *WORDS, f"env.program=[python,{agent}]", f"run_dir={tmp_path / 'run'}")
+    words = (*shipped, *WORDS, f"env.agent_command=[python,{agent}]", f"run_dir={tmp_path / 'run'}")
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", "submit", *words],
         cwd=tmp_path,

@@ -22,7 +22,7 @@ from tests.killed_game.story import Left
 from tests.train.test_engine_run import find_beats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-LONG = ("trainer.num_steps=12", "eval.every=6")
+LONG = ("trainer.num_steps=12", "eval.interval=6")
 KILLS = 5
 """At random moments, of each of SEEDS."""
 SEEDS = range(4)
@@ -49,7 +49,7 @@ def test_killed_in_every_turn_of_a_step(name: str, tmp_path: Path, undisturbed: 
     mode, lefts = MODES[name], list[Left]()
     game = Game(tmp_path, *mode.words)
     for turn in range(4):
-        game.kill_in(2, turn, saved=2 if name == "free" else 0)
+        game.kill_in(2, turn, saved=2 if name == "async" else 0)
         lefts.append(mode.left(game))
         assert any(at.step == 2 and at.turn == turn for at in lefts[-1].sampled)
     game.finish()
@@ -73,7 +73,7 @@ def test_killed_at_random_moments(name: str, seed: int, tmp_path: Path, undistur
     mode.check(game, lefts, undisturbed(mode, *LONG))
 
 
-@pytest.mark.parametrize("name", ["waves", "waves-ahead", "free"])
+@pytest.mark.parametrize("name", ["lockstep", "lockstep-ahead", "async"])
 def test_asked_to_stop_in_a_turn(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     """Its checkpoint holds the batch that was under way, or in free order its journal."""
     mode = MODES[name]
@@ -101,10 +101,10 @@ def test_without_the_process_of_its_worlds_it_goes_on(tmp_path: Path, undisturbe
     game.release()
     assert process.wait(timeout=PATIENCE_S) == 0, game.output
     assert game.run.attempt_numbers() == [1]
-    MODES["waves"].check(game, [], undisturbed(MODES["waves"]))
+    MODES["lockstep"].check(game, [], undisturbed(MODES["lockstep"]))
 
 
-@pytest.mark.parametrize("name", ["waves", "free"])
+@pytest.mark.parametrize("name", ["lockstep", "async"])
 def test_without_its_engine_it_goes_on(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     mode = MODES[name]
     game = Game(tmp_path, *mode.words)
@@ -123,7 +123,7 @@ def test_without_its_engine_it_goes_on(name: str, tmp_path: Path, undisturbed: C
 
 
 def test_a_torn_journal_is_cut_and_another_class_is_refused(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
-    mode = MODES["free"]
+    mode = MODES["async"]
     game = Game(tmp_path, *mode.words)
     game.kill_in(2, 1, saved=2)
     [journal] = game.run.journal.glob("rollout-2-*")

@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 PPO = (
     "+algorithm=ppo",
     "algorithm.group_size=8",
-    "algorithm.kl.coefficient=0.001",
+    "algorithm.kl.coef=0.001",
     "critic.optim.lr=3e-3",
     "critic.warmup_steps=1",
     "trainer.num_minibatches=2",
     "trainer.num_steps=20",
-    "eval.every=20",
+    "eval.interval=20",
 )
 
 

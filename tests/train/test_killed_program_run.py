@@ -13,7 +13,7 @@ from tests.killed_game.program_game import ProgramGame
 from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-FREE = MODES["free"]
+FREE = MODES["async"]
 """What is promised of free order is promised of programs, but for the order in which turns are in the journal."""
 
 
@@ -55,7 +55,7 @@ def test_asked_to_stop_in_a_turn(tmp_path: Path, undisturbed: ProgramGame) -> No
 
 def test_ahead_no_turn_of_a_saved_policy_is_lost(tmp_path: Path) -> None:
     """Killed while a batch plays ahead of the one that is trained on; new weights wait for its programs."""
-    ahead = Mode(("rollout.max_staleness=1", "checkpoint.every=1"), waves=False, ahead=1)
+    ahead = Mode(("rollout.max_off_policy_steps=1", "checkpoint.interval=1"), waves=False, ahead=1)
     game = ProgramGame(tmp_path, *ahead.words)
     game.kill_in(2, 1, saved=1)
     left = ahead.left(game)

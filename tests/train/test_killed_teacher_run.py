@@ -16,7 +16,7 @@ from tests.whole_run import OVERRIDES, exact_rows, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-WORDS = ("+algorithm=distill", "algorithm.kl.coefficient=1.0", "warmup.num_steps=0", "ray.dashboard=false")
+WORDS = ("+algorithm=distill", "algorithm.kl.coef=1.0", "warmup.num_steps=0", "ray.dashboard=false")
 
 
 @pytest.fixture(scope="module")

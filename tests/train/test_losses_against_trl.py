@@ -8,7 +8,7 @@ it is, except that the rewards are ours. What stands where:
     aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constant length  sequence-mean
     TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
     loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
-    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_high
+    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
     TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
                                     test_moving_trl.py, which holds every row of docs/moving-trl.md
 """
@@ -27,7 +27,7 @@ from slurm_rl.algorithms.kl import compute_kl
 from slurm_rl.algorithms.logprobs import compute_token_logprobs
 from slurm_rl.algorithms.losses import ClipRange, LossInputs, aggregation_weights
 from slurm_rl.config.algorithm import AggregationName
-from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES
+from slurm_rl.config.registry import ADVANTAGES, POLICY_LOSSES
 from tests.train.trl_kit import (
     CLIP,
     LENGTHS,

@@ -22,7 +22,7 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.schedule import schedule_lr
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.registry import ADVANTAGES
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.models.backend import build_optimizer, clip_gradients
@@ -57,7 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "_entropy_bonus_enabled": False,
 }
 """Of TRL's trainer, in every test that says nothing else."""
-OURS: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.4, "clip_dual": None}
+OURS: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.4, "clip_ratio_c": None}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def ours_of(
             trained_from=1,
             advantages=np.full(length, float(advantage), dtype=np.float32),
             old_logprobs=case.old_logprobs[row, :length].numpy(),
-            ref_logprobs=case.ref_logprobs[row, :length].numpy() if config.kl.coefficient else None,
+            ref_logprobs=case.ref_logprobs[row, :length].numpy() if config.kl.coef else None,
             sampler_logprobs=None if sampler is None else sampler[row, :length].numpy(),
         )
         for row, (length, advantage) in enumerate(zip(LENGTHS, case.advantages, strict=True))
@@ -114,21 +114,21 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_corrected", [True, False])
 def test_beta_and_use_bias_correction_kl_equal_kl_bias_correction(trainer: Any, is_corrected: bool, seed: int) -> None:
-    case, fields = make_case(seed), {"kl": {"coefficient": 0.3, "bias_correction": is_corrected}}
+    case, fields = make_case(seed), {"kl": {"coef": 0.3, "bias_correction": is_corrected}}
     theirs = theirs_of(trainer, case, beta=0.3, use_bias_correction_kl=is_corrected)
     agree(ours_of(case, fields), theirs)
-    other = ours_of(case, {"kl": {"coefficient": 0.3, "bias_correction": not is_corrected}})
+    other = ours_of(case, {"kl": {"coef": 0.3, "bias_correction": not is_corrected}})
     assert (other[1] - theirs[1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("epsilon_high", "clip_high"), [(1.3, 0.3), (5.0, 4.0)])
+@pytest.mark.parametrize(("epsilon_high", "clip_ratio_high"), [(1.3, 0.3), (5.0, 4.0)])
 def test_epsilon_high_of_cispo_equals_clip_high_plus_1(
-    trainer: Any, epsilon_high: float, clip_high: float, seed: int
+    trainer: Any, epsilon_high: float, clip_ratio_high: float, seed: int
 ) -> None:
     case = make_case(seed)
     theirs = theirs_of(trainer, case, loss_type="cispo", epsilon_high=epsilon_high)
-    agree(ours_of(case, {"loss": "cispo", "clip_high": clip_high}), theirs)
+    agree(ours_of(case, {"loss": "cispo", "clip_ratio_high": clip_ratio_high}), theirs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -190,7 +190,7 @@ def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: i
     case, entropies = make_case(seed), torch.rand(MASK.shape, generator=torch.Generator().manual_seed(seed))
     more = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": False, "entropy_coef": 0.2}
     theirs = theirs_of(trainer, case, entropies=entropies, **more)
-    agree(ours_of(case, {"entropy_bonus": 0.2}, entropies=entropies), theirs)
+    agree(ours_of(case, {"entropy_coef": 0.2}, entropies=entropies), theirs)
     assert ours_of(case, {}, entropies=entropies)[0] - theirs[0] == pytest.approx(
         0.2 * entropies[MASK].mean().item(), abs=1e-5
     )
@@ -348,14 +348,14 @@ HELD: dict[tuple[str, str], Callable[..., None]] = {
         (name, f"rollout.{name}"): test_sampling_settings_are_fields_of_vllm_in_both
         for name in ("top_p", "top_k", "min_p", "repetition_penalty")
     },
-    ("beta", "algorithm.kl.coefficient"): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
+    ("beta", "algorithm.kl.coef"): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
     (
         "use_bias_correction_kl",
         "algorithm.kl.bias_correction",
     ): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
-    ("epsilon", "algorithm.clip_low"): losses.test_token_ratios,
-    ("epsilon_high", "algorithm.clip_high"): test_epsilon_high_of_cispo_equals_clip_high_plus_1,
-    ("delta", "algorithm.clip_dual"): losses.test_dual_clip,
+    ("epsilon", "algorithm.clip_ratio_low"): losses.test_token_ratios,
+    ("epsilon_high", "algorithm.clip_ratio_high"): test_epsilon_high_of_cispo_equals_clip_high_plus_1,
+    ("delta", "algorithm.clip_ratio_c"): losses.test_dual_clip,
     ("loss_type", "algorithm.aggregation"): losses.test_token_ratios,
     ("importance_sampling_level", "algorithm.loss"): losses.test_sequence_ratios,
     ("scale_rewards", "algorithm.advantage"): losses.test_advantages,
@@ -364,7 +364,7 @@ HELD: dict[tuple[str, str], Callable[..., None]] = {
         "algorithm.filters.truncated",
     ): test_mask_truncated_completions_equals_filter_of_truncated_ones,
     ("reward_weights", "reward.verifiers"): test_reward_weights_equal_weights_of_verifiers,
-    ("entropy_coef", "algorithm.entropy_bonus"): test_entropy_coef_with_token_mean_equals_entropy_bonus,
+    ("entropy_coef", "algorithm.entropy_coef"): test_entropy_coef_with_token_mean_equals_entropy_bonus,
     **{
         (f"vllm_importance_sampling_{name}", f"algorithm.correction.{ours}"): (
             test_vllm_importance_sampling_equals_correction
@@ -382,7 +382,7 @@ HELD: dict[tuple[str, str], Callable[..., None]] = {
     ("assistant_only_loss", "sft.train_on=assistant"): supervised.test_sft,
     ("completion_only_loss", "sft.train_on=assistant"): supervised.test_sft_of_prompts_and_completions,
     ("neftune_noise_alpha", "sft.neftune_alpha"): test_neftune_noise_alpha_equals_neftune_alpha,
-    ("center_rewards_coefficient", "rm.centering"): supervised.test_reward_model,
+    ("center_rewards_coefficient", "rm.center_rewards_coef"): supervised.test_reward_model,
     **{
         (theirs, f"dpo.{ours}"): preference.test_loss_and_gradient_are_trls
         for theirs, ours in (

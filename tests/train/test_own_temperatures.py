@@ -42,10 +42,10 @@ def read_alone(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor,
 
 @pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
 @pytest.mark.parametrize(
-    ("attention", "share_prompts", "packed"),
+    ("attention", "prefix_sharing", "packed"),
     [("sdpa", False, True), ("sdpa", True, True), ("sdpa", False, False), ("varlen", False, True)],
 )
-def test_each_is_as_alone(attention: str, share_prompts: bool, packed: bool, chunk_tokens: int | None) -> None:
+def test_each_is_as_alone(attention: str, prefix_sharing: bool, packed: bool, chunk_tokens: int | None) -> None:
     """Logprobs, entropies and every gradient of both."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES["qwen3"], attn_implementation=attention).float().train()
@@ -54,7 +54,7 @@ def test_each_is_as_alone(attention: str, share_prompts: bool, packed: bool, chu
     (sum(logprobs.sum() + 3 * entropy.sum() for logprobs, entropy in expected)).backward()  # type: ignore[union-attr]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    reader = RowReader(model, CPU, chunk_tokens=chunk_tokens, share_prompts=share_prompts, packed=packed)
+    reader = RowReader(model, CPU, chunk_tokens=chunk_tokens, prefix_sharing=prefix_sharing, packed=packed)
     batch = reader.build_batch(sequences)
     logprobs, entropy = reader.forward(batch, 9.0, entropy_gradient=True)
     torch.testing.assert_close(logprobs, torch.cat([one for one, _ in expected]), rtol=0, atol=1e-5)

@@ -15,7 +15,7 @@ from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SHORT = ("trainer.num_steps=2", "trainer.prompts_per_step=8", "algorithm.group_size=4", "eval.every=2")
+SHORT = ("trainer.num_steps=2", "trainer.prompts_per_step=8", "algorithm.group_size=4", "eval.interval=2")
 TEXT = (*SMALL, "data.num_eval=4", "warmup.num_steps=0", *SHORT)
 GAME = ("+exp=guessing_game_tiny", *TEXT)
 GAMES = "+data.sources.games"
@@ -40,7 +40,7 @@ CELLS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("ppo", "mixture"): ("guessing_game", MIXTURE),
     ("ppo", "lora"): ("guessing_game", ("+exp=demo", "+lora=all_linear", *TEXT)),
     ("gspo", "programs"): ("openai_program", ("+exp=openai_program_tiny", *TEXT)),
-    ("grpo", "images"): ("images", ("+exp=images_tiny", *SHORT, "algorithm.kl.coefficient=0.01")),
+    ("grpo", "images"): ("images", ("+exp=images_tiny", *SHORT, "algorithm.kl.coef=0.01")),
 }
 """(preset, kind) to the example whose experiments are on the path, and the words."""
 

@@ -28,7 +28,6 @@ from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.models.tiny_vl import build_tiny_vl
-from slurm_rl.plan.role_memory import holds_reference
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.workers.critic import Critic, CriticWorker
 from slurm_rl.workers.policy_worker import PolicyWorker
@@ -84,7 +83,7 @@ class Models:
         for name, worker in self.learners.items():
             worker.load(self.saved[name])
         self.policy.config = self.critic.config = config
-        self.policy.reference = self.frozen if holds_reference(config) else None
+        self.policy.reference = self.frozen if config.policy_holds_reference else None
         policy = LocalGroup(self.policy)
         critic = Critic(LocalGroup(self.critic)) if config.algorithm.needs_values else None
         return Learner(config, policy, policy, critic)

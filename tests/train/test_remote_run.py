@@ -18,7 +18,7 @@ def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the same on every machine")
-    run_dir, url = tmp_path / "lost", f"checkpoint.url='file://{tmp_path}/bucket'"
+    run_dir, url = tmp_path / "lost", f"checkpoint.upload_url='file://{tmp_path}/bucket'"
 
     def copied(step: int) -> bool:
         rows = read_rows(run_dir / "events.jsonl")

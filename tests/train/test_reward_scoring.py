@@ -46,7 +46,7 @@ WORDS = [
     "supervised.max_steps=5",
     "supervised.max_tokens=64",
     "policy.num_threads=1",
-    "rm.centering=0.01",
+    "rm.center_rewards_coef=0.01",
 ]
 # As ChatML's, something stands behind the end of a turn; the policy's template is another one.
 TEMPLATE = (

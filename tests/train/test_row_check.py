@@ -93,9 +93,9 @@ def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
 
 
 def test_a_model_that_mixes_shared_prompts_is_refused_them() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.share_prompts.*=false"):
-        check_rows(RowReader(build_model("nemotron_h"), CPU, share_prompts=True), torch.float32)
-    assert check_rows(RowReader(build_model("llama"), CPU, share_prompts=True), torch.float32).packed
+    with pytest.raises(ConfigError, match=r"policy\.prefix_sharing.*=false"):
+        check_rows(RowReader(build_model("nemotron_h"), CPU, prefix_sharing=True), torch.float32)
+    assert check_rows(RowReader(build_model("llama"), CPU, prefix_sharing=True), torch.float32).packed
 
 
 def test_a_real_chunk_of_attention_is_known_by_its_name() -> None:

@@ -152,7 +152,7 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, oth
     chance, num_kills, num_runs = random.Random(0), 0, 0
     while num_kills < 20:
         run_dir, num_runs = tmp_path / f"run-{num_runs}", num_runs + 1
-        process = start_run(run_dir, "checkpoint.every=1")
+        process = start_run(run_dir, "checkpoint.interval=1")
         while num_kills < 20 and wait_for_save(process, run_dir):
             time.sleep(chance.uniform(0, 0.1))
             os.kill(find_driver(run_dir), signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, oth
 @pytest.mark.slow
 def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    words = ("rollout.max_staleness=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
+    words = ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
     output, _ = (process := start_run(whole, *words)).communicate(timeout=600)
     assert process.returncode == 0, output
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
@@ -189,7 +189,11 @@ def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: P
 def test_a_continuous_run_ends_within_its_bound(tmp_path: Path) -> None:
     """Killed and resumed on the way. Time decides its numbers, so nothing can be compared but the bound."""
     run_dir = tmp_path / "continuous"
-    words = ("rollout.max_staleness=2", "rollout.continuous=true", "algorithm.correction.kind=token_tis")
+    words = (
+        "rollout.max_off_policy_steps=2",
+        "rollout.inflight_weight_updates=true",
+        "algorithm.correction.kind=token_tis",
+    )
     kill_driver_when(start_run(run_dir, *words), run_dir, lambda: has_rows(run_dir, 44))
     final = start_run(run_dir, verb="resume")
     output, _ = final.communicate(timeout=600)
@@ -273,7 +277,7 @@ def command_line(pid: int) -> str:
         (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
         (["+lora=all_linear", "model.lora.target_modules=[qproj]"], ["qproj", "gate_proj", "all-linear"]),
         (["policy.backend=deepspeed", "policy.offload=all"], ["policy.offload=all", "policy.zero_stage=3"]),
-        (["rollout.max_staleness=-1"], ["rollout.max_staleness", "-1", "0"]),
+        (["rollout.max_off_policy_steps=-1"], ["rollout.max_off_policy_steps", "-1", "0"]),
         (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
         (["nonsense"], ["nonsense", "key=value"]),
     ],

@@ -31,8 +31,8 @@ WORDS = (
     # 80 steps, so that a signal after the first save comes before the end.
     "supervised.batch_size=8",
     "supervised.num_epochs=8",
-    "checkpoint.every=5",
-    "eval.every=50",
+    "checkpoint.interval=5",
+    "eval.interval=50",
     "job.max_failures=1",
     "logging.wandb.mode=disabled",
 )

@@ -43,7 +43,7 @@ def test_shared_prompts_change_no_logprob(family: str, attention: str) -> None:
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().train()
     for sequences in (build_groups(), build_groups(1, group_size=1), build_groups(2)[2:7]):
         apart = RowReader(model, CPU).compute_logprobs(sequences, 0.7)
-        shared = RowReader(model, CPU, share_prompts=True).compute_logprobs(sequences, 0.7)
+        shared = RowReader(model, CPU, prefix_sharing=True).compute_logprobs(sequences, 0.7)
         for one, other in zip(apart, shared, strict=True):
             np.testing.assert_allclose(one, other, atol=5e-6)
 
@@ -58,7 +58,7 @@ def test_an_engine_with_shared_prompts_takes_the_same_steps(
         PolicyEngine(
             tmp_path / "model",
             model,
-            PolicyConfig(num_threads=1, share_prompts=share, logprob_chunk_tokens=chunk_tokens),
+            PolicyConfig(num_threads=1, prefix_sharing=share, logprob_chunk_tokens=chunk_tokens),
             OPTIM,
             temperature=1.0,
         )

@@ -38,13 +38,13 @@ SMALL = [
     "policy.num_threads=1",
     "policy.micro_batch_tokens=64",
     "optim.eps=1e-6",
-    "eval.every=2",
-    "checkpoint.every=2",
+    "eval.interval=2",
+    "checkpoint.interval=2",
 ]
 TASKS = {
     "sft": ["+exp=sft_tiny", "sft.neftune_alpha=5"],
     "rm": ["+exp=rm_tiny"],
-    "dpo-cached": ["+exp=dpo_tiny", "dpo.chosen_nll=0.5"],
+    "dpo-cached": ["+exp=dpo_tiny", "dpo.sft_coef=0.5"],
     "dpo-live": ["+exp=dpo_tiny", "dpo.reference=live", "dpo.loss=ipo"],
 }
 ADAPTED = {"rm-lora": ["+exp=rm_tiny", "+lora=all_linear", "model.lora.rank=4"]}
@@ -247,7 +247,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_early_stop_exports_the_best(tmp_path: Path) -> None:
     """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
-    words = ["eval.every=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
+    words = ["eval.interval=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
     run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
     RankInfo().join(timeout_s=300)
     try:
@@ -272,7 +272,7 @@ GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
         ("rm", {"prompt": "1+1=", "chosen": "2", "rejected": "2"}, [], [":17", "must differ"]),
         ("sft", {"messages": [{"role": "assistant", "content": ""}]}, [], [":17", "must say something"]),
         ("sft", {"prompt": "1+1=", "answer": "two"}, [], [":17", "'t'"]),
-        ("sft", {"prompt": "1+1=", "answer": "2" * 20}, [], [":17", "25 tokens", "data.overlong"]),
+        ("sft", {"prompt": "1+1=", "answer": "2" * 20}, [], [":17", "25 tokens", "data.overlong_prompts"]),
         ("sft", GOOD, ["supervised.batch_size=40"], ["17 rows < 40", "supervised.batch_size"]),
         ("dpo-cached", GOOD, ["supervised.max_tokens=60", "model.tiny.context_length=64"], []),
     ],

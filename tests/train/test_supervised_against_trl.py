@@ -4,9 +4,9 @@ Nothing of TRL is replaced: it renders, tokenizes, pads and computes its loss; w
 where:
 
     TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
-    TRL RM    center_rewards_coefficient                             rm.centering
+    TRL RM    center_rewards_coefficient                             rm.center_rewards_coef
     TRL DPO   loss_type sigmoid, ipo (all: tests/unit/algorithms)    dpo.loss
-              ["sigmoid", "sft"] with loss_weights                   dpo.chosen_nll
+              ["sigmoid", "sft"] with loss_weights                   dpo.sft_coef
               reference logprobs of 0                                dpo.reference=none
               (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
 """
@@ -182,7 +182,7 @@ def test_reward_model(margins: list[float] | None, centering: float, folder: Pat
     for row, margin in zip(rows, margins or [], strict=False):
         row["margin"] = margin
     data = {"margin_key": "margin" if margins else None}
-    config = make_config(folder, rows, "rm", data=data, rm=RMConfig(centering=centering))
+    config = make_config(folder, rows, "rm", data=data, rm=RMConfig(center_rewards_coef=centering))
     build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), RankInfo()).export(
         tmp_path / "scorer"
     )
@@ -226,7 +226,7 @@ VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
     "sigmoid": (DPOConfig(beta=0.3), {"loss_type": ["sigmoid"], "beta": 0.3}),
     "ipo": (DPOConfig(loss="ipo", beta=0.2), {"loss_type": ["ipo"], "beta": 0.2}),
     "chosen-nll": (
-        DPOConfig(beta=0.3, chosen_nll=0.7),
+        DPOConfig(beta=0.3, sft_coef=0.7),
         {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.7], "beta": 0.3},
     ),
     "live": (DPOConfig(beta=0.3, reference="live"), {"loss_type": ["sigmoid"], "beta": 0.3}),

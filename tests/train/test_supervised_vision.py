@@ -28,7 +28,7 @@ WORDS = [
     "policy.micro_batch_tokens=150",
     "optim.lr=3e-3",
     "optim.warmup_steps=0",
-    "eval.every=0",
+    "eval.interval=0",
     "logging.wandb.mode=disabled",
 ]
 

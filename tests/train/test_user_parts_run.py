@@ -12,7 +12,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from tests.whole_run import exact_rows, start_run
 
 MINE = Path(__file__).parents[1] / "unit" / "functions"
-SHORT = ("trainer.num_steps=3", "eval.every=3", "checkpoint.every=3")
+SHORT = ("trainer.num_steps=3", "eval.interval=3", "checkpoint.interval=3")
 PARTS = (
     "algorithm.advantage=mine/my_parts.py:group_norm",
     "algorithm.loss=./mine/my_parts.py:grpo",
@@ -33,7 +33,7 @@ def test_copies_of_built_in_parts_give_the_same_numbers(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "mine")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    process = start_run(ours, *SHORT, "algorithm.filters.zero_variance=true")
+    process = start_run(ours, *SHORT, "algorithm.filters.drop_zero_variance_groups=true")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     rows, wanted = exact_rows(mine), exact_rows(ours)

@@ -27,7 +27,7 @@ def test_a_broadcast_brings_the_same_weights_as_rays_object_store(whole_run: Pat
 
 def test_engines_that_sample_on_take_weights_straight_from_the_policy(tmp_path: Path) -> None:
     """Between two steps; each version was proven by checksum and probe, or the run would have ended."""
-    words = ("rollout.weight_transfer=gloo", "rollout.continuous=true", "rollout.max_staleness=1")
+    words = ("rollout.weight_transfer=gloo", "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1")
     rows = [row for row in finish(tmp_path / "ahead", *words) if row["stage"] == "grpo"]
     assert len(rows) == 6
     assert max(row["rollout/staleness"] for row in rows) > 0

@@ -134,7 +134,7 @@ def test_a_run_is_what_its_directory_says(tmp_path: Path, monkeypatch: pytest.Mo
     run = slurm_rl.Run("runs/a")
     monkeypatch.chdir("/")
     assert (run.path, run.job_id, str(run.state), run.metrics()) == (directory.path, None, "not submitted", [])
-    record_job(directory, "machines", "7", host="elsewhere")
+    record_job(directory, "manual", "7", host="elsewhere")
     append_row(directory.metrics, {"step": 1, "stage": "grpo", "reward/mean": 0.5})
     append_row(directory.metrics, {"step": 1, "stage": "eval", "accuracy/sampled": 0.25})
     assert (run.job_id, run.state.word) == ("7", "unknown")
@@ -166,7 +166,7 @@ def test_what_is_no_run_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
 
 def test_a_wait_has_an_end_and_names_what_it_saw(tmp_path: Path) -> None:
     directory = make_run(tmp_path)
-    record_job(directory, "machines", "7", host="elsewhere")
+    record_job(directory, "manual", "7", host="elsewhere")
     with pytest.raises(slurm_rl.WaitError) as caught:
         slurm_rl.Run(tmp_path).wait(timeout_s=0)
     assert "unknown: its controller is a process of elsewhere" in str(caught.value)

@@ -1,19 +1,27 @@
-"""Rules that span sections: a function each, from a whole config to what is wrong with it; RULES is all of them."""
+"""Rules across sections: RULES hold for every config, RULES_OF_NEW_RUNS only for runs that have not started.
 
-from slurm_rl.config.rules.kinds import kind_problems
-from slurm_rl.config.rules.machines import machine_problems
-from slurm_rl.config.rules.sampling import sampling_problems, transfer_problems
-from slurm_rl.config.rules.slurm import slurm_problems
-from slurm_rl.config.rules.task import critic_problems, task_problems
-from slurm_rl.config.sources import source_problems
+A rule is a function from a config to its problems, each with rule, value and next action.
+"""
 
-RULES = (
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from slurm_rl.config.rules.cluster import cluster_problems, node_group_problems, slurm_problems
+from slurm_rl.config.rules.episodes import part_problems
+from slurm_rl.config.rules.sampling import correction_problems, sampling_problems
+from slurm_rl.config.rules.task import critic_problems, missing_keys, task_problems, unused_keys
+from slurm_rl.config.run import RunConfig
+
+Rule = Callable[[RunConfig], Iterator[str]]
+RULES: Final[tuple[Rule, ...]] = (
     task_problems,
     critic_problems,
     sampling_problems,
-    source_problems,
-    kind_problems,
-    machine_problems,
-    transfer_problems,
+    part_problems,
+    node_group_problems,
+    cluster_problems,
     slurm_problems,
 )
+RULES_OF_NEW_RUNS: Final[tuple[Rule, ...]] = (missing_keys, unused_keys, correction_problems)

@@ -1,73 +1,120 @@
-"""Rules of a task, its lengths and the critic."""
+"""Rules of the task: its lengths, its critic, the keys it needs and the keys it does not use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_set, each_source
+from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
+from slurm_rl.config.usage import find_changed, find_readers
 
-if TYPE_CHECKING:
-    from slurm_rl.config.run import RunConfig
+_INSTEAD = {
+    "rollout.max_tokens": "supervised.max_tokens",
+    "data.max_prompt_tokens": "supervised.max_tokens",
+    "trainer.prompts_per_step": "supervised.batch_size",
+    "trainer.num_steps": "supervised.max_steps or supervised.num_epochs",
+    "trainer.num_epochs": "supervised.num_epochs",
+}
+"""Keys of supervised tasks that correspond to a key of task=grpo."""
 
 
 def task_problems(config: RunConfig) -> Iterator[str]:
-    """What a task does not read, or cannot hold."""
-    tiny, name = config.model.tiny or config.model.tiny_vl, "tiny" if config.model.tiny else "tiny_vl"
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    if tiny is None or config.external is not None:
-        pass  # not known here, or an external program's own affair
-    elif config.task == "grpo" and longest > tiny.context_length:
-        yield (
-            f"data.max_prompt_tokens + rollout.max_tokens must be <= model.{name}.context_length; got "
-            f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {tiny.context_length}. "
-            "Next: shorten either, or raise the context"
-        )
-    elif config.task != "grpo" and config.supervised.max_tokens > tiny.context_length:
-        yield (
-            f"supervised.max_tokens must be <= model.{name}.context_length; got "
-            f"{config.supervised.max_tokens} > {tiny.context_length}. Next: lower it, or raise the context"
-        )
-    if config.supervised.patience is not None and not (config.eval.every and config.data.num_eval):
-        yield (
-            "supervised.patience counts evaluations, so it needs eval.every and data.num_eval above 0; got "
-            f"{config.eval.every} and {config.data.num_eval}. Next: set both, or supervised.patience=null"
-        )
-    if config.task == "rm" and config.data.image_key is not None:
-        yield (
-            f"data.image_key is not for task=rm, whose models read text alone; got {config.data.image_key!r}. "
-            "Next: data.image_key=null"
-        )
+    """Check lengths and sections of the task."""
     if (config.external is None) != (config.task in OUR_TASKS):
         has, words = ("none", "external=verl") if config.external is None else ("one", "task=command")
         yield (
-            f"the tasks {', '.join(EXTERNAL_TASKS)}, and they alone, have a section external; got "
-            f"task={config.task} with {has}. Next: {words}, or an experiment that says both"
+            f"only the tasks {', '.join(EXTERNAL_TASKS)} have a section external; got "
+            f"task={config.task} with {has}. Next: {words}, or an experiment that sets both"
+        )
+    tiny, name = config.model.tiny or config.model.tiny_vl, "tiny" if config.model.tiny else "tiny_vl"
+    if tiny is not None and config.external is None and config.max_sequence_tokens > tiny.context_length:
+        keys, seen = "supervised.max_tokens", str(config.supervised.max_tokens)
+        if config.task == "grpo":
+            keys = "data.max_prompt_tokens + rollout.max_tokens"
+            seen = f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens}"
+        yield (
+            f"{keys} must be <= model.{name}.context_length; got {seen} > {tiny.context_length}. "
+            "Next: lower it, or raise the context"
+        )
+    if config.supervised.patience is not None and not (config.eval.interval and config.data.num_eval):
+        yield (
+            "supervised.patience counts evaluations, so it needs eval.interval and data.num_eval above 0; got "
+            f"{config.eval.interval} and {config.data.num_eval}. Next: set both, or supervised.patience=null"
+        )
+    if config.task == "rm" and config.data.image_key is not None:
+        yield (
+            f"data.image_key is not for task=rm, whose models read only text; got {config.data.image_key!r}. "
+            "Next: data.image_key=null"
         )
 
 
 def critic_problems(config: RunConfig) -> Iterator[str]:
-    """Keys of a critic where none is trained."""
+    """Check keys of a critic, and refuse them if the run trains none."""
     if config.algorithm.needs_values and config.critic.warmup_steps >= config.trainer.num_steps:
         yield (
             "critic.warmup_steps must be < trainer.num_steps, or the policy never learns; got "
             f"{config.critic.warmup_steps} and {config.trainer.num_steps}. Next: lower critic.warmup_steps"
         )
     wanted = {
-        "critic.apart": config.critic.apart,
+        "critic.dedicated_gpus": config.critic.dedicated_gpus,
         "critic.num_workers": config.critic.num_workers,
         "reward.model.device=critic": config.reward.model.beside_critic,
     }
     for name, value in wanted.items():
-        if value and not (config.task == "grpo" and config.algorithm.needs_values):
+        if value and not config.has_critic:
             yield (
                 f"{name} needs a critic, which algorithm.advantage=gae trains; got "
                 f"{config.algorithm.advantage!r} with task={config.task}. Next: +algorithm=ppo, or leave it out"
             )
-    if config.reward.model.beside_critic and (
-        config.reward.url or config.reward.service.enabled or config.reward.function
-    ):
+    reward = config.reward
+    if reward.model.beside_critic and (reward.url or reward.service.enabled or reward.function):
         yield (
             "reward.model.device=critic scores in the run itself, without reward.url, reward.function and "
             "reward.service.enabled. Next: leave these out, or reward.model.device=cpu"
+        )
+
+
+def unused_keys(config: RunConfig) -> Iterator[str]:
+    """Refuse keys that are set but not used by the task."""
+    unused = {key: value for key, value in find_changed(config) if config.task not in find_readers(key, config.task)}
+    if not unused:
+        return
+    first = next(iter(unused))
+    instead = _INSTEAD.get(first) if config.task in TORCHRUN_TASKS else None
+    yield (
+        f"task={config.task} does not read {', '.join(unused)}; got "
+        f"{', '.join(f'{key}={value}' for key, value in unused.items())}. Next: leave it out; {first} is read with "
+        f"task={', '.join(find_readers(first, config.task))}" + (f", here it is {instead}" if instead else "")
+    )
+
+
+def missing_keys(config: RunConfig) -> Iterator[str]:
+    """Name every missing value, each with words that set it."""
+    if config.external is not None:  # its program has its own model and data
+        return
+    model = config.model
+    needed: dict[str, tuple[object, str]] = {
+        "model.path": (model.path or model.tiny or model.tiny_vl, "model.path=Qwen/Qwen3-4B"),
+    }
+    if config.eval.only:
+        needed["eval.sets"] = (config.eval.sets, "+eval.sets.mine.data=my.jsonl")
+        scored = each_set(config).values()
+    else:
+        needed["data.train"] = (config.data.train or config.data.sources, "+data=gsm8k")
+        scored = each_source(config).values()
+    if config.task == "grpo":
+        needed["a reward (reward.verifiers, function, model.path or url)"] = (
+            # An environment may return rewards itself.
+            all(one.reward.names_a_scorer or one.env.is_on for one in scored),
+            "+reward=math",
+        )
+    missing = {name: words for name, (value, words) in needed.items() if not value}
+    if missing:
+        *most, last = missing
+        experiment = "+exp=demo" if config.task == "grpo" else f"+exp={config.task}_tiny"
+        yield (
+            f"a run with task={config.task} must be given {', '.join(most)}{' and ' * bool(most)}{last}; got "
+            f"{'none of them' if most else 'none'}. Next: {' '.join(missing.values())}, or an experiment that sets all "
+            f"of it: {experiment}"
         )

@@ -1,1 +1,1 @@
-"""Functions that the config names: `module:name` of ours, `file.py:name` of the user. Standard library alone."""
+"""Load and inspect functions that the config names: `module:name` of this package, `file.py:name` of the user."""

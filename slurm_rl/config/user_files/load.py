@@ -1,7 +1,6 @@
-"""From a name in the config to the function.
+"""Import the function that a config value names. Standard library only.
 
-A user's file runs from the copy that submit put into the run's code, so that an edit reaches no later attempt and no
-node needs to see the file itself; see read.py.
+A user's file is imported from the copy in the run directory, so later edits do not reach a run that has started.
 """
 
 from __future__ import annotations
@@ -19,15 +18,20 @@ from typing import Any
 
 from slurm_rl.errors import MissingLibraryError
 
-CODE = Path(__file__).parents[3]
-"""Holds this package: in a run its `code/`, else the checkout or what pip installed."""
+
+def _find_code() -> Path:
+    """Return the folder that holds the package: `code/` of a run, the checkout, or site-packages."""
+    return next(folder.parent for folder in Path(__file__).parents if folder.name == "slurm_rl")
+
+
+CODE = _find_code()
 COPIES = "user_functions"
+# `*` selects every function of the file.
 _SPEC = re.compile(r".+\.py:([A-Za-z_]\w*|\*)", re.DOTALL)
-"""`*`: all that the file has, for keys that take several functions."""
 
 
 def is_file(spec: str) -> bool:
-    """Whether the name is `file.py:function` rather than `module:function`.
+    """Return whether the name is `file.py:function`.
 
     >>> is_file("~/my.py:centred"), is_file("slurm_rl.algorithms.losses:grpo"), is_file("my.py")
     (True, False, False)
@@ -36,12 +40,12 @@ def is_file(spec: str) -> bool:
 
 
 def copy_path(code: Path, file: Path) -> Path:
-    """Where the copy of a user's file (an absolute path) lies; files of one name from two folders do not meet."""
+    """Return where the copy of a user's file (an absolute path) is; the hash separates files with the same name."""
     return code / COPIES / hashlib.sha256(bytes(file)).hexdigest()[:12] / file.name
 
 
 def find_file(spec: str) -> Path:
-    """The file of `file.py:name` to read: the run's copy, where this program is part of a run."""
+    """Return the file of `file.py:name`: the run's copy if there is one, else the original."""
     file = Path(spec.rpartition(":")[0]).expanduser().absolute()
     copied = copy_path(CODE, file)
     return copied if copied.is_file() else file
@@ -49,10 +53,10 @@ def find_file(spec: str) -> Path:
 
 @cache
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function of `module:name` or `file.py:name`, loaded once.
+    """Import the function of `module:name` or `file.py:name`, once.
 
     Raises:
-        Exception: what the module raises; AttributeError: it has none such.
+        Exception: raised by the module; AttributeError: it has no such function.
     """
     place, _, name = spec.rpartition(":")
     module = load_file(spec) if is_file(spec) else importlib.import_module(place)
@@ -61,7 +65,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def import_heavy(name: str, rule: str) -> Any:
-    """A module that needs packages which a login node may be without.
+    """Import a module that needs packages a login node may lack.
 
     Raises:
         MissingLibraryError: they are not installed here.
@@ -74,18 +78,18 @@ def import_heavy(name: str, rule: str) -> Any:
 
 
 def load_file(spec: str) -> ModuleType:
-    """Run a user's file as a module, once. Its folder goes behind sys.path, so that it may import neighbours."""
+    """Import a user's file, once. Its folder is appended to sys.path, so it may import its neighbours."""
     file, original = find_file(spec), Path(spec.rpartition(":")[0]).expanduser().absolute()
     name = f"slurm_rl_user_{hashlib.sha256(bytes(file)).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(found)
-    # The second for what is imported in ways that nobody could see in the text.
+    # The original folder serves imports that no static analysis finds.
     sys.path += [folder for folder in dict.fromkeys((str(file.parent), str(original.parent))) if folder not in sys.path]
-    sys.modules[name] = module  # dataclasses look their module up there
+    sys.modules[name] = module  # dataclasses look up their module there
     try:
         found.loader.exec_module(module)
     except BaseException:

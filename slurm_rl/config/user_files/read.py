@@ -1,4 +1,4 @@
-"""What a user's file says of its function, read and never run (a login node has no torch), and the run's copy of it."""
+"""Check a user's function without importing its file (a login node has no torch), and copy it into the run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from slurm_rl.errors import ConfigError, find_near
 
 @dataclass(frozen=True)
 class Form:
-    """What a function under a key of the config is called with, and may say of itself."""
+    """Signature that a function under a config key must have."""
 
     key: str
     parameters: tuple[str, ...]
-    """Given by position; it may call them otherwise."""
+    """Passed by position; the function may use other names."""
     flags: tuple[str, ...] | None = None
-    """Keyword-only parameters by whose default, True or False, it says what a row of ours says; None: it has nothing
-    to say, so that any name bound in the file will do."""
+    """Keyword-only parameters whose default (True or False) describes the function. None: any object is accepted."""
     takes_all: bool = False
-    """`file.py:*`, all functions of the file, will do."""
+    """`file.py:*`, every function of the file, is accepted too."""
 
 
 def read_function(spec: str, form: Form) -> dict[str, bool]:
-    """The flags of `file.py:name`.
+    """Return the flags of `file.py:name`.
 
     Raises:
-        ConfigError: no such file, no Python, no such function in it, or one that cannot be called as the form says.
+        ConfigError: the file does not exist or does not parse, it lacks the function, or the signature differs.
     """
     file, name = _find(spec, form.key), spec.rpartition(":")[2]
     tree = _parse(file, form.key)
@@ -43,9 +42,9 @@ def read_function(spec: str, form: Form) -> dict[str, bool]:
         return {} if form.flags is None else _read_flags(defined[name], form, spec)
     names = sorted(defined if form.flags is not None else {found for node in tree.body for found in _bound_by(node)})
     if name not in names:
-        what = "as a function of its own" if form.flags is not None else "at its top level"
+        place = "as a function of its own" if form.flags is not None else "at its top level"
         raise ConfigError(
-            f"{file} must define {name} {what}", seen=", ".join(names) or "nothing", action=f"correct {form.key}"
+            f"{file} must define {name} {place}", seen=", ".join(names) or "nothing", action=f"correct {form.key}"
         )
     return {}
 
@@ -63,10 +62,12 @@ def _parse(file: Path, key: str) -> ast.Module:
     try:
         return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except OSError as error:
+        near = find_near(file.name, [other.name for other in file.parent.glob("*.py")])
+        hint = f"write {key}=<path>.py:<name>; a relative path begins at the working directory"
         raise ConfigError(
             f"{key} must name a file that can be read",
             seen=f"{file} ({error.strerror})",
-            action=_near_file(file) or f"write {key}=<path>.py:<name>; a relative path begins at the working directory",
+            action=hint if near is None else f"did you mean {near}?",
         ) from None
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
@@ -74,18 +75,12 @@ def _parse(file: Path, key: str) -> ast.Module:
         ) from None
 
 
-def _near_file(file: Path) -> str | None:
-    """Return what to say if a file of a similar name is there."""
-    near = find_near(file.name, [other.name for other in file.parent.glob("*.py")])
-    return None if near is None else f"did you mean {near}?"
-
-
 def _check_call(function: ast.FunctionDef, form: Form, spec: str) -> None:
-    told = function.args
-    positional = [*told.posonlyargs, *told.args]
-    count, fewest = len(form.parameters), len(positional) - len(told.defaults)
-    fits = fewest <= count and (told.vararg is not None or count <= len(positional))
-    if not fits or None in told.kw_defaults:
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    count, fewest = len(form.parameters), len(positional) - len(args.defaults)
+    fits = fewest <= count and (args.vararg is not None or count <= len(positional))
+    if not fits or None in args.kw_defaults:
         raise ConfigError(
             f"{form.key} is called as {function.name}({', '.join(form.parameters)})",
             seen=_show(function, spec),
@@ -112,18 +107,18 @@ def _show(function: ast.FunctionDef, spec: str) -> str:
 
 
 def _bound_by(node: ast.stmt) -> list[str]:
+    """Return the names that a top-level statement binds, including those inside an `if` or `try`."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
-    # Also what an `if` or `try` at the top level binds.
     return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)] + [
         n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)
     ]
 
 
 def copy_files(code: Path, specs: Iterable[str]) -> None:
-    """Copy the files of these `file.py:name` into `code`; one that is there already, in a sweep, stays as it is.
+    """Copy the files of these `file.py:name`, and the neighbours they import, into `code`; keep existing copies.
 
     Raises:
         ConfigError: a file, or a module that it imports from its folder, cannot be read.
@@ -135,11 +130,11 @@ def copy_files(code: Path, specs: Iterable[str]) -> None:
             continue
         for neighbour in find_neighbours(file) if file.is_file() else []:
             _copy(neighbour, target.parent / neighbour.relative_to(file.parent))
-        _copy(file, target)  # last: where it is, its neighbours are
+        _copy(file, target)  # last, so that an existing copy implies copied neighbours
 
 
 def find_neighbours(file: Path) -> list[Path]:
-    """The modules below the file's folder that it imports, and those that they import; none of them is run."""
+    """Return the modules below the file's folder that it imports, directly or not, without running any."""
     finder = ModuleFinder(path=[str(file.parent)], excludes=[*sys.stdlib_module_names, "slurm_rl"])
     finder.run_script(str(file))
     files = [getattr(module, "__file__", None) for module in finder.modules.values()]
@@ -150,7 +145,7 @@ def _copy(source: Path, target: Path) -> None:
     try:
         content = source.read_bytes()
     except OSError as error:
-        action = "give the file, and what it imports from its folder, to whoever submits"
+        action = "make the file, and the modules it imports from its folder, readable for the submitting user"
         raise ConfigError(
             "a function's file must be readable", seen=f"{source} ({error.strerror})", action=action
         ) from None

@@ -27,7 +27,7 @@ def require_finished(run: RunDir) -> None:
 def not_finished(run: RunDir, state: RunState | None) -> RunDirError:
     """The error for a run that has ended otherwise, or not yet."""
     return RunDirError(
-        "the run of job.after must have finished before this one starts",
+        "the run of job.depends_on must have finished before this one starts",
         seen=f"{run.path} is {state}" if state else f"{run.path} has not ended",
         action=f"python -m slurm_rl resume {shlex.quote(str(run.path))}, and when it has finished this one",
     )

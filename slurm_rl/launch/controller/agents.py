@@ -76,7 +76,7 @@ def start_agent(
 def start_copy_here(
     plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """What copies the attempt to checkpoint.url, on this machine."""
+    """What copies the attempt to checkpoint.upload_url, on this machine."""
     wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
     argv, full = with_host_setup(plan, wrapped.argv), agent_environment(plan, env, wrapped)
     return start_child(argv, full, attempt.log("final-copy"), signal.SIGKILL)

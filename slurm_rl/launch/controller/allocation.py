@@ -53,7 +53,7 @@ class Allocation(Protocol):
     """As job.json has it; None where that file is not on this machine."""
 
     signals_limit: bool = False
-    """Whoever lends the machines signals `limits.signal_lead_s` before it takes them back."""
+    """Whoever lends the machines signals `limits.checkpoint_lead_s` before it takes them back."""
 
     @property
     def has_nodes(self) -> bool:

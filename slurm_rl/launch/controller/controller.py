@@ -168,7 +168,7 @@ class Controller:
         # Nodes of several kinds have no spares; each has the GPUs of its kind.
         gpus = {"gpus": sum(plan.gpus_by_node) + spare} if plan.gpus_per_node else {}
         ends_at = known.get("ends_at") if known else self.allocation.ends_at()
-        limit = {"lead_s": plan.limits.signal_lead_s, "ends_at": ends_at} if ends_at else {}
+        limit = {"lead_s": plan.limits.checkpoint_lead_s, "ends_at": ends_at} if ends_at else {}
         return {"nodes": nodes, **gpus, "spare": spare, **known, **limit}
 
     def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:

@@ -1,4 +1,4 @@
-"""What an attempt leaves goes to checkpoint.url also where its head could not copy it, in a process of its own.
+"""What an attempt leaves goes to checkpoint.upload_url also where its head could not copy it, in a process of its own.
 
 The head's agent makes the copy at its end. It cannot when it was killed, when its node is gone, or when another node's
 failure had Slurm end the whole step: then KillWait is all the time that it has.

@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 
 import slurm_rl
-from slurm_rl.config.functions import named_functions, program_files
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_files.read import copy_files
+from slurm_rl.config.user_parts import named_functions, program_files
 from slurm_rl.errors import RunDirError
 from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan

@@ -27,7 +27,7 @@ class LimitWatch:
 
     def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation, ask_s: float = _ASK_S) -> None:
         self.run_dir, self.limits, self.allocation, self.ask_s = run, plan.limits, allocation, ask_s
-        self.lead_s: float = plan.limits.signal_lead_s
+        self.lead_s: float = plan.limits.checkpoint_lead_s
         self._ends_at: float | None = None
         self._asked = -math.inf
         self._learned = -math.inf
@@ -54,14 +54,14 @@ class LimitWatch:
     def learn(self) -> None:
         """The lead of what was measured so far, never below the planned one."""
         self.measured = learn(self.run_dir)
-        self.lead_s = max(self.limits.signal_lead_s, self.measured.lead_s or 0)
+        self.lead_s = max(self.limits.checkpoint_lead_s, self.measured.lead_s or 0)
 
     def measured_words(self) -> dict[str, float] | None:
         return asdict(self.measured) if self.limits.learns_lead and self.measured.lead_s else None
 
     def _is_ours(self) -> bool:
         """Nobody else keeps the limit, or would signal too late."""
-        return not self.allocation.signals_limit or self.lead_s > self.limits.signal_lead_s
+        return not self.allocation.signals_limit or self.lead_s > self.limits.checkpoint_lead_s
 
     def _ask(self, now: float) -> None:
         self._asked = now

@@ -62,7 +62,7 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
         Controller(run, plan, allocation).main,
         run.path,
         # Told to leave, the trainer may take as long as before a time limit.
-        patience_s=lead_in_force(run, plan.limits.signal_lead_s, learns=plan.limits.learns_lead) + _CLEANING_S,
+        patience_s=lead_in_force(run, plan.limits.checkpoint_lead_s, learns=plan.limits.learns_lead) + _CLEANING_S,
         on_death=note,
         on_hang=allocation.abandon,
         # Other nodes are cleaned by the run's next attempt on them.

@@ -28,8 +28,8 @@ from slurm_rl.launch.controller.supervisor import drive
 from slurm_rl.node.driver import may_signal
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.node.processes import die_with_parent
+from slurm_rl.plan.compat import find_mismatches
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.judge import find_mismatches
 from slurm_rl.run_dir.jsonl import RowTail
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json, write_text
 

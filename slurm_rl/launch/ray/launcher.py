@@ -27,9 +27,9 @@ from slurm_rl.launch.controller.record import Job, RunState, record_failed
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.launch.ray.dashboard import TOKEN_VARIABLE, Dashboard, RayUnavailableError
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import build_request
+from slurm_rl.plan.versions import satisfies
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 _WORDS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "finished", "FAILED": "failed"}

@@ -48,7 +48,7 @@ def check_template(config: RunConfig) -> None:
         "data.chat_template_kwargs": bool(data.chat_template_kwargs),
         "data.chat_template=true": data.chat_template is True,
         "env.tools": env.tools is not None,
-        "env.history=rerendered": env.is_on and env.history == "rerendered",
+        "env.context=rerendered": env.is_on and env.context == "rerendered",
     }
     needing = [key for key, is_set in keys.items() if is_set]
     if needing and model_has_template(config.model) is False:

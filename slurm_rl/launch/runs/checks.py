@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
+from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.launch.controller.after import has_finished, not_finished
 from slurm_rl.launch.controller.create import check_is_free
@@ -42,7 +42,7 @@ def check_submission(
     """All that `submit` refuses without a word to a cluster; nothing is written.
 
     Args:
-        is_stage: of a pipeline: the run of job.after will be submitted before it.
+        is_stage: of a pipeline: the run of job.depends_on will be submitted before it.
 
     Raises:
         ConfigError, DataError: every refusal at once.
@@ -115,24 +115,25 @@ def _check_place(directory: RunDir) -> None:
 
 def _check_checkpoint_url(config: RunConfig) -> None:
     """Look for the library behind the URL; nothing is connected to."""
-    if config.checkpoint.url is None:
+    if config.checkpoint.upload_url is None:
         return
     from slurm_rl.run_dir.filesystem import open_filesystem
 
-    open_filesystem(config.checkpoint.url)
+    open_filesystem(config.checkpoint.upload_url)
 
 
 def _check_after(config: RunConfig) -> None:
     """Refuse to come after a run that is none, that will not finish, or that nobody would wait for."""
-    if config.job.after is None:
+    if config.job.depends_on is None:
         return
-    launcher, before = config.cluster.launcher, open_run(expand_user(config.job.after))
+    launcher, before = config.cluster.launcher, open_run(expand_user(config.job.depends_on))
     if has_finished(before):
         return
     [state] = read_states([before])
     if not LAUNCHERS[launcher].is_queue:
         raise ConfigError(
-            f"with cluster.launcher={launcher} the run of job.after must have finished: there is no queue to wait in",
+            f"with cluster.launcher={launcher} the run of job.depends_on must have finished: there is no queue to "
+            f"wait in",
             seen=f"{before.path} is {state}",
             action="wait for its end, or put both into one file: python -m slurm_rl pipeline --help",
         )
@@ -148,7 +149,7 @@ def _check_model(config: RunConfig) -> None:
         "reference.path": config.reference.path,
         "reward.model.path": config.reward.model.path,
     }
-    comes = None if config.job.after is None else RunDir(expand_user(config.job.after)).export
+    comes = None if config.job.depends_on is None else RunDir(expand_user(config.job.depends_on)).export
     for field, value in folders.items():
         if value and comes is not None and expand_user(value).absolute() == comes:
             continue
@@ -247,7 +248,7 @@ def _check_prompts(config: RunConfig, tell: Tell) -> None:
         check_references(config.reward, rows, tell)
     tiny = config.model.tiny
     if tiny is not None and not uses_chat_template(config):
-        longest = config.data.max_prompt_tokens if config.data.overlong == "refuse" else None
+        longest = config.data.max_prompt_tokens if config.data.overlong_prompts == "refuse" else None
         known = tiny.characters
         check_characters(split.train, known, longest=longest, with_answers=config.warmup.num_steps > 0)
         check_characters(split.held_out, known, longest=longest, with_answers=False)

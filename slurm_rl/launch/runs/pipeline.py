@@ -56,7 +56,7 @@ def _parse_stage(name: object, words: object, where: str) -> Stage:
         rule = f"the words of stage {name} are one line of overrides"
         raise ConfigError(rule, seen=f"{words!r} in {where}", action=_EXAMPLE)
     split = tuple(shlex.split(words))
-    for taken in ("run_dir", "job.after"):
+    for taken in ("run_dir", "job.depends_on"):
         if any(word.lstrip("+").startswith(f"{taken}=") for word in split):
             raise ConfigError(f"{taken} is the pipeline's own", seen=f"stage {name} in {where}", action="leave it out")
     return Stage(name, split)
@@ -75,7 +75,7 @@ def place_stages(stages: Sequence[Stage], folder: Path, more: Sequence[str] = ()
     known: dict[str, Path] = {}
     for stage in stages:
         words = [_fill_in(word, known, stage) for word in (*stage.words, *more)]
-        previous = [f"job.after={known[stages[len(placed) - 1].name]}"] if placed else []
+        previous = [f"job.depends_on={known[stages[len(placed) - 1].name]}"] if placed else []
         known[stage.name] = folder / stage.name
         placed.append([*words, f"run_dir={known[stage.name]}", *previous])
     return placed

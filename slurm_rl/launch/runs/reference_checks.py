@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.registry import VERIFIERS
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.data.lines import shorten
 from slurm_rl.errors import ConfigError, DataError
 

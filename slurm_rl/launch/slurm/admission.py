@@ -66,8 +66,8 @@ def split_components(plan: JobPlan) -> list[JobPlan]:
     if not plan.het:
         return [plan]
     return [
-        replace(plan, sbatch=options, het=(), kinds=(), num_nodes=kind.count, cpus_per_node=kind.cpus_per_node)
-        for kind, options in zip(plan.kinds, (plan.sbatch, *plan.het), strict=True)
+        replace(plan, sbatch=options, het=(), node_groups=(), num_nodes=kind.count, cpus_per_node=kind.cpus_per_node)
+        for kind, options in zip(plan.node_groups, (plan.sbatch, *plan.het), strict=True)
     ]
 
 

@@ -40,4 +40,4 @@ def _granted_parts(env: Mapping[str, str]) -> list[StepPart]:
 
 def _cpus(plan: JobPlan, group: int, env: Mapping[str, str]) -> int:
     least = min(parse_counts(env[f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{group}"]))
-    return (plan.kinds[group].cpus_per_node if plan.kinds else None) or least
+    return (plan.node_groups[group].cpus_per_node if plan.node_groups else None) or least

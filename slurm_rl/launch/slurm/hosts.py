@@ -43,7 +43,7 @@ class Hosts:
 
         Raises:
             BringUpError: there are fewer, naming each of the others with its trouble; or so many have the same trouble
-                that it is not theirs; or a check found one for which preflight.policy is refuse.
+                that it is not theirs; or a check found one for which preflight.on_failure is refuse.
         """
         avoided = self._recall(attempt)
         found = run_preflight(self.plan, attempt, self.fit, env, self.memory.passed("fabric", fabric.HOLDS_S))
@@ -118,7 +118,11 @@ class Hosts:
 
     def _advise(self) -> str:
         """What helps where no requeue would: a job of several kinds can hold no spares."""
-        fewer = "ask for fewer of its kind (cluster.nodes)" if self.plan.kinds else "hold spares (job.num_spare_nodes)"
+        fewer = (
+            "ask for fewer of its kind (cluster.nodes)"
+            if self.plan.node_groups
+            else "hold spares (job.num_spare_nodes)"
+        )
         return f"exclude the node (cluster.slurm.exclude), or {fewer}"
 
     def note_losses(self, named: list[str]) -> list[str]:
@@ -148,12 +152,12 @@ def require_sense(found: Preflight, hosts: Sequence[str]) -> None:
         raise BringUpError(
             f"no node may fail the check {check}",
             seen=seen,
-            action=f"have the node repaired, or leave it out by +preflight.policy.{check}=exclude",
+            action=f"have the node repaired, or leave it out by +preflight.on_failure.{check}=exclude",
         )
     for check, seen in found.judged.common.items():
         raise BringUpError(
             f"the check {check} of the preflight must not fail on half of the nodes or more, so no node is blamed",
             seen=seen,
             action="mend what all of them share: put run_dir (cluster.run_root) on a file system that every node sees, "
-            f"see cluster and driver; or +preflight.policy.{check}=warn",
+            f"see cluster and driver; or +preflight.on_failure.{check}=warn",
         )

@@ -128,7 +128,7 @@ def _list_parts(plan: JobPlan, alike: Sequence[str]) -> list[Part]:
         own = os.environ.get("SLURM_JOB_PARTITION") or plan.sbatch.get("partition")
         return [Part(_ask_pool(plan.sbatch, own, alike), plan.num_nodes + plan.num_spare_nodes)]
     parts, first = [], 0
-    for kind, options in zip(plan.kinds, (plan.sbatch, *plan.het), strict=True):
+    for kind, options in zip(plan.node_groups, (plan.sbatch, *plan.het), strict=True):
         own = options.get("partition") or os.environ.get("SLURM_JOB_PARTITION")
         pool = _ask_pool(options, own, alike[first : first + kind.count], by_words=not alike)
         parts.append(Part(pool, kind.count, kind.name))

@@ -84,24 +84,24 @@ def run_preflight(
     verdicts: Verdicts = {}
     # Nodes are compared with their like, and have the GPUs of their kind.
     for part in split_hosts(plan, hosts, os.environ):
-        gpus = plan.gpus_per_node if part.group is None else plan.kinds[part.group].gpus_per_node
+        gpus = plan.gpus_per_node if part.group is None else plan.node_groups[part.group].gpus_per_node
         fitting = [check for check in checks if gpus or not check.vendor]
         verdicts |= judge_nodes(answers, fitting, replace(wanted, gpus=gpus), part.nodes)
-    judged = apply_policy(verdicts, plan.preflight.policy)
+    judged = apply_policy(verdicts, plan.preflight.on_failure)
     well = [host for host in verdicts if host not in judged.unfit]
     names = {check.name for check in checks}
     if "pairs" in names and is_worth(well) and not judged.common:
         for host, verdict in measure_pairs(plan, well, env).items():
             verdicts[host]["pairs"] = verdict
-        judged = apply_policy(verdicts, plan.preflight.policy)
+        judged = apply_policy(verdicts, plan.preflight.on_failure)
     tested = FabricOutcome()
     well = choose_tested([host for host in verdicts if host not in judged.unfit], passed)
     # Nodes of several kinds reduce in groups of their own.
-    if "fabric" in names and len(well) > 1 and not judged.common and not plan.kinds:
+    if "fabric" in names and len(well) > 1 and not judged.common and not plan.node_groups:
         tested = measure_fabric(plan, attempt, well, env)
         for host, found in tested.verdicts.items():
             verdicts[host] |= found
-        judged = apply_policy(verdicts, plan.preflight.policy)
+        judged = apply_policy(verdicts, plan.preflight.on_failure)
     return Preflight(
         judged=judged,
         silent=[host for host in hosts if host not in verdicts],

@@ -10,7 +10,7 @@ from slurm_rl.launch.controller.agents import OURS, explain, last_words, settle_
 from slurm_rl.launch.slurm.commands import JobInfo
 from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.kinds import kind_of
+from slurm_rl.plan.node_groups import group_of
 from slurm_rl.plan.step import task_log
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
@@ -30,9 +30,9 @@ def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]
 def _find_log(plan: JobPlan, attempt: AttemptDir, rank: int, task: int) -> Path:
     """Where srun put what the task said. Of a component it numbers the tasks from 0 and their files from a number of
     its own, so there the order of the files counts."""
-    if not plan.kinds:
+    if not plan.node_groups:
         return attempt.log(f"{task_log(None)}{task}")
-    group = plan.kinds.index(kind_of(plan.kinds, rank))
+    group = plan.node_groups.index(group_of(plan.node_groups, rank))
     files = attempt.logs.glob(f"{task_log(group)}*.log")
     logs = sorted(files, key=lambda path: int(path.stem.rpartition("-")[2]))
     return logs[task] if task < len(logs) else attempt.log(f"{task_log(group)}{task}")

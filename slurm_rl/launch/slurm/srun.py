@@ -39,7 +39,7 @@ def start_slurm_agents(
 def start_slurm_copy(
     plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes] | None:
-    """What copies the attempt to checkpoint.url, on the first of its nodes that is up."""
+    """What copies the attempt to checkpoint.upload_url, on the first of its nodes that is up."""
     reachable = _without_down(nodes)
     if not reachable:
         return None

@@ -1,6 +1,7 @@
-"""What a run leaves besides checkpoints, copied to checkpoint.url: logs of each attempt, however it ended; the export.
+"""What a run leaves besides checkpoints, copied to checkpoint.upload_url: logs of each attempt, however it ended; the
+export.
 
-    python -m slurm_rl.models.checkpoint.final_copy --run-dir <run> --attempt <n> --url <checkpoint.url>
+    python -m slurm_rl.models.checkpoint.final_copy --run-dir <run> --attempt <n> --url <checkpoint.upload_url>
 
     <url>/<run>/attempt-<n>-<start>/   files/: the attempt's folder; run/: config, plan, events and metrics of the run
     <url>/<run>/export/                files/: the trained model, of an attempt that finished
@@ -84,7 +85,7 @@ def _no_plain_files(folder: str, names: list[str]) -> set[str]:
 
 
 def main() -> int:
-    parser = attempt_parser("Copy what an attempt leaves to checkpoint.url.")
+    parser = attempt_parser("Copy what an attempt leaves to checkpoint.upload_url.")
     parser.add_argument("--url", required=True)
     args = parser.parse_args()
     # Slurm tells the whole step that the end is near; the agent ends this process when there is no more time.

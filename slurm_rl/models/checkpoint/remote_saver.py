@@ -1,4 +1,4 @@
-"""When checkpoints are copied to checkpoint.url, and when they come back from there."""
+"""When checkpoints are copied to checkpoint.upload_url, and when they come back from there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RemoteSaver:
     """The copies of one run's checkpoints, and of what else a run needs on a machine that has nothing of it.
 
     Args:
-        remote: `<checkpoint.url>/<name of the run directory>`.
+        remote: `<checkpoint.upload_url>/<name of the run directory>`.
     """
 
     def __init__(self, run: RunDir, store: CheckpointStore, remote: RemoteFolder) -> None:

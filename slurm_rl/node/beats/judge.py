@@ -82,7 +82,7 @@ def find_deadline(num_calls: int, longest_s: float, least_s: float, most_s: floa
     Args:
         num_calls: of this phase that have ended.
         longest_s: between two beats of it.
-        least_s: job.hang_after_s. Where it is above `most_s` it counts.
+        least_s: job.heartbeat_timeout_s. Where it is above `most_s` it counts.
         most_s: trainer.step_timeout_s.
     """
     return max(least_s, most_s if num_calls < MIN_CALLS else min(FACTOR * longest_s, most_s))

@@ -1,4 +1,4 @@
-"""Any command in any container: `wrap`, over a table of runtimes.
+"""Wrap a command in a container of any runtime.
 
 >>> plan = ContainerPlan("apptainer", "/images/rl.sif", (), None, None, False, ())
 >>> wrap(["python", "x.py"], {}, [], plan, accelerator="amd", name="job-1").argv
@@ -23,7 +23,7 @@ from slurm_rl.plan.accelerator import AcceleratorKind
 
 @dataclass(frozen=True)
 class Mount:
-    """A path of the host inside the container."""
+    """A bind mount."""
 
     source: str
     target: str
@@ -32,7 +32,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """The container section of the config as plain data, as plan.json holds it."""
+    """The container section as plain data of plan.json."""
 
     runtime: str
     image: str | None
@@ -45,7 +45,7 @@ class ContainerPlan:
 
     @property
     def starts_on_the_host(self) -> bool:
-        """Whether a shell of the node's own can come before the container."""
+        """Whether a host shell can run before the container."""
         return RUNTIMES[self.runtime].on_the_host
 
     @staticmethod
@@ -56,12 +56,12 @@ class ContainerPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """All that a runtime needs to know; the checks are done."""
+    """Validated input of a runtime."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     inherited: tuple[str, ...]
-    """Variables whose values only the environment of the wrapped command holds, secrets among them."""
+    """Variables, including secrets, whose values come from the environment of the wrapped command."""
     mounts: tuple[Mount, ...]
     container: ContainerPlan
     image: str
@@ -73,19 +73,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A command in its container."""
+    """A command that runs in a container."""
 
     srun_args: tuple[str, ...]
-    """To insert after `srun`; pyxis alone has any."""
+    """Arguments to insert after `srun`; only for pyxis."""
     argv: tuple[str, ...]
     env: dict[str, str]
-    """To add to the environment in which argv (or srun) starts; no value of it is in argv."""
+    """Variables to add to the environment of argv (or srun); their values are not in argv."""
     cleanup_argv: tuple[str, ...] = ()
-    """Ends the container if it still runs, and only that one; empty where it ends with its processes."""
+    """Command that ends this container; empty if it ends with its processes."""
 
 
 def merge_mounts(*groups: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """All mounts, each once; ConfigError when two want the same place."""
+    """Return all mounts without duplicates; raise ConfigError if two have one target."""
     by_target: dict[str, Mount] = {}
     for mount in (mount for group in groups for mount in group):
         other = by_target.setdefault(mount.target, mount)
@@ -99,7 +99,7 @@ def merge_mounts(*groups: tuple[Mount, ...]) -> tuple[Mount, ...]:
 
 
 def render_bind(mount: Mount, read_only_word: str) -> str:
-    """`type=bind,source=...,target=...`: one line of CSV, so a comma or a quote in a path only needs quoting.
+    """Return `type=bind,source=...,target=...` with CSV quoting.
 
     >>> render_bind(Mount("/data/a,b", "/data", read_only=True), "readonly")
     'type=bind,"source=/data/a,b",target=/data,readonly'
@@ -113,10 +113,7 @@ def render_bind(mount: Mount, read_only_word: str) -> str:
 
 
 def render_pyxis(mounts: Sequence[Mount]) -> str:
-    """`source:target:flags,...`, which pyxis hands to enroot as lines of an fstab.
-
-    Neither of them knows an escape (NVIDIA/pyxis#133), so a path with one of their separators cannot be said.
-    """
+    """Return `source:target:flags,...` for pyxis and enroot, which have no escapes (NVIDIA/pyxis#133)."""
     for path in (path for mount in mounts for path in (mount.source, mount.target)):
         if any(character in ":,\\" or character.isspace() for character in path):
             raise ConfigError(
@@ -132,16 +129,16 @@ SETUP_ACTION = "Next: correct it, or what it needs on that node"
 
 
 def with_setup(setup: Sequence[str], argv: Sequence[str], shell: str = "/bin/bash") -> list[str]:
-    """argv after the setup lines; without any, argv itself and no shell."""
+    """Return argv behind the setup lines, or argv itself without any."""
     if not setup:
         return list(argv)
     return [shell, "-c", "\n".join([*map(_guard, setup), f"exec {shlex.join(argv)}"])]
 
 
 def _guard(line: str) -> str:
-    """The line, or what says that it failed: bash alone would go on, and fail later of something else."""
-    words = shlex.quote(f"slurm_rl: {SETUP_RULE} {line}")
-    return f"{{ {line}\n}} || {{ status=$?; echo {words} >&2; exit $status; }}"
+    """Return the line with an error message and exit if it fails, since bash would continue."""
+    message = shlex.quote(f"slurm_rl: {SETUP_RULE} {line}")
+    return f"{{ {line}\n}} || {{ status=$?; echo {message} >&2; exit $status; }}"
 
 
 def wrap(
@@ -156,21 +153,21 @@ def wrap(
     user: tuple[int, int] | None = None,
     rdma: bool = False,
 ) -> Wrapped:
-    """The command inside the container, with the same mounts and environment in every runtime.
+    """Return the command inside the container, with the same mounts and environment in every runtime.
 
     Args:
-        argv: the command; with runtime none it comes back as it is.
-        env: variables it must have. Their values go into `Wrapped.env`, only their names into argv.
-        mounts: in addition to those of the config: the run directory, the code.
+        argv: the command; unchanged with runtime none.
+        env: variables to set; values go into `Wrapped.env`, only names into argv.
+        mounts: mounts in addition to the config's, such as the run directory.
         container: from the plan.
-        accelerator: which devices the container gets.
-        name: unique on the node; podman and docker name the container so, and `cleanup_argv` ends it by it.
-        inherited: names of further variables, secrets among them, that the environment of the call holds.
-        user: uid and gid of the caller, for docker, which otherwise runs as root; None is root.
-        rdma: its GPUs talk to those of other nodes, by the node's RDMA devices where it has any.
+        accelerator: devices to expose.
+        name: container name, unique on the node, which `cleanup_argv` uses.
+        inherited: names of further variables, including secrets, in the caller's environment.
+        user: uid and gid for docker, which otherwise runs as root; None: root.
+        rdma: expose the node's RDMA devices, if it has any.
 
     Raises:
-        ConfigError: the runtime has no notation for a path, or two mounts want one place.
+        ConfigError: the runtime cannot express a path, or two mounts have one target.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ConfigError(

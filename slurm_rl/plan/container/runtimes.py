@@ -1,7 +1,7 @@
-"""One function per runtime: Request -> Wrapped. To add one, write it and its row in RUNTIMES of config/runtimes.py.
+"""One function per runtime, Request -> Wrapped; each has a row in config/runtimes.py.
 
-No runtime gets a privilege (--privileged, capabilities, seccomp off) that the user did not write in
-`container.extra_args`, and values of variables are never in argv, where `ps` shows them to everybody.
+Privileges (--privileged, capabilities, seccomp off) come only from `container.extra_args`, and values of variables are
+never in argv, which `ps` shows to all users.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.container import Request, Wrapped, render_bind, render_pyxis
 
-# What a task must know of Slurm; podman and docker hand on only what is named.
+# Variables of a Slurm task; podman and docker pass on only named variables.
 SLURM_NAMES = (
     "SLURM_CPUS_ON_NODE",
     "SLURM_GPUS_ON_NODE",
@@ -42,7 +42,7 @@ def none(request: Request) -> Wrapped:
 
 
 def pyxis(request: Request) -> Wrapped:
-    """srun's own plugin. No --container-name: an unnamed container goes with its step, and no other job finds it."""
+    """Use srun's plugin. Without --container-name the container ends with its step and is private to the job."""
     container = request.container
     args = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
     args.append("--container-writable" if container.writable else "--container-readonly")
@@ -50,8 +50,7 @@ def pyxis(request: Request) -> Wrapped:
         args.append(f"--container-mounts={render_pyxis(request.mounts)}")
     if container.workdir is not None:
         args.append(f"--container-workdir={container.workdir}")
-    # Everything exported arrives anyway, but of what the image sets too, only the names given here. Of a value of
-    # several lines pyxis would take each NAME=value inside for a variable.
+    # Named variables override the image's. pyxis would split multi-line values into variables.
     names = sorted({*(name for name, value in request.env.items() if "\n" not in value), *request.inherited})
     if names:
         args.append(f"--container-env={','.join(names)}")
@@ -62,9 +61,9 @@ _APPTAINER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {"nvidia": ("--nv",
 
 
 def apptainer(request: Request) -> Wrapped:
-    """The environment arrives by itself; the prefix lets ours win over what the image sets."""
+    """The environment is inherited; the prefix APPTAINERENV_ overrides the image's variables."""
     container = request.container
-    # Home holds ~/.local, whose Python packages would go before those of the image.
+    # Python packages in ~/.local would override those of the image.
     args = ["apptainer", "exec", "--no-home", *_APPTAINER_DEVICES[request.accelerator]]
     if container.writable:
         args.append("--writable-tmpfs")
@@ -75,11 +74,11 @@ def apptainer(request: Request) -> Wrapped:
     return Wrapped((), (*args, *container.extra_args, request.image, *request.argv), env)
 
 
-# Caches land there; /tmp may be the host's, where those of two users would meet. Compiled code is loaded from them.
+# Private home for caches, executable for compiled code; /tmp may be the host's and shared between users.
 _HOME = ("--tmpfs=/home/slurm_rl:exec,mode=1777", "--env=HOME=/home/slurm_rl")
 
-# keep-groups: in a rootless container the right to open the devices comes from the user's own groups.
-# The host's limits with GPUs: RDMA locks memory, and who is not root on the host cannot ask for more than is there.
+# keep-groups: in a rootless container the user's groups permit opening the devices.
+# ulimit: RDMA locks memory, and a user cannot raise the host's limits.
 _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
     "nvidia": ("--device=nvidia.com/gpu=all", "--ulimit=host"),
     "amd": ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups", "--ulimit=host"),
@@ -88,8 +87,7 @@ _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 
 
 def podman(request: Request) -> Wrapped:
-    # The image's own user would be one of podman's other ids, to whom the run directory is closed; root in a
-    # rootless container is the caller.
+    # Root in a rootless container is the caller; other users cannot open the run directory.
     options = [*_PODMAN_DEVICES[request.accelerator], "--user=0:0"]
     if not request.container.writable:
         options += ["--read-only", *_HOME]
@@ -105,10 +103,10 @@ _DOCKER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 
 
 def docker(request: Request) -> Wrapped:
-    # Files in the run directory must be the caller's, not root's or the image's own user's.
+    # Files in the run directory must belong to the caller.
     options = [*_DOCKER_DEVICES[request.accelerator], f"--user={request.user or '0:0'}"]
     if request.user is not None:
-        # Such a user has no home in the image.
+        # The user has no home in the image.
         options += [*_HOME, "--env=USER=slurm_rl"]
     if not request.container.writable:
         options.append("--read-only")
@@ -117,22 +115,22 @@ def docker(request: Request) -> Wrapped:
     return _run_command("docker", options, request, ("docker", "rm", "--force", request.name))
 
 
-# Only the node knows whether it has any, and both programs refuse a device that is not there. Without them NCCL and
-# RCCL go by TCP. apptainer and enroot show the node's /dev as it is, and keep its limits.
+# The shell checks on the node, since both programs refuse missing devices. Without RDMA devices NCCL and RCCL use TCP.
+# apptainer and enroot expose the node's /dev and limits anyway.
 _WITH_RDMA = 'ls /dev/infiniband/uverbs* >/dev/null 2>&1 && rdma=--device=/dev/infiniband; exec "$0" run ${rdma-} "$@"'
 
 
 def _run_command(program: str, options: list[str], request: Request, cleanup: tuple[str, ...]) -> Wrapped:
-    """What podman and docker have in common."""
+    """Build the `run` command of podman or docker."""
     container = request.container
     shm = ["--ipc=host"] if container.shm_size_gb is None else [f"--shm-size={container.shm_size_gb}g"]
-    # The log driver would keep a second copy of all output in the runtime's own folders.
+    # A log driver would store a second copy of all output.
     start = ["/bin/sh", "-c", _WITH_RDMA, program] if request.rdma else [program, "run"]
     args = [*start, "--rm", f"--name={request.name}", "--network=host", *shm, "--log-driver=none", *options]
     args += [f"--mount={render_bind(mount, 'readonly')}" for mount in request.mounts]
     args += [f"--env={name}" for name in sorted({*request.env, *request.inherited, *SLURM_NAMES})]
     if container.workdir is not None:
         args.append(f"--workdir={container.workdir}")
-    # The command is ours; an image for serving would put its own server before it.
+    # Override the entrypoint of serving images.
     args += ["--entrypoint=", *container.extra_args, request.image]
     return Wrapped((), (*args, *request.argv), request.env, cleanup)

@@ -105,7 +105,7 @@ def build_task(
         task["max_duration"] = f"{config.job.time_limit_min}m"
     # Between the notice and the end: the run saves.
     task["stop_duration"] = f"{config.job.planned_lead_s}s"
-    if config.checkpoint.url is not None:
+    if config.checkpoint.upload_url is not None:
         # New machines have nothing but the copies.
         task["retry"] = {"on_events": ["no-capacity", "interruption"], "duration": "1d"}
     return task
@@ -115,7 +115,7 @@ def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
     """What a machine that is a container already must be told in addition to the user's own words."""
     added = []
     if not LAUNCHERS[config.cluster.launcher].by_node:
-        added.append("cluster.launcher=machines")
+        added.append("cluster.launcher=manual")
     if config.container.image is not None:
         added += ["container.runtime=none", "container.image=null"]
     if config.run_dir is None:

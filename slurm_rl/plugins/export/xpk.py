@@ -75,17 +75,17 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
             seen=f"task={config.task}",
             action="+exp=maxtext_grpo_llama3_70b; for GPUs export dstack",
         )
-    if config.checkpoint.url is None or not config.checkpoint.url.startswith("gs://"):
+    if config.checkpoint.upload_url is None or not config.checkpoint.upload_url.startswith("gs://"):
         raise ConfigError(
-            "checkpoint.url must be a gs:// URL, since TPU machines keep nothing",
-            seen=str(config.checkpoint.url),
-            action="set checkpoint.url=gs://bucket/folder, MaxText's base_output_directory",
+            "checkpoint.upload_url must be a gs:// URL, since TPU machines keep nothing",
+            seen=str(config.checkpoint.upload_url),
+            action="set checkpoint.upload_url=gs://bucket/folder, MaxText's base_output_directory",
         )
     run = RunValues(
         nodes=config.cluster.num_nodes,
         gpus_per_node=config.cluster.gpus_per_node,
-        checkpoints=config.checkpoint.url,
-        export=f"{config.checkpoint.url}/{config.name}/export",
+        checkpoints=config.checkpoint.upload_url,
+        export=f"{config.checkpoint.upload_url}/{config.name}/export",
     )
     command = shlex.join(build_external_argv(config.external, run, resume=False))
     if not command.isprintable():

@@ -20,7 +20,7 @@ from slurm_rl.plugins.goodput.holds import find_holds, number
 from slurm_rl.run_dir.jsonl import Row
 
 FIRST_EVERY = 10
-"""Of checkpoint.every=auto until saves were measured: steps."""
+"""Of checkpoint.interval=auto until saves were measured: steps."""
 LEAST_SAVES = 2
 END_S, _EARLY_S = 20.0, 60.0
 _PRIOR_ENDS, _PRIOR_NODE_DAYS = 1.0, 42.0

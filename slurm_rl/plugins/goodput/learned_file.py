@@ -42,6 +42,6 @@ def lead_in_force(run: RunDir, planned_s: int, *, learns: bool) -> int:
 
     Args:
         planned_s: what the plan says, which is also when Slurm signals by itself: less is never waited for.
-        learns: job.signal_lead_s is auto.
+        learns: job.checkpoint_lead_s is auto.
     """
     return max(planned_s, read_learned(run).lead_s or 0) if learns else planned_s

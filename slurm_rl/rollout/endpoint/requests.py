@@ -206,7 +206,7 @@ def _check_sampling(key: str, value: float | None, rule: SamplingRule) -> None:
     raise RequestError(
         f"{key} must be rollout.{key}, or that of the row's source, {ours:g}: a policy is trained by how it is sampled",
         seen=shorten(repr(value)),
-        action=f"leave {key} out of the request, or set env.overrule_sampling=true",
+        action=f"leave {key} out of the request, or set env.ignore_request_sampling=true",
         status=400,
     )
 

@@ -116,7 +116,7 @@ def reads_calls(choice: Any, *, overrule: bool) -> bool:
     raise RequestError(
         "tool_choice must be auto or none, since a policy is trained by how it is sampled and a forced call is not",
         seen=shorten(repr(choice)),
-        action="leave tool_choice out of the request, or set env.overrule_sampling=true",
+        action="leave tool_choice out of the request, or set env.ignore_request_sampling=true",
         status=400,
     )
 

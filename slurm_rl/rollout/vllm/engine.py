@@ -91,7 +91,7 @@ class VLLMEngine:
             return step(*args, **kwargs)
 
         self.llm.llm_engine.step = beating_step
-        self.continuous = _build_continuous(self.llm, awaits_weights) if rollout.continuous else None
+        self.continuous = _build_continuous(self.llm, awaits_weights) if rollout.inflight_weight_updates else None
         self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
         self.server = ReplyServer(self, ray.util.get_node_ip_address()) if self.continuous is not None else None
 

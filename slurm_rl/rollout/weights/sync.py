@@ -133,7 +133,7 @@ class Direct:
 
 
 def choose_tolerance(configured: float | None, dtype: str, num_layers: int) -> float:
-    """Bound of `mean_of_most` of the probe's differences: rollout.probe_tolerance, or what rounding may make."""
+    """Bound of `mean_of_most` of the probe's differences: rollout.weight_check_tolerance, or what rounding may make."""
     if configured is not None:
         return configured
     return _FLOAT32_MEAN if dtype == "float32" else 2**-8 * _BFLOAT16_DEVIATION * math.sqrt(num_layers)
@@ -238,7 +238,8 @@ class WeightSync:
             before = self._agreed.get(engine.handle, "these are the first weights that it got")
             raise WeightSyncError(
                 f"{engine.name} must agree with the policy on the logprobs of {len(differences)} tokens, on average "
-                f"(but for the eighth that differs most) to rollout.probe_tolerance={self.tolerance:g} and each to "
+                f"(but for the eighth that differs most) to rollout.weight_check_tolerance={self.tolerance:g} and "
+                f"each to "
                 f"{_LARGEST * self.tolerance:g}",
                 seen=f"differences of {mean:g} on average and {largest:g} at most with version {version}; {before}",
                 action=self._advise(2 * max(mean, largest / _LARGEST)),
@@ -257,5 +258,5 @@ class WeightSync:
             cause, test = "rounding is the cause", "with model.dtype=float32"
         else:
             return f"{bug}, since float32 does not round by so much"
-        allow = f"rollout.probe_tolerance={enough:.1g} allows it"
+        allow = f"rollout.weight_check_tolerance={enough:.1g} allows it"
         return f"repeat the run {test}; if the engine agrees then, {cause} and {allow}; else {bug}"

@@ -1,4 +1,4 @@
-"""How often the loop saves: every so many steps, or, where checkpoint.every is auto, as Young and Daly say.
+"""How often the loop saves: every so many steps, or, where checkpoint.interval is auto, as Young and Daly say.
 
 When one saves changes no digit of a run, since a checkpoint holds what the loop would have gone on with. So clocks may
 decide it.
@@ -67,6 +67,6 @@ class Cadence:
 
 def open_cadence(run: RunDir, config: RunConfig) -> Cadence:
     """As the config says, with what earlier attempts have taught."""
-    every, limit_min = config.checkpoint.every, config.job.time_limit_min
+    every, limit_min = config.checkpoint.interval, config.job.time_limit_min
     limit_s = None if limit_min is None else 60.0 * limit_min
     return Cadence(None if every == "auto" else every, read_learned(run), config.cluster.num_nodes, limit_s)

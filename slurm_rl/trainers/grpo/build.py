@@ -11,7 +11,7 @@ from slurm_rl.data.chat import open_template
 from slurm_rl.data.groups import Prompts
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.facts import Facts
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.care import EngineCare
 from slurm_rl.rollout.dispatch import RolloutEngine, max_calls
@@ -43,13 +43,13 @@ def start_engine(
     cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
 ) -> Actor:
     """Start one of them without waiting, for the `generation`-th time in its place."""
-    max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    max_model_len = config.max_sequence_tokens
     # Chunks and weights in flight at once, where engines take them so.
-    staleness = config.rollout.max_staleness
-    any_time = config.engines_take_any_time
+    staleness = config.rollout.max_off_policy_steps
+    any_time = config.has_async_engines
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if any_time else 1
     engine: type[RolloutEngine] = VLLMEngine
-    told = {"weight_transfer": cluster.plan.weight_transfer, "continuous": any_time}
+    told = {"weight_transfer": cluster.plan.weight_transfer, "inflight_weight_updates": any_time}
     rollout = config.rollout.model_copy(update=told)
     actor = _actors(cluster, "rollout")[index]
     return cluster.place(
@@ -67,10 +67,10 @@ def build_sampler(
 ) -> Sampler:
     """Fixed shares, or the next prompts to whoever has room."""
     rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
-    if not rollout.continuous:
+    if not rollout.inflight_weight_updates:
         return Sampler(cluster, engines, timeout_s, care)
     return ContinuousSampler(
-        cluster, engines, timeout_s, care, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+        cluster, engines, timeout_s, care, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_off_policy_steps
     )
 
 
@@ -121,18 +121,18 @@ def _build_part(
     journal: Journal | None,
 ) -> Rollouts:
     scorer = judge.scorer or critic
-    if config.env.program is not None:
+    if config.env.agent_command is not None:
         return build_programs(config, sampler, scorer, model_path, journal)
     if judge.environments is None:
         assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
-        gathered = config.reward.model.path is not None and not config.rollout.continuous
+        gathered = config.reward.model.path is not None and not config.rollout.inflight_weight_updates
         return SingleTurn(sampler, scorer, gathered=gathered)
     from slurm_rl.models.load_model import load_tokenizer
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     template = open_template(tokenizer, config.data, judge.environments.schemas)
-    renderer = TurnRenderer(tokenizer, template, rerenders=config.env.history == "rerendered")
-    in_order = FreeEpisodes if config.env.order == "free" else Episodes
+    renderer = TurnRenderer(tokenizer, template, rerenders=config.env.context == "rerendered")
+    in_order = FreeEpisodes if config.env.schedule == "async" else Episodes
     return in_order(
         sampler,
         judge.environments,
@@ -147,14 +147,14 @@ def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) ->
     """Where turns of episodes are noted as they end; None where there are none."""
     facts = [judge.environments.facts for judge in judges.values() if judge.environments is not None]
     parts = (*each_source(config).values(), *each_set(config).values())
-    facts += [Facts(PROGRAM, "") for one in parts if one.env.program is not None]
+    facts += [Facts(PROGRAM, "") for one in parts if one.env.agent_command is not None]
     if not facts:
         return None
     return Journal(
         run.journal,
         facts[0],
-        keeps_all=episode_order(config) == "waves",
-        staleness=config.rollout.max_staleness,
+        keeps_all=episode_order(config) == "lockstep",
+        staleness=config.rollout.max_off_policy_steps,
         report=functools.partial(append_event, run),
         require_ours=run.require_ours,
     )
@@ -191,9 +191,9 @@ def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
 
 
 def _group(cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor]) -> WorkerGroup:
-    share_prompts = config.policy.share_prompts and name != "critic"
+    prefix_sharing = config.policy.prefix_sharing and name != "critic"
     micro_batch_tokens, timeout_s = cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s
-    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, share_prompts)
+    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, prefix_sharing)
 
 
 def _actors(cluster: Cluster, role: str) -> list[ActorPlan]:

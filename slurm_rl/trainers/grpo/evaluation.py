@@ -37,8 +37,9 @@ class Evaluator:
         self.rollouts, self.sync, self.write_row = rollouts, sync, write_row
 
     def run_if_due(self, state: TrainerState) -> None:
-        """Evaluate before the first step, after the last, and every `eval.every` steps; never without rows for it."""
-        done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
+        """Evaluate before the first step, after the last, and every `eval.interval` steps; never without rows for
+        it."""
+        done, every = state.step - self.config.warmup.num_steps, self.config.eval.interval
         due = done in (0, self.config.trainer.num_steps) or (every and done % every == 0)
         if not due or state.evaluated_step == state.step or not (self.held_out or self.sets):
             return

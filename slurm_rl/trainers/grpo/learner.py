@@ -128,7 +128,7 @@ class Learner:
         algorithm = self.config.algorithm
         if kl_coefficient is None:
             return algorithm
-        return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coefficient": kl_coefficient})})
+        return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": kl_coefficient})})
 
     def _adapt_kl(
         self,
@@ -143,11 +143,11 @@ class Learner:
         if not found or kl.target is None:
             return now, {}
         mean = sum(found) / len(found)
-        chosen = adapt_coefficient(kl.coefficient, mean, kl.target, len(found), kl.horizon)
-        return chosen, {"kl/completion": mean, "kl/coefficient": kl.coefficient}
+        chosen = adapt_coefficient(kl.coef, mean, kl.target, len(found), kl.horizon)
+        return chosen, {"kl/completion": mean, "kl/coefficient": kl.coef}
 
     def _reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
-        if self.config.algorithm.kl.coefficient == 0:
+        if self.config.algorithm.kl.coef == 0:
             return None
         return self.reference.compute("reference_logprobs", build_plain_sequences(groups, self.temperatures))
 

@@ -1,11 +1,11 @@
 """Batches on their way: sampled and scored while the policy trains on older ones.
 
-With `rollout.max_staleness` k, step t trains on a batch that was sampled with the weights of step t - k (with
-those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the
-synchronous loop. What is asked for when does not depend on time, so every k repeats in every digit, and a
-checkpoint holds the batches in flight (rollouts.json), because their weights are gone on resume.
-Further prompts for a step (dynamic sampling) are asked for in that step, behind what is in flight, with newer weights.
-With `rollout.continuous` engines begin a batch before the last one ended and take weights as they come, so k is
+With `rollout.max_off_policy_steps` k, step t trains on a batch that was sampled with the weights of step t - k (with
+those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the synchronous
+loop. What is asked for when does not depend on time, so every k repeats in every digit, and a checkpoint holds the
+batches in flight (rollouts.json), because their weights are gone on resume. Further prompts for a step (dynamic
+sampling) are asked for in that step, behind what is in flight, with newer weights. With
+`rollout.inflight_weight_updates` engines begin a batch before the last one ended and take weights as they come, so k is
 a bound, and time decides what below it a token has.
 
     step t:  start(t + k) -> take(t) -> train -> send weights t + 1, which an engine loads after batch t + k

@@ -61,7 +61,7 @@ class PromptEncoder:
             max_prompt_tokens=data.max_prompt_tokens,
             context_length=self.context_length,
             max_tokens=config.rollout.max_tokens,
-            overlong=data.overlong,
+            overlong=data.overlong_prompts,
             images=self.images,
             system=data.system,
             source=source,
@@ -96,12 +96,13 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
     if encoder.images is not None:
         all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
-    if all_prompts.max_images and config.engines_take_any_time:
+    if all_prompts.max_images and config.has_async_engines:
         raise ConfigError(
-            "rollout.continuous and env.order=free go with text alone: completions in flight would keep what the old "
+            "rollout.inflight_weight_updates and env.schedule=async go with text alone: completions in flight would "
+            "keep what the old "
             "vision tower saw",
             seen=f"prompts with up to {all_prompts.max_images} images",
-            action="set rollout.continuous=false and env.order=waves",
+            action="set rollout.inflight_weight_updates=false and env.schedule=lockstep",
         )
     all_prompts.tools = _find_syntax(config, all_prompts.schemas, encoder.tokenizer)
     return all_prompts, counts

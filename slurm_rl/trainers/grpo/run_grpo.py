@@ -11,9 +11,9 @@ import yaml
 
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_parts import load_parts
 from slurm_rl.data.groups import Prompts
 from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.models.lora_layers import check_targets
@@ -135,8 +135,8 @@ def _build_sync(
         build_transport(cluster, policy, engines),
         engines,
         # The engine samples one token after the probe.
-        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
-        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
+        probe=choose_probe(prompts, config.max_sequence_tokens - 1),
+        tolerance=choose_tolerance(config.rollout.weight_check_tolerance, config.model.dtype, num_layers),
         timeout_s=config.trainer.step_timeout_s,
         dtype=config.model.dtype,
         engine_args=config.rollout.engine_args,

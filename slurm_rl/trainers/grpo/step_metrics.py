@@ -12,7 +12,7 @@ from slurm_rl.algorithms.estimates import pass_at_k
 from slurm_rl.algorithms.filters import has_signal, keep_mask
 from slurm_rl.algorithms.totals import add_totals, is_maximum
 from slurm_rl.config.algorithm import FilterConfig
-from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.config.data import CurriculumConfig
 from slurm_rl.data.curriculum import Rates
 from slurm_rl.data.groups import Completion, Group
 from slurm_rl.envs.environment import ToolError

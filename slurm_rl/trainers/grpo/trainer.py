@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import goes_on_from_journal, waits_with_weights
+from slurm_rl.config.sources import blocks_on_weights, resumes_from_log
 from slurm_rl.data.curriculum import note_scores
 from slurm_rl.data.groups import Prompts
 from slurm_rl.errors import StopRequested
@@ -83,9 +83,9 @@ class GRPOTrainer:
         self.pipeline = RolloutPipeline(
             source.start,
             source.finish,
-            staleness=config.rollout.max_staleness,
+            staleness=config.rollout.max_off_policy_steps,
             num_steps=config.trainer.num_steps,
-            is_journalled=goes_on_from_journal(config),
+            is_journalled=resumes_from_log(config),
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
@@ -180,7 +180,7 @@ class GRPOTrainer:
 
     def push_weights(self, timer: Timer) -> None:
         """Send the weights; returns at once, but for episodes between whose turns no weights may come."""
-        if waits_with_weights(self.config):
+        if blocks_on_weights(self.config):
             with timer.phase("rollout"):
                 self.pipeline.wait(self.saver.settle_s)
         with timer.phase("sync"):
@@ -194,7 +194,7 @@ class GRPOTrainer:
         bound on staleness would not hold.
         """
         with timer.phase("sync"):
-            return self.sync.verify(leave=0 if self.config.engines_take_any_time else self.pipeline.staleness)
+            return self.sync.verify(leave=0 if self.config.has_async_engines else self.pipeline.staleness)
 
     # ---- around the step -----------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class GRPOTrainer:
         if config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(result.collected.num_rounds)
         if self.pipeline.staleness:
-            values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.continuous)
+            values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.inflight_weight_updates)
         else:
             values["sync/probe_difference"] = result.probe_difference
         per_s = values["tokens/trained"] / result.seconds["time/step_s"]

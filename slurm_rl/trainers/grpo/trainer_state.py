@@ -40,10 +40,10 @@ class TrainerState:
     evaluated_step: int = -1
     """Step of the newest evaluation."""
     best_step: int = -1
-    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
+    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.interval."""
     best_accuracy: float = -1.0
     kl_coefficient: float | None = None
-    """What the controller has made of algorithm.kl.coefficient; None without a target."""
+    """What the controller has made of algorithm.kl.coef; None without a target."""
     solve_rates: dict[str, list[float]] = field(default_factory=dict)
     """Of each row that was sampled the sum of its scores and their number; with data.curriculum alone."""
     num_metric_rows: int = 0
@@ -74,10 +74,10 @@ class RunSaver(StepSaver):
         saving = config.checkpoint
         super().__init__(
             run,
-            saving.keep,
+            saving.keep_last,
             background=saving.background,
             timeout_s=config.trainer.step_timeout_s,
-            url=saving.url,
+            url=saving.upload_url,
             verify=saving.verify,
             left_s=self._left_s,
         )
@@ -141,7 +141,7 @@ class RunSaver(StepSaver):
 
 def lead_s(run: RunDir, config: RunConfig) -> int:
     """Seconds from a stop signal to the limit, as the controller has it now."""
-    return lead_in_force(run, config.job.planned_lead_s, learns=config.job.signal_lead_s == "auto")
+    return lead_in_force(run, config.job.planned_lead_s, learns=config.job.checkpoint_lead_s == "auto")
 
 
 def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:

@@ -58,7 +58,7 @@ def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunS
     warmed_up = config.warmup.num_steps > 0
     teacher = None if config.reference.path is None else str(expand_user(config.reference.path))
     is_base = config.model.lora is not None and not warmed_up and reference.workers is policy.workers
-    has_reference = config.algorithm.kl.coefficient > 0 and (teacher is not None or not is_base)
+    has_reference = config.algorithm.kl.coef > 0 and (teacher is not None or not is_base)
     if not has_reference and critic is None:
         return
     begun_as = model_folder(run, config)

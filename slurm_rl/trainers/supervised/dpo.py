@@ -86,7 +86,7 @@ def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) ->
 
 
 def build_dpo_loss(examples: Sequence[Example], config: DPOConfig) -> LossFn:
-    """Mean over the pairs of the global batch, plus `chosen_nll` times the mean over its chosen tokens.
+    """Mean over the pairs of the global batch, plus `sft_coef` times the mean over its chosen tokens.
 
     Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
     reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
@@ -106,16 +106,16 @@ def build_dpo_loss(examples: Sequence[Example], config: DPOConfig) -> LossFn:
             chosen=chosen, rejected=rejected, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths
         )
         loss = compute_dpo_loss(pairs, config).sum() / num_pairs
-        chosen_nll, _ = add_up(-logprobs)
-        if config.chosen_nll > 0:
-            loss = loss + config.chosen_nll * chosen_nll.sum() / num_chosen_tokens
+        sft_coef, _ = add_up(-logprobs)
+        if config.sft_coef > 0:
+            loss = loss + config.sft_coef * sft_coef.sum() / num_chosen_tokens
         rewards = config.beta * chosen.detach(), config.beta * rejected.detach()
         return loss, {
             "accuracy": share((rewards[0] > rewards[1]).float(), num_pairs),
             "margin": share(rewards[0] - rewards[1], num_pairs),
             "chosen_reward": share(rewards[0], num_pairs),
             "rejected_reward": share(rewards[1], num_pairs),
-            "chosen_logprob": -share(chosen_nll, num_pairs),
+            "chosen_logprob": -share(sft_coef, num_pairs),
         }
 
     return compute

@@ -121,8 +121,8 @@ class SupervisedLoop:
         return self.add_reference(batches) if self.add_reference else batches
 
     def evaluate_if_due(self) -> None:
-        """Evaluate before the first step, after the last, and every `eval.every` steps."""
-        step, every = self.state.step, self.config.eval.every
+        """Evaluate before the first step, after the last, and every `eval.interval` steps."""
+        step, every = self.state.step, self.config.eval.interval
         due = step in (0, self.num_steps) or (every and step % every == 0)
         if not due or self.state.evaluated_step == step or not self.objective.held_out:
             return
@@ -138,7 +138,7 @@ class SupervisedLoop:
         """Keep what later steps depend on: the first and newest evaluation, the best one, and since when."""
         state = self.state
         state.evaluated_step = state.step
-        if not self.config.eval.every:
+        if not self.config.eval.interval:
             return
         if state.best_loss is None or found["loss"] < state.best_loss:
             state.best_loss, state.num_worse = found["loss"], 0

@@ -125,11 +125,11 @@ def keep_fitting(examples: Sequence[tuple[str, Example]], config: RunConfig) -> 
         length = max(len(sequence.token_ids) for sequence in example.sequences)
         if length <= longest:
             kept.append(example)
-        elif config.data.overlong == "refuse":
+        elif config.data.overlong_prompts == "refuse":
             raise DataError(
                 f"{name}: prompt and answer must fit in supervised.max_tokens = {longest}",
                 seen=f"{length} tokens",
-                action=f"raise it to {length}, or set data.overlong=leave_out",
+                action=f"raise it to {length}, or set data.overlong_prompts=leave_out",
             )
     return kept
 

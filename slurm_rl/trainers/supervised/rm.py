@@ -29,7 +29,7 @@ def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objec
     """Pairs of text, each answer with its last token as the one that is scored."""
     template = open_template(tokenizer, config.data)
     pairs = build_pair_examples(config, partial(encode_for_training, tokenizer=tokenizer, template=template))
-    build_loss = partial(build_rm_loss, centering=config.rm.centering)
+    build_loss = partial(build_rm_loss, centering=config.rm.center_rewards_coef)
     return Objective(*pairs, build_loss, build_loss, is_reward_model=True, is_chat=template is not None)
 
 

@@ -25,7 +25,7 @@ class LoopState:
     evaluated_step: int = -1
     """Step of the newest evaluation."""
     best_step: int = -1
-    """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.every."""
+    """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.interval."""
     best_loss: float | None = None
     num_worse: int = 0
     """Evaluations in a row that brought no lower loss."""
@@ -38,7 +38,7 @@ class PolicySaver:
 
     def __init__(self, run: RunDir, saving: CheckpointConfig, engine: PolicyEngine) -> None:
         self.run_dir, self.engine = run, engine
-        self.saver = StepSaver(run, saving.keep, url=saving.url, verify=saving.verify)
+        self.saver = StepSaver(run, saving.keep_last, url=saving.upload_url, verify=saving.verify)
         self.saved_step = -1
 
     def restore(self) -> LoopState | None:

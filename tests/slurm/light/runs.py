@@ -55,7 +55,7 @@ class LightRun:
         argv += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         self.plan = replace(plan, driver_argv=tuple(argv))
         if net_s is not None:
-            limits, sbatch = replace(plan.limits, signal_lead_s=net_s), {**plan.sbatch, "signal": f"B:USR2@{net_s}"}
+            limits, sbatch = replace(plan.limits, checkpoint_lead_s=net_s), {**plan.sbatch, "signal": f"B:USR2@{net_s}"}
             self.plan = replace(self.plan, limits=limits, sbatch=sbatch)
         with slurm_environment(cluster):
             create_run(self.run_dir, config, self.plan)

@@ -23,7 +23,7 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.plugins.report.step_log import SAVE
 from slurm_rl.rewards.results import RewardItem

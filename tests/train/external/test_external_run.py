@@ -66,7 +66,7 @@ def test_what_an_attempt_leaves_goes_to_the_url(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "mine.py", tmp_path / "run"
     script.write_text(LEAVES)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{sys.executable},{script},${{plan:export}}]"]
-    words += [f"run_dir={run_dir}", "job.max_failures=1", f"checkpoint.url='file://{tmp_path}/bucket'"]
+    words += [f"run_dir={run_dir}", "job.max_failures=1", f"checkpoint.upload_url='file://{tmp_path}/bucket'"]
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", *words],
         cwd=tmp_path,

@@ -39,7 +39,12 @@ def parse_xpk(root: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_xpk_takes_what_starts_watches_and_deletes_a_workload(root: Path) -> None:
-    words = ["+cluster=nvidia_h100", "+exp=maxtext_gspo_llama3_70b", "checkpoint.url='gs://b/r'", "job.max_failures=3"]
+    words = [
+        "+cluster=nvidia_h100",
+        "+exp=maxtext_gspo_llama3_70b",
+        "checkpoint.upload_url='gs://b/r'",
+        "job.max_failures=3",
+    ]
     config = load_config(words)
     env = ["--env-file=/dev/fd/63"]
     done = parse_xpk(root, [*build_xpk_argv(config, TARGET), *env])
@@ -57,7 +62,7 @@ def test_xpk_takes_what_starts_watches_and_deletes_a_workload(root: Path) -> Non
 
 def test_xpk_refuses_a_tpu_that_it_does_not_know(root: Path) -> None:
     target = XpkTarget("tpus", "v99-1", "image", None)
-    words = ["+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", "checkpoint.url='gs://b/r'"]
+    words = ["+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", "checkpoint.upload_url='gs://b/r'"]
     done = parse_xpk(root, build_xpk_argv(load_config(words), target))
     assert done.returncode == 2 and "invalid choice: 'v99-1'" in done.stderr
 

@@ -44,7 +44,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "gradient_checkpointing": "false",
     }
     program = f"external.argv=[{sys.executable},-m,trl.scripts.sft]"
-    return ["+exp=trl_sft_capybara", program, "external.ranks_per_node=2", "job.signal_lead_s=120"] + [
+    return ["+exp=trl_sft_capybara", program, "external.ranks_per_node=2", "job.checkpoint_lead_s=120"] + [
         f"external.args.{name}={value}" for name, value in sizes.items()
     ]
 

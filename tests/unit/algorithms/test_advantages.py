@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.registry import ADVANTAGES
 
 # Two prompts, three completions. Group means 1 and 3, batch mean 2.
 REWARDS = torch.tensor([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]])

@@ -14,7 +14,7 @@ from slurm_rl.algorithms.losses import ClipRange, LossInputs, aggregation_weight
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AggregationName
-from slurm_rl.config.tables import POLICY_LOSSES
+from slurm_rl.config.registry import POLICY_LOSSES
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slurm_rl.algorithms.losses import CorrectionInputs
-from slurm_rl.config.tables import CORRECTIONS
+from slurm_rl.config.registry import CORRECTIONS
 
 RATIOS = [0.25, 0.5, 1.0, 2.0, 8.0]
 

@@ -14,7 +14,7 @@ from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
-from slurm_rl.config.tables import KL_ESTIMATORS
+from slurm_rl.config.registry import KL_ESTIMATORS
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_kl_term_with_bias_correction_has_the_exact_gradient(bias_correction: bo
     old, reference, moved = (torch.randn(7, generator=random, dtype=torch.float64) for _ in range(3))
     logits = (old + steps_taken * moved).requires_grad_()
     logprobs, old_logprobs, ref_logprobs = logits.log_softmax(0), old.log_softmax(0), reference.log_softmax(0)
-    config = AlgorithmConfig(kl=KLConfig(coefficient=1.0, bias_correction=bias_correction))
+    config = AlgorithmConfig(kl=KLConfig(coef=1.0, bias_correction=bias_correction))
     batch = replace(
         build_packed_batch([TrainSequence(token_ids=np.arange(8), trained_from=1)]),
         weights=old_logprobs.exp(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurm_rl.algorithms.losses import ClipRange, LossInputs, TokenLoss
-from slurm_rl.config.tables import POLICY_LOSSES
+from slurm_rl.config.registry import POLICY_LOSSES
 
 CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 

@@ -15,8 +15,8 @@ from slurm_rl.algorithms.preference import (
     compute_dpo_loss,
     sum_by_sequence,
 )
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 
 LOG3 = math.log(3)
 

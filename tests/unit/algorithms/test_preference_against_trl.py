@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from slurm_rl.algorithms.preference import LogRatios, compute_dpo_loss
+from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 
 trl = pytest.importorskip("trl")
 

@@ -99,8 +99,8 @@ def test_words_without_a_name_say_what_they_set(capsys: pytest.CaptureFixture[st
 
 
 def test_a_section_shows_all_its_keys_with_values_defaults_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask(capsys, "eval", "+exp=demo", "eval.every=7")
-    assert "eval.every=7  (default 0)" in told
+    told = ask(capsys, "eval", "+exp=demo", "eval.interval=7")
+    assert "eval.interval=7  (default 0)" in told
     assert "Read with task=grpo, sft, rm, dpo." in told
     assert re.search(r"eval\.greedy=true .*true or false\n    Measure .* Read with task=grpo\.", told)
 

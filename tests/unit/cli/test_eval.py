@@ -19,7 +19,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.launch.runs.recent import remember
 from slurm_rl.launch.runs.start import start_run
-from slurm_rl.plan.topology import Demand, place_engines
+from slurm_rl.plan.placement import Demand, place_engines
 from slurm_rl.run_dir.run_dir import RunDir
 
 WORDS = ["+exp=demo", "+eval.sets.sums.data=addition", "data.train=''"]
@@ -192,4 +192,4 @@ def test_engines_have_all_gpus_for_themselves(capsys: pytest.CaptureFixture[str]
     assert {actor["role"] for actor in plan["actors"]} == {"rollout"}
     assert main(["explain", *WORDS, "eval.only=true", "+cluster=nvidia_h100"]) == 0
     said = capsys.readouterr().out
-    assert "trains nothing" in said and "sums: addition, all rows" in said and "policy" not in said.split("what it")[0]
+    assert "evaluation only" in said and "sums: addition, all rows" in said and "policy" not in said.split("files")[0]

@@ -24,9 +24,9 @@ CASES = {
     "qwen3_8b": (*QWEN, "cluster.num_nodes=2", "job.num_spare_nodes=1"),
     "unknown_model": ("model.path=some/body", "+data=gsm8k", "+reward=math", *H100),
     "ppo": ("+exp=ppo_llama3_8b", *H100, "cluster.num_nodes=2", "reward.model.path=/models/rm"),
-    "lora": ("+exp=grpo_mathv60k", "+cluster=amd_mi300", "+lora=all_linear", "checkpoint.url=gs://bucket/runs"),
+    "lora": ("+exp=grpo_mathv60k", "+cluster=amd_mi300", "+lora=all_linear", "checkpoint.upload_url=gs://bucket/runs"),
     "sft": ("+exp=sft_tiny", *H100, "container.runtime=pyxis", "container.image=/shared/rl.sqsh"),
-    "machines": ("+exp=demo", "+cluster=runpod", "rollout.max_staleness=1"),
+    "machines": ("+exp=demo", "+cluster=runpod", "rollout.max_off_policy_steps=1"),
     "ray": ("+exp=demo", "+cluster=ray", "cluster.address=http://head.example:8265"),
     "verl": ("+exp=verl_ppo_gsm8k", "+cluster=nvidia_a100"),
 }
@@ -64,15 +64,15 @@ def test_the_choice_that_was_passed_over_is_refused_with_the_numbers_that_are_to
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollout.max_staleness=1"], "weights to engines by ray: engines sample ahead"),
-        (["rollout.colocate=true"], "weights to engines by ipc: engines share the policy's GPUs"),
-        (["rollout.weight_transfer=ray"], "weights to engines by ray: as set"),
-        (["rollout.top_p=0.9"], "otherwise in the engine, top_p, top_k, min_p or repetition_penalty"),
+        (["rollout.max_off_policy_steps=1"], "weight transfer by ray: engines sample ahead"),
+        (["rollout.colocate=true"], "weight transfer by ipc: engines share the policy's GPUs"),
+        (["rollout.weight_transfer=ray"], "weight transfer by ray: as set"),
+        (["rollout.top_p=0.9"], "differently in the engine, top_p, top_k, min_p or repetition_penalty"),
         (["policy.num_workers=2"], "2 policy workers: policy.num_workers"),
         (["policy.num_workers=2", "rollout.num_engines=2"], "idle 4 GPUs have no work"),
         (["rollout.tensor_parallel_size=2"], "2 engines of 2 GPUs: rollout.tensor_parallel_size"),
-        (["algorithm.kl.coefficient=0.1"], "reference beside the policy: algorithm.kl.coefficient=0.1"),
-        (["algorithm.kl.coefficient=0.1", "reference.num_workers=2"], "reference on 2 GPUs of its own"),
+        (["algorithm.kl.coef=0.1"], "reference in the policy workers: algorithm.kl.coef=0.1"),
+        (["algorithm.kl.coef=0.1", "reference.num_workers=2"], "reference on 2 dedicated GPUs"),
         (["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"], "fastest choice fits"),
         (
             ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=null"],

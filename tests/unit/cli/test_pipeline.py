@@ -23,7 +23,7 @@ FILE = "sft: +exp=sft_tiny\ngrpo: +exp=demo model=hf 'model.path={sft}/export'\n
 def test_a_stage_comes_after_the_one_before_and_knows_its_folder(tmp_path: Path) -> None:
     first, second = place_stages(parse_stages(FILE, "a.yaml"), tmp_path, ["seed=3"])
     assert first == ["+exp=sft_tiny", "seed=3", f"run_dir={tmp_path}/sft"]
-    last = ["seed=3", f"run_dir={tmp_path}/grpo", f"job.after={tmp_path}/sft"]
+    last = ["seed=3", f"run_dir={tmp_path}/grpo", f"job.depends_on={tmp_path}/sft"]
     assert second == ["+exp=demo", "model=hf", f"model.path={tmp_path}/sft/export", *last]
     dictionary = Stage("a", ("+cluster.env={A: 1}", "name=${task}"))
     assert place_stages([dictionary], tmp_path)[0][:2] == list(dictionary.words)
@@ -35,7 +35,7 @@ WRONG = {
     "a: [b]": "one line of overrides",
     "a b: seed=1": "a stage's name",
     "a: run_dir=x": "run_dir is the pipeline's own",
-    "a: seed=1\nb: job.after=x": r"job\.after is the pipeline's own",
+    "a: seed=1\nb: job.depends_on=x": r"job\.depends_on is the pipeline's own",
     "a: {": r"not valid YAML; got .*, line 1, column 5",
     "a: seed=1\na: seed=2": "duplicate key 'a'",
     "a: model.path={b}/export\nb: seed=1": "may name the stages before it: there are none",

@@ -69,7 +69,7 @@ SAYS_OF_TINY = [
     (["data.train=long.jsonl"], r"long.jsonl:1: .*max_prompt_tokens = 6; got 7 tokens"),
     (["data.train=said.jsonl"], r"said.jsonl:1: .*got '-' in '-1'"),
     (["data.train=said.jsonl", "warmup.num_steps=0"], None),
-    (["data.train=long.jsonl", "data.overlong=leave_out"], None),
+    (["data.train=long.jsonl", "data.overlong_prompts=leave_out"], None),
     (["data.train=words.jsonl", "model.tiny.characters='1>'"], None),
 ]
 

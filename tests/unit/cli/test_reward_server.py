@@ -61,7 +61,7 @@ def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "http://a/b", "function": "f.py:g"}, "set one alone; got reward.function and reward.url"),
+        ({"url": "http://a/b", "function": "f.py:g"}, "only one of these .* got reward.function and reward.url"),
         ({"url": "http://a/b", "service": {"enabled": True}}, "reward.service.enabled would have no effect"),
         ({"url": "a/b"}, "reward.url must be http://host:port/path"),
         ({"url": "http://a/b,"}, "got ''"),

@@ -68,7 +68,7 @@ def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
     [
         (QWEN25_7B, ["rollout.tensor_parallel_size=8"], ["28 heads", "8 GPUs"]),
         (LLAMA3_70B, ["cluster.num_nodes=1"], ["GB >", "80.0 GB"]),
-        (QWEN25_7B, ["rollout.max_staleness=-1"], ["max_staleness", "-1"]),
+        (QWEN25_7B, ["rollout.max_off_policy_steps=-1"], ["max_off_policy_steps", "-1"]),
     ],
 )
 def test_they_end_a_command_with_status_2(

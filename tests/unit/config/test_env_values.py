@@ -1,4 +1,4 @@
-"""Presets may read the environment, and none of its secrets."""
+"""Presets may read the environment except secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm_rl.plan.task import _BUCKET_NAMES, SECRET_NAMES
         *("RAY_AUTH_TOKEN", "SLURM_RL_TOKEN", "SLURM_RL_REWARD_TOKEN", "OPENAI_API_KEY", "GITHUB_PAT", "PGPASSWORD"),
     ],
 )
-def test_a_secret_in_a_preset_is_refused_by_name_without_its_value(
+def test_secret_in_a_preset_is_refused_without_its_value(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -31,14 +31,14 @@ def test_a_secret_in_a_preset_is_refused_by_name_without_its_value(
     preset = f"# @package cluster\nenv:\n  OTHER: x-${{oc.env:{name}}}\n"
     (tmp_path / "site" / "cluster" / "ours.yaml").write_text(preset)
     assert main(["+cluster=ours", "--config-dir", "site", "run_dir=run"]) == 2
-    said = capsys.readouterr().err
-    assert f"${{oc.env:{name}}}" in said and "handed on by name" in said and "hunter2" not in said
+    error = capsys.readouterr().err
+    assert f"${{oc.env:{name}}}" in error and "passed on by name" in error and "hunter2" not in error
     assert not Path("run").exists()
     with pytest.raises(ConfigError, match="no secret"):
         load_config([f"name='${{oc.env:{name},none}}'"])
 
 
-def test_other_variables_are_read_and_other_users_of_omegaconf_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_are_read_in_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/alice")
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     assert (

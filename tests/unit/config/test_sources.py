@@ -1,4 +1,4 @@
-"""Sources of a mixture in the config: what they take from the data, what is refused, and whose files are copied."""
+"""Sources of a mixture and evaluation sets: inherited values, views, and sampling."""
 
 from __future__ import annotations
 
@@ -6,41 +6,53 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.functions import named_functions
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import compose, load_config, parse_config
+from slurm_rl.config.rows import SamplingConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source, goes_on_from_journal, waits_with_weights
-from slurm_rl.errors import ConfigError
+from slurm_rl.config.sources import blocks_on_weights, each_set, each_source, own_temperatures, resumes_from_log
+from slurm_rl.config.user_parts import named_functions
 
-GAME = "class Guess: ...\n"
-MIXED = ("+exp=demo", "data.train=''", "+data.sources.sums.train=addition", "+data.sources.games.train=games.jsonl")
+GAMES = "+data.sources.games"
+MIXED = ("+exp=demo", "data.train=''", "+data.sources.sums.train=addition", f"{GAMES}.train=games.jsonl")
+SAMPLING = {
+    "temperature": 0.5,
+    "max_tokens": 3,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "stop": ("x",),
+    "stop_token_ids": (3,),
+}
+WORDS = {"stop": "[x]", "stop_token_ids": "[3]"}
 
 
 def load(*words: str) -> RunConfig:
     return load_config([*MIXED, *words])
 
 
-def test_a_source_has_of_its_rows_what_it_says_and_the_rest_of_the_data() -> None:
+def word(key: str, prefix: str = GAMES) -> str:
+    return f"{prefix}.{key}={WORDS.get(key, SAMPLING[key])}"
+
+
+def test_source_inherits_columns_it_does_not_set() -> None:
     config = load("data.num_eval=7", "data.largest_addend=9", "+data.sources.games.num_eval=2")
     assert list(each_source(config)) == ["games", "sums"]
     games, sums = each_source(config).values()
     assert (sums.data.train, sums.data.num_eval, sums.data.largest_addend) == ("addition", 7, 9)
     assert (games.data.train, games.data.num_eval) == ("games.jsonl", 2)
     assert games.data.sources == {} and games.reward == config.reward
-    # As it is saved, and read again by every attempt.
     assert parse_config(config.model_dump(mode="json")) == config
 
 
-def test_a_run_without_sources_is_one_itself() -> None:
+def test_each_source_without_sources_is_the_config() -> None:
     config = load_config(["+exp=demo"])
     assert each_source(config) == {"": config}
 
 
-def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_has_its_own_environment_reward_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("game.py").write_text(GAME)
+    Path("game.py").write_text("class Guess: ...\n")
     Path("games.jsonl").write_text("{}\n")
     config = load(
         "+data.sources.games.env={name: game.py:Guess, turn_tokens: 1}",
@@ -54,68 +66,90 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
     assert games.data.train == f"{tmp_path}/games.jsonl"
 
 
-WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
-TOOLS = "{tools: t.py, turn_tokens: 1, order: free}"
-PROGRAM = "{program: [python, -m, agent], turn_tokens: 1}"
+WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, schedule: async}"
+PROGRAM = "{agent_command: [python, -m, agent], turn_tokens: 1}"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "blocks", "resumes"),
     [
-        (["data.train=addition"], "data.train and data.eval are not read where there are data.sources"),
-        (["+data.sources.more.weight=2"], "data.sources.more.train must say what to train on"),
-        (["+data.sources.sums.weight=2000"], "data.sources.games.weight must be at least 0.001 of the sum"),
-        (["+data.sources.sums.max_tokens=6"], "data.sources.sums: max_tokens must be at most rollout.max_tokens"),
-        (
-            ["+data.sources.sums.env={max_turns: 3}"],
-            "data.sources.sums: the keys of env are read with env.name, ",
-        ),
-        (
-            ["data.chat_template=false", "+data.sources.sums.system=Hi"],
-            "data.sources.sums.system needs data.chat_template=true",
-        ),
-        (["data.chat_template=false", "data.system=Hi"], "system needs data.chat_template=true"),
-        (["+data.sources.sums.wait=1"], "data.sources.sums.wait"),
-        ([f"+data.sources.games.env={FREE}", "rollout.max_staleness=1"], "games: environments go in waves with"),
-        (
-            [f"+data.sources.games.env={WAVES}", "rollout.max_staleness=1", "rollout.continuous=true"],
-            "games: environments go in waves .* Next: env.order",
-        ),
-        (
-            [f"+data.sources.games.env={TOOLS}", "rollout.max_staleness=1", "data.chat_template=true"],
-            "games: environments go in waves with",
-        ),
-        (
-            [f"+data.sources.games.env={WAVES}", f"+data.sources.sums.env={FREE}"],
-            "env.order must be the same for all environments",
-        ),
-        (
-            [f"+data.sources.games.env={PROGRAM}", "rollout.max_staleness=1", "rollout.continuous=true"],
-            "games: env.program needs rollout.continuous=false",
-        ),
+        (["rollout.max_off_policy_steps=1"], False, False),
+        ([f"{GAMES}.env={WAVES}", "rollout.max_off_policy_steps=1"], True, False),
+        ([f"{GAMES}.env={FREE}"], False, True),
+        ([f"{GAMES}.env={PROGRAM}"], True, True),
+        ([f"{GAMES}.env={PROGRAM}", "rollout.max_off_policy_steps=1"], True, False),
+        ([f"{GAMES}.env={PROGRAM}", f"+data.sources.sums.env={WAVES}"], True, False),
     ],
 )
-def test_what_does_not_go_together_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(*words)
-
-
-@pytest.mark.parametrize(
-    ("words", "waits", "journalled"),
-    [
-        (["rollout.max_staleness=1"], False, False),
-        ([f"+data.sources.games.env={WAVES}", "rollout.max_staleness=1"], True, False),
-        ([f"+data.sources.games.env={FREE}"], False, True),
-        ([f"+data.sources.games.env={PROGRAM}"], True, True),
-        ([f"+data.sources.games.env={PROGRAM}", "rollout.max_staleness=1"], True, False),
-        ([f"+data.sources.games.env={PROGRAM}", f"+data.sources.sums.env={WAVES}"], True, False),
-    ],
-)
-def test_who_waits_for_episodes_in_flight(words: list[str], waits: bool, journalled: bool) -> None:
+def test_episodes_in_flight_block_weights_or_resume(words: list[str], blocks: bool, resumes: bool) -> None:
     config = load(*words)
-    assert (waits_with_weights(config), goes_on_from_journal(config)) == (waits, journalled)
+    assert (blocks_on_weights(config), resumes_from_log(config)) == (blocks, resumes)
 
 
-def test_tasks_that_read_no_sources_refuse_them() -> None:
-    with pytest.raises(ConfigError, match=r"task=sft does not read data\.sources"):
-        load_config(["+exp=sft_tiny", "data.train=''", "+data.sources.sums.train=addition"])
+@pytest.mark.parametrize("key", SAMPLING)
+def test_source_and_set_override_one_sampling_key(key: str) -> None:
+    config = load(word(key), "+eval.sets.big.data=addition", word(key, "+eval.sets.big"))
+    games, sums = each_source(config).values()
+    assert sums.rollout == config.rollout
+    for one in (games, each_set(config)["big"]):
+        assert one.rollout == config.rollout.model_copy(update={key: SAMPLING[key]})
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_sampling_table_covers_all_keys() -> None:
+    assert {*SamplingConfig.model_fields, "temperature"} - {"env", "reward"} == set(SAMPLING)
+
+
+def test_source_can_remove_the_stops_of_the_run() -> None:
+    config = load("rollout.stop=[x]", "rollout.stop_token_ids=[3]", f"{GAMES}.stop=[]", f"{GAMES}.stop_token_ids=[]")
+    games, sums = (one.rollout for one in each_source(config).values())
+    assert (games.stop, games.stop_token_ids) == ((), ()) and (sums.stop, sums.stop_token_ids) == (("x",), (3,))
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["rollout.temperature=0.7"], {}),
+        (["rollout.temperature=0.7", f"{GAMES}.temperature=0.7", "+data.sources.sums.temperature=0.7"], {}),
+        ([f"{GAMES}.temperature=0.7"], {"games": 0.7, "sums": 1.0}),
+        ([f"{GAMES}.temperature=0.7", "+data.sources.sums.temperature=0.7"], {"games": 0.7, "sums": 0.7}),
+    ],
+)
+def test_own_temperatures_lists_sources_that_differ(words: list[str], found: dict[str, float]) -> None:
+    assert own_temperatures(load(*words)) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ([], None),
+        (["rollout.stop=[x]", "rollout.stop_token_ids=[3]", "rollout.temperature=0.7"], None),
+        (["model.dtype=bfloat16"], "token_tis"),
+        (["model.dtype=bfloat16", "+algorithm=gspo"], "geometric_mask"),
+        (["model.dtype=bfloat16", "algorithm.loss=gspo_token"], "geometric_mask"),
+        (["rollout.max_off_policy_steps=1"], "token_tis"),
+        (["+rollout.engine_args.kv_cache_dtype=fp8"], "token_tis"),
+        *(([f"rollout.{key}={SAMPLING[key]}"], "token_tis") for key in ("top_p", "top_k", "min_p")),
+        (["model.dtype=bfloat16", "algorithm.correction.kind=null"], None),
+        (["algorithm.correction.kind=icepop"], "icepop"),
+    ],
+)
+def test_correction_is_chosen_if_the_sampler_differs(words: list[str], kind: str | None) -> None:
+    assert load_config(["+exp=demo", *words]).correction_kind == kind
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "repetition_penalty"])
+def test_correction_depends_on_the_sampling_of_sources(key: str) -> None:
+    assert load(word(key)).correction_kind == "token_tis"
+    own = [f"+data.sources.{name}.{key}={load().rollout.model_dump()[key]}" for name in ("games", "sums")]
+    assert load(f"rollout.{key}={SAMPLING[key]}", *own).correction_kind is None
+
+
+def test_correction_ignores_temperatures_of_sources() -> None:
+    config = load(word("temperature"), "algorithm.kl.coef=0.1", "algorithm.correction.kind=null")
+    assert config.correction_kind is None
+
+
+def test_parse_config_skips_rules_of_new_runs_for_saved_configs() -> None:
+    words = ["+exp=demo", "rollout.top_k=20", "algorithm.correction.kind=null"]
+    assert parse_config(compose(words)).algorithm.correction.kind is None

@@ -15,7 +15,7 @@ from slurm_rl.launch.sweep.sweeper import Composer
 SWEEPS = {
     "plain values": ["seed=1 optim.lr=1e-4", "seed=2 optim.lr=1", "seed=2 optim.lr=3e-5", "seed=7 optim.lr='1e-4'"],
     "words": ["name=a", "name='b-c'", "name=null", "name=true", r"name=a\,b"],
-    "null and back": ["eval.every=null", "eval.every=2", "eval.every=null"],
+    "null and back": ["eval.interval=null", "eval.interval=2", "eval.interval=null"],
     "lists and tables": ["data.info_keys=[a]", "data.info_keys=[b,c]", "data.info_keys=[]"],
     "a key that others name": ["algorithm=dr_grpo rollout.max_tokens=9", "algorithm=dr_grpo rollout.max_tokens=17"],
     "a section that others name": ["data=gsm8k data.root=/a", "data=gsm8k data.root=/b seed=1"],

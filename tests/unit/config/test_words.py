@@ -1,4 +1,4 @@
-"""What, where and how many compose in any order of words, with a plus or without; what is missing is asked for."""
+"""Overrides compose in any order, with or without a plus; missing keys are named."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORDS = ["+exp=grpo_mathv60k", "+cluster=amd_mi300", "algorithm=dapo", "+network
 OWN = ["model=hf", "model.path=Qwen/Qwen3-4B", "+data=gsm8k", "reward=math"]
 
 
-def test_the_groups_are_those_of_the_config() -> None:
+def test_groups_are_those_of_config_yaml() -> None:
     listed = yaml.safe_load((conf_dir() / "config.yaml").read_text())["defaults"]
     assert tuple(name for entry in listed if isinstance(entry, dict) for name in entry) == GROUPS
     assert {path.parent.name for path in conf_dir().glob("*/*.yaml")} == set(GROUPS)
 
 
-def test_words_have_no_order_and_need_no_plus() -> None:
+def test_overrides_compose_in_any_order_without_plus() -> None:
     config = load_config(WORDS)
     for order in list(itertools.permutations(WORDS))[::40]:
         assert load_config([word.removeprefix("+") for word in order]) == load_config(order) == config
@@ -32,36 +32,40 @@ def test_words_have_no_order_and_need_no_plus() -> None:
         assert parse_config(Composer(extra).compose(normalise_words(WORDS)), is_run=True) == config
 
 
-def test_what_the_user_names_wins_over_the_experiment() -> None:
+def test_user_overrides_win_over_the_experiment() -> None:
     config = load_config(WORDS)
-    assert config.algorithm.dynamic_sampling_rounds == 4 and config.algorithm.kl.coefficient == 0
+    assert config.algorithm.dynamic_sampling_rounds == 4 and config.algorithm.kl.coef == 0
     assert config.cluster.network_interface == "ib0"
     assert load_config(["reward=math", "+exp=grpo_mathv60k", "+cluster=amd_mi300"]).reward.verifiers == {"math": 1.0}
     assert load_config(["network=ib", "+exp=demo", "+cluster=runpod"]).cluster.network_interface == "ib0"
     assert load_config(["+exp=demo", "model=tiny_qwen2_5_vl"]).model.tiny is None
 
 
-def test_a_group_is_chosen_once() -> None:
+def test_group_set_twice_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"data must be chosen once; got data=gsm8k and data=math.*data=\[gsm8k,math\]"
     ):
         load_config(["+data=gsm8k", "data=math"])
 
 
-def test_a_sweep_chooses_among_options() -> None:
+def test_normalise_words_keeps_options_of_a_sweep() -> None:
     assert normalise_words(["+algorithm=dapo,gspo", "+exp=a,b"]) == ["algorithm=dapo,gspo", "exp=a,b"]
 
 
-def test_nothing_of_the_demo_is_in_a_run_of_ones_own() -> None:
+def test_own_run_has_no_settings_of_the_demo() -> None:
     config = load_config([*OWN, "+cluster=nvidia_h100"])
     assert (config.name, config.optim.lr, config.warmup.num_steps) == ("run", 1e-6, 0)
-    assert (config.rollout.max_tokens, config.algorithm.clip_high, config.optim.schedule) == (1024, 0.2, "constant")
+    assert (config.rollout.max_tokens, config.algorithm.clip_ratio_high, config.optim.schedule) == (
+        1024,
+        0.2,
+        "constant",
+    )
     assert config.reward.verifiers == {"math": 1.0}
     assert config == load_config([word for word in [*OWN, "+cluster=nvidia_h100"] if word != "model=hf"])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["seed=1"], "model.path, data.train and a reward"),
         (["model.path=a", "+data=gsm8k"], "must be given a reward"),
@@ -70,20 +74,18 @@ def test_nothing_of_the_demo_is_in_a_run_of_ones_own() -> None:
         (["+exp=sft_llama3_8b", "+cluster=nvidia_h100"], "must be given model.path"),
     ],
 )
-def test_all_that_is_missing_is_asked_for_at_once(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_keys_are_named_at_once(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error and "Next: " in error and "Traceback" not in error
+    assert message in error and "Next: " in error and "Traceback" not in error
 
 
-def test_the_demo_runs_when_no_words_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_overrides_is_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan"]) == 0
     assert "runs/addition-" in capsys.readouterr().out
 
 
-def test_the_number_format_follows_the_accelerator_and_is_saved() -> None:
+def test_dtype_auto_follows_the_accelerator_and_is_saved() -> None:
     config = load_config([*OWN, "+cluster=amd_mi300"])
     assert (config.model.dtype, config.model.gradient_checkpointing) == ("bfloat16", "auto")
     saved = config.model_dump(mode="json")
@@ -94,8 +96,7 @@ def test_the_number_format_follows_the_accelerator_and_is_saved() -> None:
     assert load_config([*OWN, "+cluster=amd_mi300", "model.dtype=float32"]).model.dtype == "float32"
 
 
-def test_a_preset_that_overrides_a_group_is_told_how() -> None:
-    """Of conf/config.yaml's slots those of later groups are the user's own."""
+def test_preset_that_overrides_a_group_names_the_syntax() -> None:
     from slurm_rl.config.compose_errors import explain_compose_error
 
     error = explain_compose_error(ValueError("In 'exp/mine': Could not override 'model'. No match in the defaults"))

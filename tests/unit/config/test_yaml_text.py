@@ -1,4 +1,4 @@
-"""Presets are YAML 1.2: a text keeps its spelling, and what is wrong with a file is told with its line."""
+"""Presets are YAML 1.2: text keeps its spelling, and errors name file and line."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_main_names_file_and_line_of_a_broken_preset(
+def test_broken_preset_is_refused_with_file_and_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, says = WRONG[name]
+    text, message = WRONG[name]
     file = write(tmp_path, text)
     assert main(["explain", "+exp=demo", "cluster=mine", "--config-dir", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert str(file) in said
-    assert re.search(says, said), said
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert re.search(message, error), error
 
 
 def test_load_config_reads_a_preset_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_load_config_reads_a_preset_with_a_byte_order_mark(tmp_path: Path) -> No
     assert load_config(["+exp=demo", "cluster=mine"], config_dir=str(tmp_path)).job.time_limit_min == 120
 
 
-def test_load_config_takes_a_preset_of_its_group_without_a_package(tmp_path: Path) -> None:
+def test_load_config_reads_a_group_preset_without_package(tmp_path: Path) -> None:
     write(tmp_path, "num_nodes: 3\n")
     assert load_config(["+exp=demo", "cluster=mine"], config_dir=str(tmp_path)).cluster.num_nodes == 3
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.config.data import CurriculumConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.curriculum import choose_rows, note_scores
 from slurm_rl.data.mixing import BLOCK, MixedOrder, Quotas, list_candidates

@@ -161,7 +161,7 @@ def test_rows_that_do_not_fit_are_left_out_when_asked_to() -> None:
     limits = {"max_prompt_tokens": 8, "context_length": 15, "max_tokens": 10}
     kept = encode_prompts(rows, build_tokenizer(), template=None, overlong="leave_out", **limits)
     assert [prompt.index for prompt in kept] == [0, 2]
-    with pytest.raises(DataError, match=r"row 1: .*5 tokens.*data\.overlong=leave_out"):
+    with pytest.raises(DataError, match=r"row 1: .*5 tokens.*data\.overlong_prompts=leave_out"):
         encode_prompts(rows, build_tokenizer(), template=None, **limits)
 
 

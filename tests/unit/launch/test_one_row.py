@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.launchers import LAUNCHERS, LauncherRow
+from slurm_rl.config.launchers import LAUNCHERS, LauncherEntry
 from slurm_rl.errors import SubmitError
 from slurm_rl.launch.controller.record import Job, RunState
 from slurm_rl.launch.protocol import Launcher, Submitted
@@ -49,7 +49,7 @@ class Toy(Launcher):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(LAUNCHERS, "toy", LauncherRow(f"{Path(__file__)}:Toy"))
+    monkeypatch.setitem(LAUNCHERS, "toy", LauncherEntry(f"{Path(__file__)}:Toy"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
         "open(os.environ['SLURM_RL_RUN_DIR'] + '/pid', 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )
-    process = start(tmp_path, ["python3", "-c", body], "job.signal_lead_s=2")
+    process = start(tmp_path, ["python3", "-c", body], "job.checkpoint_lead_s=2")
     wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
     assert catches(process.pid, signal.SIGUSR2)
     process.send_signal(signal.SIGUSR2)

@@ -51,7 +51,7 @@ class Nodes:
     def __init__(self, folder: Path, how: str) -> None:
         self.run = RunDir(folder / "run")
         plan = demo_plan(self.run)
-        limits = replace(plan.limits, hang_after_s=1.0)
+        limits = replace(plan.limits, heartbeat_timeout_s=1.0)
         self.plan: JobPlan = replace(plan, num_nodes=2, limits=limits)
         self.attempt = self.run.attempt(1)
         self.attempt.logs.mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_the_rank_that_does_not_answer_is_named_on_its_node(nodes: Nodes) -> Non
 def test_ranks_that_get_on_are_left_alone_and_told_of(nodes: Nodes) -> None:
     """With the deadline that a user has: none of them is late."""
     watch = nodes.watches[1]
-    watch.plan = replace(watch.plan, limits=replace(watch.plan.limits, hang_after_s=600.0))
+    watch.plan = replace(watch.plan, limits=replace(watch.plan.limits, heartbeat_timeout_s=600.0))
     nodes.wait_until(lambda: len(read_beats(watch.folder, time.monotonic())) == 2, "beats")
     watch.look()
     [told] = read_told(nodes.attempt)

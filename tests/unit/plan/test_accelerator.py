@@ -1,4 +1,4 @@
-"""The environment tables and how the user changes them."""
+"""Environment variables of accelerators and Ray, and the user's overrides."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def as_dict(env: list[EnvVar]) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("env", [*map(accelerator_env, KINDS), ray_env(1), ray_env(1000)])
-def test_every_variable_stands_once_and_has_its_reason(env: list[EnvVar]) -> None:
+def test_variables_are_unique_and_have_reasons(env: list[EnvVar]) -> None:
     assert len(as_dict(env)) == len(env)
     assert all(var.reason and var.value for var in env)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_about_the_fabric_unless_the_user_names_it(kind: AcceleratorKind) -> None:
+def test_defaults_do_not_configure_the_fabric(kind: AcceleratorKind) -> None:
     assert not [var.name for var in accelerator_env(kind) if "IFNAME" in var.name or "_IB_" in var.name]
 
 
-def test_a_named_interface_reaches_gloo_and_nccl() -> None:
+def test_network_interface_is_set_for_gloo_and_nccl() -> None:
     for kind in ("nvidia", "amd"):
         env = as_dict(accelerator_env(kind, network_interface="ib0"))  # type: ignore[arg-type]
         assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "ib0"
@@ -36,22 +36,22 @@ def test_a_named_interface_reaches_gloo_and_nccl() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nvidia", "amd"])
-def test_a_hang_leaves_a_trace_in_the_run_directory(kind: AcceleratorKind) -> None:
+def test_flight_recorder_writes_to_the_trace_dir(kind: AcceleratorKind) -> None:
     env = as_dict(accelerator_env(kind, trace_dir="/run/x/attempts/0"))
     assert env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/run/x/attempts/0/nccl_trace_rank_"
     assert env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000" and env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
-def test_only_amd_takes_the_masks_out_of_rays_hands() -> None:
+def test_only_amd_sets_the_noset_flags() -> None:
     assert set(NOSET_FLAGS) <= set(as_dict(accelerator_env("amd")))
     assert not set(NOSET_FLAGS) & set(as_dict(accelerator_env("nvidia")))
 
 
-def test_cpu_settings() -> None:
+def test_cpu_disables_dynamo() -> None:
     assert as_dict(accelerator_env("cpu"))["TORCHDYNAMO_DISABLE"] == "1"
 
 
-def test_ray_is_tuned_for_the_burst_only_where_there_is_one() -> None:
+def test_ray_env_scales_with_the_nodes() -> None:
     small, large, huge = (as_dict(ray_env(num_nodes)) for num_nodes in (4, 64, 1000))
     assert small["RAY_worker_register_timeout_seconds"] == "120"
     assert "RAY_health_check_period_ms" not in small
@@ -59,7 +59,7 @@ def test_ray_is_tuned_for_the_burst_only_where_there_is_one() -> None:
     assert huge["RAY_gcs_server_rpc_server_thread_num"] == "64"
 
 
-def test_the_user_wins_and_none_removes() -> None:
+def test_merge_env_overrides_and_removes() -> None:
     base = [EnvVar("A", "1", "x"), EnvVar("B", "2", "y")]
     merged = merge_env(base, {"A": "5", "B": None, "C": "", "GONE": None})
     assert as_dict(merged) == {"A": "5", "C": ""}
@@ -68,6 +68,6 @@ def test_the_user_wins_and_none_removes() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\n", "$(id)"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_merge_env_refuses_invalid_names(name: str) -> None:
     with pytest.raises(ConfigError, match="environment variable"):
         merge_env([], {name: "x"})

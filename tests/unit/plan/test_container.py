@@ -1,4 +1,4 @@
-"""Containers: the argv of every runtime and vendor, paths of every kind, and no value of a variable in argv."""
+"""Command lines of every container runtime and vendor, arbitrary paths, and no values of variables in argv."""
 
 from __future__ import annotations
 
@@ -65,14 +65,10 @@ PYXIS = (
     "--site-option=1",
 )
 
-# (runtime, accelerator) -> what stands before the program, and argv.
+# (runtime, accelerator) -> srun arguments and argv.
 GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("none", "nvidia"): ((), ARGV),
-    ("none", "amd"): ((), ARGV),
-    ("none", "cpu"): ((), ARGV),
-    ("pyxis", "nvidia"): (PYXIS, ARGV),
-    ("pyxis", "amd"): (PYXIS, ARGV),
-    ("pyxis", "cpu"): (PYXIS, ARGV),
+    **{("none", accelerator): ((), ARGV) for accelerator in ("nvidia", "amd", "cpu")},
+    **{("pyxis", accelerator): (PYXIS, ARGV) for accelerator in ("nvidia", "amd", "cpu")},
     ("apptainer", "nvidia"): ((), ("apptainer", "exec", "--no-home", "--nv", *APPTAINER_TAIL)),
     ("apptainer", "amd"): ((), ("apptainer", "exec", "--no-home", "--rocm", *APPTAINER_TAIL)),
     ("apptainer", "cpu"): ((), ("apptainer", "exec", "--no-home", *APPTAINER_TAIL)),
@@ -112,17 +108,17 @@ def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
 
 
 @pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
-def test_golden(runtime: str, accelerator: str) -> None:
+def test_wrap_equals_the_expected_argv(runtime: str, accelerator: str) -> None:
     result = wrapped(runtime, accelerator)
     assert (result.srun_args, result.argv) == GOLDEN[runtime, accelerator]
 
 
-def test_every_runtime_has_its_golden_argv() -> None:
+def test_every_runtime_has_an_expected_argv() -> None:
     assert {runtime for runtime, _ in GOLDEN} == set(RUNTIMES)
 
 
 @pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
-def test_no_value_of_a_variable_and_no_privilege_in_argv(runtime: str, accelerator: str) -> None:
+def test_argv_has_no_values_of_variables_and_no_privileges(runtime: str, accelerator: str) -> None:
     result = wrapped(runtime, accelerator)
     words = [*result.srun_args, *result.argv]
     assert not [word for word in words if any(value in word for value in ENV.values())]
@@ -130,38 +126,36 @@ def test_no_value_of_a_variable_and_no_privilege_in_argv(runtime: str, accelerat
     assert result.env.items() >= ENV.items() and SECRET not in result.env
 
 
-def test_apptainer_lets_our_values_win_over_those_of_the_image() -> None:
+def test_apptainer_overrides_variables_of_the_image() -> None:
     assert wrapped("apptainer").env["APPTAINERENV_NCCL_DEBUG"] == "WARN"
 
 
-def test_podman_and_docker_end_exactly_their_container() -> None:
+def test_cleanup_ends_only_its_container() -> None:
     assert wrapped("podman").cleanup_argv == ("podman", "rm", "--force", "--ignore", "--time=10", "job-7")
     assert wrapped("docker").cleanup_argv == ("docker", "rm", "--force", "job-7")
     assert wrapped("pyxis").cleanup_argv == wrapped("apptainer").cleanup_argv == ()
 
 
-def test_a_read_only_image() -> None:
+def test_wrap_with_a_read_only_image() -> None:
     assert "--container-readonly" in wrapped("pyxis", writable=False).srun_args
     assert "--writable-tmpfs" not in wrapped("apptainer", writable=False).argv
     assert {"--read-only", "--env=HOME=/home/slurm_rl"} <= set(wrapped("podman", writable=False).argv)
     assert {"--read-only", "--tmpfs=/tmp"} <= set(wrapped("docker", writable=False).argv)
-    # One place has one mount.
+    # A mount of /tmp replaces the tmpfs.
     assert "--tmpfs=/tmp" not in wrapped("docker", writable=False, mounts=(Mount("/tmp", "/tmp"),)).argv
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
-def test_between_nodes_the_container_has_the_rdma_devices_that_its_node_has(
-    runtime: str, accelerator: str, tmp_path: Path
-) -> None:
-    """Without them NCCL takes TCP; a device that is not there is refused, so one is named where it is."""
+def test_wrap_exposes_rdma_devices_that_exist(runtime: str, accelerator: str, tmp_path: Path) -> None:
+    """Missing devices are refused by the runtimes, so only existing ones are named."""
     shell, option, script, *argv = wrapped(runtime, accelerator, rdma=True).argv
     assert argv == [runtime, *wrapped(runtime, accelerator).argv[2:]]
     devices = tmp_path / "infiniband"
-    said = ["/bin/echo" if word == runtime else word for word in argv]
+    echo = ["/bin/echo" if word == runtime else word for word in argv]
 
     def run() -> str:
-        words = [shell, option, script.replace("/dev/infiniband", str(devices)), *said]
+        words = [shell, option, script.replace("/dev/infiniband", str(devices)), *echo]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     plain = " ".join(argv[1:])
@@ -173,14 +167,14 @@ def test_between_nodes_the_container_has_the_rdma_devices_that_its_node_has(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_rdma_devices_are_for_gpus_and_for_runtimes_that_hide_the_nodes_own(runtime: str) -> None:
+def test_rdma_changes_only_podman_and_docker_with_gpus(runtime: str) -> None:
     assert wrapped(runtime, "cpu", rdma=True) == wrapped(runtime, "cpu")
     if runtime not in {"podman", "docker"}:
         assert wrapped(runtime, "nvidia", rdma=True) == wrapped(runtime, "nvidia")
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_the_agents_of_several_nodes_get_them(num_nodes: int) -> None:
+def test_agents_of_several_nodes_get_rdma_devices(num_nodes: int) -> None:
     words = ["+exp=demo", "+cluster=nvidia_h100", "container.runtime=podman", "container.image=i:1"]
     config = load_config([*words, f"cluster.num_nodes={num_nodes}"])
     plan = build_plan(config, "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
@@ -188,21 +182,21 @@ def test_the_agents_of_several_nodes_get_them(num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
-def test_a_shared_memory_of_its_own_instead_of_the_hosts(runtime: str) -> None:
+def test_shm_size_replaces_the_host_ipc(runtime: str) -> None:
     argv = wrapped(runtime, shm_size_gb=16).argv
     assert "--shm-size=16g" in argv and "--ipc=host" not in argv
 
 
-def test_docker_runs_as_the_caller_so_that_files_are_the_users() -> None:
+def test_docker_runs_as_the_caller() -> None:
     assert "--user=1000:100" in wrapped("docker", user=(1000, 100)).argv
     assert "--user=0:0" in wrapped("docker", user=(0, 0)).argv
 
 
-def test_podman_runs_as_its_root_who_is_the_caller_whatever_user_the_image_names() -> None:
+def test_podman_runs_as_root_of_the_rootless_container() -> None:
     assert "--user=0:0" in wrapped("podman", user=(1000, 100)).argv
 
 
-def test_nothing_to_mount_nowhere_to_go() -> None:
+def test_pyxis_without_mounts_and_workdir() -> None:
     plan = replace(PLAN, runtime="pyxis", mounts=(), workdir=None, extra_args=())
     result = wrap(ARGV, {}, [], plan, accelerator="cpu", name="x")
     assert result.srun_args == PYXIS[:4]
@@ -214,32 +208,32 @@ ODD_BIND = '--mount=type=bind,"source=/a b:c,d""e",target=/x y:z,'
 
 @pytest.mark.parametrize("accelerator", ["nvidia", "amd", "cpu"])
 @pytest.mark.parametrize(("runtime", "word"), [("podman", "readonly"), ("docker", "readonly"), ("apptainer", "ro")])
-def test_golden_mounts_with_spaces_colons_commas_and_quotes(runtime: str, word: str, accelerator: str) -> None:
+def test_mounts_with_separators_are_quoted(runtime: str, word: str, accelerator: str) -> None:
     for mount, expected in ((ODD, ODD_BIND + word), (replace(ODD, read_only=False), ODD_BIND[:-1])):
         argv = wrapped(runtime, accelerator, mounts=(mount,)).argv
         assert [item for item in argv if item.startswith("--mount")] == [BINDS[0], expected]
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a,b", "/a:b", "/a\\b", "/a\tb"])
-def test_pyxis_says_which_path_it_cannot_mount(path: str) -> None:
+def test_pyxis_refuses_paths_with_separators(path: str) -> None:
     for mount in (Mount(path, "/x"), Mount("/x", path)):
         with pytest.raises(ConfigError, match="pyxis mounts only paths without"):
             wrapped("pyxis", mounts=(mount,))
 
 
-# What the config lets through, separators of all kinds among it.
+# All paths that the config accepts, with many separators.
 PATHS = (
     st.text(st.one_of(st.sampled_from(' ,:"=\\'), st.characters()), min_size=1).filter(str.isprintable).map("/".__add__)
 )
 
 
 @given(source=PATHS, target=PATHS)
-def test_a_bind_mount_reads_back_as_csv(source: str, target: str) -> None:
+def test_render_bind_parses_as_csv(source: str, target: str) -> None:
     line = render_bind(Mount(source, target, read_only=True), "ro")
     assert next(csv.reader([line], strict=True)) == ["type=bind", f"source={source}", f"target={target}", "ro"]
 
 
-def test_the_same_mount_twice_is_one_and_two_on_one_place_are_an_error() -> None:
+def test_equal_mounts_merge_and_conflicting_ones_are_refused() -> None:
     argv = wrapped("podman", mounts=(RUN_DIR,)).argv
     assert len([word for word in argv if word.startswith("--mount")]) == 1
     with pytest.raises(ConfigError, match="/shared/runs/1 and /home/me both on"):
@@ -247,12 +241,12 @@ def test_the_same_mount_twice_is_one_and_two_on_one_place_are_an_error() -> None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "a;b", "a\n"])
-def test_a_name_that_a_runtime_would_refuse(name: str) -> None:
+def test_wrap_refuses_an_invalid_container_name(name: str) -> None:
     with pytest.raises(ConfigError, match="container's name"):
         wrap(ARGV, {}, [], PLAN, accelerator="cpu", name=name)
 
 
-def test_the_config_becomes_the_plan_through_json() -> None:
+def test_container_plan_round_trips_through_json() -> None:
     config = ContainerConfig(
         runtime="podman",
         image="localhost/rl:1",
@@ -282,13 +276,13 @@ def test_the_config_becomes_the_plan_through_json() -> None:
         ({"privileged": True}, "privileged"),
     ],
 )
-def test_bad_config(values: dict[str, Any], message: str) -> None:
+def test_container_config_refuses_invalid_values(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ContainerConfig(**values)
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
-def test_lines_for_the_container_run_in_it(runtime: str) -> None:
+def test_container_setup_runs_inside_the_container(runtime: str) -> None:
     container = replace(PLAN, runtime=runtime, setup=("source /opt/env",))
     wrapped = wrap(["python", "x.py"], {}, [], container, accelerator="cpu", name="a")
     assert wrapped.argv[-3:-1] == ("/bin/sh", "-c")
@@ -296,8 +290,8 @@ def test_lines_for_the_container_run_in_it(runtime: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
-def test_the_nodes_own_disk_is_in_the_container_where_the_preflight_looked(runtime: str) -> None:
-    """A container's /tmp may be memory. What the user mounts there stands."""
+def test_tmp_root_of_the_node_is_mounted(runtime: str) -> None:
+    """A mount of the user takes precedence."""
     words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/i.sqsh"]
     for more, seen in (("cluster.tmp_root=/scratch", "/scratch"), ("container.mounts=[/disk:/tmp]", "/disk")):
         plan = build_plan(load_config([*words, more]), "/scratch/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
@@ -306,13 +300,13 @@ def test_the_nodes_own_disk_is_in_the_container_where_the_preflight_looked(runti
             assert (
                 f"{seen}:{plan.tmp_root}" if runtime == "pyxis" else f"source={seen},target={plan.tmp_root}"
             ) in text
-            # What lies below is mounted after it.
+            # Paths below it are mounted later.
             assert text.index("/scratch/runs/a") > text.index(seen) or seen == "/disk"
             assert text.count("/tmp") == (seen == "/disk")
 
 
-def test_under_pyxis_no_line_for_the_host_runs_in_the_container() -> None:
-    """srun starts the container itself, so a shell before it would be inside."""
+def test_cluster_setup_does_not_run_inside_pyxis() -> None:
+    """srun starts the container, so a shell would run inside."""
     words = [
         "+exp=demo",
         "+cluster=slurm_cpu",

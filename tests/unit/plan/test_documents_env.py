@@ -1,4 +1,4 @@
-"""The variables of the documents in docs/from are in the presets of their clusters, with the documents' values."""
+"""Presets have the environment variables of the documents in docs/from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.job import SubmitFacts, build_plan
 
-# verl, slurm_script.sh, "Cluster Network Setting". NCCL_DEBUG is job.debug; cards are named by NCCL_IB_HCA=mlx5 alone.
+# verl, slurm_script.sh, "Cluster Network Setting". NCCL_DEBUG is job.debug; NCCL_IB_HCA=mlx5 selects the cards.
 VERL_AMD = {
     "GPU_MAX_HW_QUEUES": "2",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
@@ -41,11 +41,11 @@ RUNPOD = {
         (["+cluster=gcp_a2_ultragpu", "+exp=grpo_mathv60k"], {"NCCL_SOCKET_IFNAME": "eth0"}),
     ],
 )
-def test_variables_of_the_document(words: list[str], wanted: dict[str, str]) -> None:
+def test_preset_sets_the_variables_of_the_document(words: list[str], wanted: dict[str, str]) -> None:
     plan = build_plan(load_config(words), "/runs/a", SubmitFacts("python", 8, "1"))
     assert {name: plan.env.get(name) for name in wanted} == wanted
 
 
-def test_cards_for_data_are_named_among_others() -> None:
+def test_network_cards_can_be_overridden() -> None:
     words = ["+cluster=amd_mi300", "+network=roce_amd", 'cluster.env.NCCL_IB_HCA="mlx5_0,mlx5_1"']
     assert load_config([*words, "+exp=demo"]).cluster.env["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"

@@ -1,4 +1,4 @@
-"""Which mode of exactness a run has is said by `plan`."""
+"""`plan` shows how exactly a killed run resumes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         ([], "after a kill: every metric in every digit"),
-        (["rollout.max_staleness=2"], "after a kill: every metric in every digit"),
-        (["env.order=free"], "after a kill: the same tokens, no ended turn is sampled again"),
-        (["env.order=free", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
+        (["rollout.max_off_policy_steps=2"], "after a kill: every metric in every digit"),
+        (["env.schedule=async"], "after a kill: the same tokens, no ended turn is sampled again"),
+        (["env.schedule=async", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
         (
-            ["env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"],
+            ["env.schedule=async", "rollout.max_off_policy_steps=2", "rollout.inflight_weight_updates=true"],
             "after a kill: no ended turn of a saved policy is lost",
         ),
         (
-            ["env.name=null", "env.program=[python,-m,agent]"],
+            ["env.name=null", "env.agent_command=[python,-m,agent]"],
             "after a kill: the same tokens, no recorded reply is sampled again",
         ),
     ],
 )
-def test_plan_says_what_a_killed_run_has(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_plan_shows_the_exactness_of_a_resume(
+    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("digits.jsonl").write_text("".join(f'{{"prompt": "{i:03d}?", "answer": "2"}}\n' for i in range(20)))
     run = ["+exp=guessing_game_tiny", "data.train=digits.jsonl", "data.num_eval=1", f"env.name={WORLDS}:Count"]
     assert main(["plan", "--config-dir", EXAMPLE, *run, *words]) == 0
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out

@@ -1,23 +1,21 @@
-"""The output of `plan` for every cluster preset, and for one preset per accelerator in every container runtime.
+"""The output of `plan`, one golden file per launcher, accelerator, runtime and way to start ranks.
 
-A wanted change: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
+To update: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
 from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 IMAGES = {
     "none": None,
     "pyxis": "/images/slurm_rl.sqsh",
@@ -25,23 +23,22 @@ IMAGES = {
     "podman": "registry.example/slurm_rl:1",
     "docker": "registry.example/slurm_rl:1",
 }
-# A fixed machine and moment, so that the text is the same everywhere.
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
-# Under torchrun: one of each kind.
-UNDER_TORCHRUN = [("local", "none", "sft"), ("slurm_cpu", "none", "sft"), ("nvidia_h100", "pyxis", "dpo")]
-# Task to what is planned; the names stay those of the files.
-EXPERIMENTS = {"grpo": "demo", "sft": "sft_tiny", "dpo": "dpo_tiny"}
-IN_CONTAINERS = itertools.product(["amd_mi300", "nvidia_h100"], [name for name in IMAGES if name != "none"])
+EXPERIMENTS = {
+    "grpo": ["+exp=demo"],
+    "sft": ["+exp=sft_tiny"],
+    "ppo": ["+exp=ppo_llama3_8b", "cluster.num_nodes=2", "reward.model.path=/models/llama3-8b-rm"],
+}
 CASES = [
-    *((cluster, "none", "grpo") for cluster in CLUSTERS),
-    *((*case, "grpo") for case in IN_CONTAINERS),
-    *UNDER_TORCHRUN,
+    *((cluster, "none", "grpo") for cluster in ("local", "slurm_cpu", "nvidia_h100", "amd_mi300", "ray", "runpod")),
+    *(("nvidia_h100", runtime, "grpo") for runtime in IMAGES if runtime != "none"),
+    *(("slurm_cpu", "none", "sft"), ("nvidia_h100", "none", "ppo")),
 ]
 
 
 def render(cluster: str, runtime: str, task: str) -> str:
     words = [
-        f"+exp={EXPERIMENTS[task]}",
+        *EXPERIMENTS[task],
         f"+cluster={cluster}",
         "name=golden",
         "run_dir=/shared/runs/golden",
@@ -60,11 +57,11 @@ def golden_file(cluster: str, runtime: str, task: str) -> Path:
 
 
 @pytest.mark.parametrize(("cluster", "runtime", "task"), CASES)
-def test_the_plan_is_as_before(cluster: str, runtime: str, task: str) -> None:
+def test_plan_equals_its_golden_file(cluster: str, runtime: str, task: str) -> None:
     assert render(cluster, runtime, task) == golden_file(cluster, runtime, task).read_text()
 
 
-def test_no_golden_file_is_without_its_preset() -> None:
+def test_golden_files_are_those_of_the_cases() -> None:
     assert set(GOLDEN.glob("plan-*.txt")) == {golden_file(*case) for case in CASES}
 
 

@@ -1,4 +1,4 @@
-"""What tests/gpu runs composes and fits, so that none of it ends on a GPU machine for a word of its own."""
+"""Runs of tests/gpu compose and fit, so that none fails on a GPU machine because of its config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shape_of(model: str | None) -> ModelShape | None:
 
 
 @pytest.mark.parametrize(("name", "vendor"), [*((name, "nvidia") for name in CASES), (next(iter(CASES)), "amd")])
-def test_a_run_of_tests_gpu_plans_on_gpus_of_80_gb(name: str, vendor: str, tmp_path: Path) -> None:
+def test_gpu_case_fits_80_gb(name: str, vendor: str, tmp_path: Path) -> None:
     case = CASES[name]
     words = fill(case.words, model=tmp_path, rows=tmp_path / "rows.jsonl", folder=tmp_path)
     config = load_config([*device_words(vendor, case.num_gpus, 80), *words])
@@ -36,5 +36,5 @@ def test_a_run_of_tests_gpu_plans_on_gpus_of_80_gb(name: str, vendor: str, tmp_p
     assert plan.layout.unknown is None or shape is None
 
 
-def test_the_wide_model_has_a_tensor_of_more_than_a_gib() -> None:
+def test_wide_model_has_a_tensor_above_one_gib() -> None:
     assert TEXT["wide"].vocab_size * TEXT["wide"].hidden_size * 2 > 2**30

@@ -1,4 +1,4 @@
-"""Shapes of the table against the counts of parameters that the authors publish, in billions."""
+"""Shapes of known_models.csv against published parameter counts, in billions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.launch.runs.model_shape import find_shape, sees_images
 from slurm_rl.plan.known_models import find_known, load_known
 
-# As model cards and papers have them.
+# From model cards and papers.
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": 0.494,
     "Qwen/Qwen2.5-1.5B-Instruct": 1.544,
@@ -54,14 +54,14 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
+def test_known_shape_has_the_published_parameters(name: str) -> None:
     shape = find_known(name)
     assert shape is not None
     assert shape.num_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=2e-3)
 
 
-def test_every_shape_is_held_against_a_count() -> None:
-    """By its weights: those with another context have the same."""
+def test_every_known_shape_has_a_published_count() -> None:
+    """Compare by weights, since variants with another context share them."""
 
     def weights(name: str) -> tuple[int, ...]:
         shape = load_known()[name.lower()]
@@ -70,7 +70,7 @@ def test_every_shape_is_held_against_a_count() -> None:
     assert {weights(name) for name in load_known()} == {weights(name) for name in PUBLISHED}
 
 
-def test_a_name_stands_in_for_a_folder_that_is_not_here() -> None:
+def test_find_shape_uses_known_models_by_name() -> None:
     shape = find_shape(ModelConfig(path="Qwen/Qwen2.5-VL-3B-Instruct"))
     assert shape == find_known("qwen/qwen2.5-vl-3b-instruct") != None  # noqa: E711
     assert sees_images(ModelConfig(path="Qwen/Qwen2.5-VL-3B-Instruct")) is True

@@ -1,3 +1,5 @@
+"""Sizes and memory of a layout, and refusals with both numbers."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +15,7 @@ from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.memory import ModelShape, estimate_engine, parse_shape
 from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
 
-# Shapes as their config.json files on the hub have them.
+# From the config.json files on the hub.
 QWEN25_7B = {
     "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064,
     "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": False,
@@ -51,7 +53,7 @@ def plan_of(tree: dict[str, object], *words: str) -> JobPlan:
     return build_plan(load_config([*H100, *words]), "/runs/a", facts)
 
 
-def test_adapters_and_offloading_take_their_part_of_the_memory_away() -> None:
+def test_estimate_policy_subtracts_adapters_and_offload() -> None:
     """70B on 8 workers by hand: 70.6e9 * 2 / 8 bytes of frozen weights, where full training has 16 bytes each."""
     shape = shape_of(LLAMA3_70B)
 
@@ -72,18 +74,18 @@ def test_adapters_and_offloading_take_their_part_of_the_memory_away() -> None:
 @pytest.mark.parametrize(
     ("tree", "billions"), [(QWEN25_7B, 7.62), (LLAMA3_70B, 70.55), (QWEN3_30B_A3B, 30.5)], ids=["7b", "70b", "moe"]
 )
-def test_parameters_are_those_of_the_model_card(tree: dict[str, object], billions: float) -> None:
+def test_num_parameters_equals_the_model_card(tree: dict[str, object], billions: float) -> None:
     assert shape_of(tree).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-def test_a_vision_language_model_is_read_by_its_language_part() -> None:
+def test_parse_shape_reads_the_text_config() -> None:
     assert parse_shape({"text_config": QWEN25_7B, "tie_word_embeddings": True}) == shape_of(
         {**QWEN25_7B, "tie_word_embeddings": True}
     )
     assert parse_shape({"model_type": "mamba"}) is None
 
 
-def test_zero_stages_hold_what_the_paper_says() -> None:
+def test_estimate_policy_follows_the_zero_paper() -> None:
     """Rajbhandari et al. 2020, figure 1: 16, 4 + 12/N, 2 + 14/N, 16/N bytes a parameter in mixed precision.
 
     With gradients in float32 from stage 1 on, 2 bytes more of each.
@@ -95,7 +97,7 @@ def test_zero_stages_hold_what_the_paper_says() -> None:
         assert states == pytest.approx(count * per_parameter)
 
 
-def test_the_cache_of_a_sequence_by_hand() -> None:
+def test_estimate_engine_kv_cache_by_hand() -> None:
     # Keys and values of 28 layers x 4 heads x 128 in 2 bytes: 57,344 bytes a token.
     memory = estimate_engine(shape_of(QWEN25_7B), tensor_parallel_size=1, bytes_per_value=2, longest_tokens=1000)
     assert memory.kv_sequence_gb == pytest.approx(0.057344)
@@ -104,7 +106,7 @@ def test_the_cache_of_a_sequence_by_hand() -> None:
     assert split.kv_sequence_gb == pytest.approx(2 * 80 * 1 * 128 * 2 * 1000 / 1e9)
 
 
-def test_what_is_left_open_is_filled_in() -> None:
+def test_layout_fills_in_open_sizes() -> None:
     small = plan_of(QWEN25_7B, "cluster.num_nodes=2").layout
     assert small.tensor_parallel_size == 1
     assert small.micro_batch_tokens >= 4096
@@ -113,7 +115,7 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert large.tensor_parallel_size == 4, "140 GB over 4 x 68 GB; not over 2"
 
 
-def test_more_room_takes_larger_micro_batches() -> None:
+def test_layout_uses_larger_micro_batches_with_more_memory() -> None:
     sizes = [
         plan_of(QWEN25_7B, f"model.gradient_checkpointing={word}").layout.micro_batch_tokens
         for word in ("false", "true")
@@ -131,7 +133,7 @@ def test_more_room_takes_larger_micro_batches() -> None:
         (LLAMA3_70B, ["rollout.max_tokens=8192"], ["1024 + 8192 > 8192"]),
     ],
 )
-def test_what_cannot_fit_is_refused_with_both_numbers(
+def test_layout_that_cannot_fit_is_refused_with_both_numbers(
     tree: dict[str, object], words: list[str], numbers: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -146,9 +148,7 @@ def test_what_cannot_fit_is_refused_with_both_numbers(
         (["model=hf", "model.path=/m"], {**QWEN25_7B, "head_dim": 72}, "heads of 72"),
     ],
 )
-def test_heads_that_the_engine_has_no_kernel_for_are_refused_before_anything_waits(
-    words: list[str], tree: dict[str, object] | None, seen: str
-) -> None:
+def test_head_size_without_a_cpu_kernel_is_refused(words: list[str], tree: dict[str, object] | None, seen: str) -> None:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(tree) if tree else None)
     with pytest.raises(ConfigError, match=seen):
         build_plan(load_config(["+exp=demo", *words]), "/runs/a", facts)
@@ -164,7 +164,7 @@ def test_heads_that_the_engine_has_no_kernel_for_are_refused_before_anything_wai
         (QWEN25_7B, ["cluster.gpus_per_node=2", "model.gradient_checkpointing=false"]),
     ],
 )
-def test_the_change_that_a_refusal_names_is_enough(tree: dict[str, object], words: list[str]) -> None:
+def test_change_named_by_a_refusal_fits(tree: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(tree, *words)
     change = str(caught.value.action).partition(", ")[0]
@@ -173,7 +173,7 @@ def test_the_change_that_a_refusal_names_is_enough(tree: dict[str, object], word
     assert layout.policy is not None and max(layout.policy.phases_gb.values()) <= 80, change
 
 
-def test_nothing_is_computed_twice_unless_memory_asks_for_it() -> None:
+def test_layout_recomputes_only_if_memory_requires() -> None:
     small, large = plan_of(QWEN25_1_5B).layout, plan_of(LLAMA3_70B, "cluster.num_nodes=16").layout
     assert (small.gradient_checkpointing, large.gradient_checkpointing) == (False, True)
     config = large.fill_in(load_config(H100))
@@ -184,7 +184,7 @@ def test_nothing_is_computed_twice_unless_memory_asks_for_it() -> None:
     assert (chosen.gradient_checkpointing, chosen.logprob_chunk_tokens) == (True, 100)
 
 
-def test_offloaded_states_must_fit_the_node() -> None:
+def test_offloaded_states_must_fit_host_memory() -> None:
     words = ["cluster.num_nodes=4", "policy.offload=all"]
     # 16 bytes of 70.55e9 parameters by 16 workers, 8 of them on a node.
     assert plan_of(LLAMA3_70B, *words).layout.host_gb["train"] == pytest.approx(16 * 70.55 / 2, rel=1e-3)
@@ -192,36 +192,36 @@ def test_offloaded_states_must_fit_the_node() -> None:
         plan_of(LLAMA3_70B, *words, "cluster.mem_gb_per_node=256")
 
 
-def test_nothing_is_estimated_of_an_unknown_model() -> None:
+def test_unknown_model_has_no_estimate() -> None:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
     plan = build_plan(load_config(H100), "/runs/a", facts)
     assert (plan.layout.tensor_parallel_size, plan.layout.micro_batch_tokens) == (1, 8192)
     assert plan.layout.policy is None and plan.layout.unknown is not None
 
 
-def test_without_a_gpu_roles_that_work_at_once_share_the_cores() -> None:
+def test_concurrent_roles_on_cpu_share_the_cores() -> None:
     def threads(staleness: int) -> dict[str, int | None]:
         facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
-        words = ["+exp=demo", f"rollout.max_staleness={staleness}", "rollout.num_engines=3"]
+        words = ["+exp=demo", f"rollout.max_off_policy_steps={staleness}", "rollout.num_engines=3"]
         return {actor.role: actor.num_threads for actor in build_plan(load_config(words), "/runs/a", facts).actors}
 
     assert threads(0) == {"policy": 8, "rollout": 2}
     assert threads(1) == {"policy": 2, "rollout": 2}
 
 
-def test_a_plan_survives_json() -> None:
+def test_plan_round_trips_through_json() -> None:
     plan = plan_of(QWEN25_7B, "cluster.num_nodes=2")
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("num_nodes", [2**power for power in range(11)])
-def test_one_to_a_thousand_nodes_use_every_gpu_once(num_nodes: int) -> None:
+def test_every_gpu_is_used_once_on_up_to_1024_nodes(num_nodes: int) -> None:
     plan = build_plan(config_of(num_nodes), "/runs/a", facts_of(num_nodes))
     assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8 * num_nodes
 
 
-def test_planning_takes_no_longer_a_node_when_the_nodes_are_more() -> None:
-    """Eight times the nodes in eight times the time; work that grows with the square takes 64 times."""
+def test_planning_time_is_linear_in_nodes() -> None:
+    """Eight times the nodes take eight times as long; quadratic work would take 64 times."""
 
     def seconds(num_nodes: int) -> float:
         config, facts, times = config_of(num_nodes), facts_of(num_nodes), []
@@ -242,10 +242,10 @@ def facts_of(num_nodes: int) -> SubmitFacts:
     return SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B if num_nodes > 8 else QWEN25_7B))
 
 
-def test_colocated_engines_leave_room_for_what_the_policy_keeps_while_they_sample() -> None:
-    """1.5B on one GPU: 18.5 GB of weights and moments, and the gathered embedding, beside 0.85 of it for the engine."""
+def test_colocated_engines_leave_memory_for_resident_states() -> None:
+    """1.5B on one GPU: 18.5 GB of weights, moments and gathered embedding, and 0.85 of the GPU for the engine."""
     words = ("cluster.gpus_per_node=1", "rollout.colocate=true", "model.gradient_checkpointing=true")
-    with pytest.raises(ConfigError, match=r"beside an engine that samples") as caught:
+    with pytest.raises(ConfigError, match=r"together with a sampling engine") as caught:
         plan_of(QWEN25_1_5B, *words)
     action = str(caught.value.action).partition(", ")[0]
     assert action == "rollout.gpu_memory_utilization=0.72"
@@ -256,8 +256,8 @@ def test_colocated_engines_leave_room_for_what_the_policy_keeps_while_they_sampl
         plan_of(QWEN25_1_5B, *words, "rollout.gpu_memory_utilization=0.73")
 
 
-def test_gradients_that_wait_for_the_last_micro_batch_are_counted() -> None:
-    """Whole ones, beside the shards; more than that share of the GPU and they are summed at once."""
+def test_estimate_policy_counts_unreduced_gradients() -> None:
+    """Unreduced gradients are added to the shards up to a share of the GPU."""
     shape = shape_of(QWEN25_7B)
     load = PolicyLoad("fsdp2", 0, 8, 2, True, 4096)
     whole = shape.num_parameters * 4

@@ -1,4 +1,4 @@
-"""What, where and how many: every experiment on every cluster preset is planned in full, or refused with numbers."""
+"""Every experiment is planned on every cluster preset, or refused with numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slurm_rl.launch.sweep.sweeper import Composer
 from slurm_rl.plan.explain import WIDTH, render_explanation
 from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.placement import find_idle
 from slurm_rl.plan.render import render_plan
-from slurm_rl.plan.topology import find_idle
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml"))
@@ -26,7 +26,7 @@ NEEDED = {
     "sft_llama3_8b": ["model.path=meta-llama/Llama-3.1-8B"],
     "ray": ["cluster.address=http://head:8265"],
 }
-# Of a screen; a critic and a reward model take the last of them.
+# Lines of a screen, with a critic and a reward model.
 MOST_LINES = 42
 # Nodes, and GPUs of each.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
@@ -48,12 +48,11 @@ def composer() -> Iterator[Composer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, composer: Composer) -> None:
+def test_experiment_is_planned_or_refused_on_every_cluster(experiment: str, composer: Composer) -> None:
     assert count_planned(experiment, CLUSTERS, composer) >= 6
 
 
-def test_each_preset_and_each_cluster_is_planned_or_refused_with_numbers(composer: Composer) -> None:
-    """The same with a quarter of the pairs."""
+def test_experiments_are_planned_or_refused_on_a_quarter_of_clusters(composer: Composer) -> None:
     counts = [count_planned(one, CLUSTERS[at % 4 :: 4], composer) for at, one in enumerate(EXPERIMENTS)]
     assert sum(counts) >= len(EXPERIMENTS)
 
@@ -84,7 +83,7 @@ def count_planned(experiment: str, clusters: Sequence[str], composer: Composer) 
 
 
 @pytest.mark.parametrize("experiment", ["demo", "grpo_mathv60k", "ppo_llama3_8b", "sft_llama3_8b", "ppo_tiny"])
-def test_every_number_of_gpus_is_used_up_or_refused_with_both_numbers(experiment: str, composer: Composer) -> None:
+def test_every_number_of_gpus_is_used_or_refused_with_both_numbers(experiment: str, composer: Composer) -> None:
     for nodes, gpus in SIZES:
         sizes = [f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
         words = [f"exp={experiment}", "cluster=nvidia_h200", *sizes, *NEEDED.get(experiment, [])]
@@ -97,7 +96,7 @@ def test_every_number_of_gpus_is_used_up_or_refused_with_both_numbers(experiment
         assert not find_idle([gpus] * nodes, plan.actors), words
 
 
-def test_colocated_roles_are_on_all_gpus_of_the_preset() -> None:
+def test_colocated_roles_use_all_gpus_of_the_preset() -> None:
     plan = plan_of(load_config(["+cluster=amd_mi300", "+exp=grpo_mathv60k"]))
     assert Counter(actor.role for actor in plan.actors) == {"policy": 8, "rollout": 8}
     assert {actor.gpus for actor in plan.actors} == {(gpu,) for gpu in range(8)}
@@ -109,7 +108,7 @@ def test_colocated_roles_are_on_all_gpus_of_the_preset() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "quarter"), [(1, 2), (2, 4), (4, 8)])
-def test_a_critic_of_its_own_has_a_quarter_the_policy_another_and_engines_half(nodes: int, quarter: int) -> None:
+def test_dedicated_critic_gets_a_quarter_of_the_gpus(nodes: int, quarter: int) -> None:
     """The groups of OpenRLHF's script, --colocate_critic_reward --colocate_actor_ref, for two nodes of 8 GPUs."""
     words = ["+exp=ppo_llama3_8b", "+cluster=nvidia_h100", f"cluster.num_nodes={nodes}", *NEEDED["ppo_llama3_8b"]]
     plan = plan_of(load_config(words))
@@ -124,7 +123,7 @@ def test_a_critic_of_its_own_has_a_quarter_the_policy_another_and_engines_half(n
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
-def test_gpus_without_work_are_refused_unless_they_are_meant() -> None:
+def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
     words = ["+exp=demo", "+cluster=nvidia_h100", "model.tiny.num_heads=12", "model.tiny.hidden_size=384"]
     words += ["rollout.tensor_parallel_size=3", "model.tiny.num_kv_heads=3"]
     with pytest.raises(ConfigError, match=r"every GPU must have work; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
@@ -133,7 +132,7 @@ def test_gpus_without_work_are_refused_unless_they_are_meant() -> None:
     assert "idle: 3 GPUs" in render_plan(plan_of(load_config(["+exp=sft_tiny", words[1], "policy.num_workers=5"])))
 
 
-def test_a_model_that_only_the_hub_knows_says_what_to_do() -> None:
+def test_unknown_hub_model_names_the_next_action() -> None:
     words = ["+exp=demo", "model=hf", "model.path=some/body", "+cluster=nvidia_h100"]
     config = load_config(words)
     text = explain(config, plan_of(config))

@@ -1,4 +1,4 @@
-"""From an override to sbatch's arguments, whatever is in it."""
+"""Options and script of sbatch, for arbitrary text in the config."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(printable.filter(lambda text: "${" not in text))
-def test_an_override_arrives_as_one_argument(comment: str) -> None:
+def test_override_becomes_one_argument(comment: str) -> None:
     config = load_config(["+exp=demo", "+cluster=slurm_cpu", f"cluster.slurm.comment={quote_for_hydra(comment)}"])
     argv = sbatch_argv(build_plan(config, "/runs/a", FACTS).sbatch)
     assert argv.count(f"--comment={comment}") == 1
 
 
 @given(printable)
-def test_every_option_stays_one_argument(value: str) -> None:
+def test_sbatch_argv_keeps_an_option_one_argument(value: str) -> None:
     plan = plan_with(slurm={"partition": value, "account": value, "comment": value, "extra": {"licenses": value}})
     argv = sbatch_argv(plan.sbatch)
     for name in ("partition", "account", "comment", "licenses"):
@@ -49,8 +49,8 @@ def test_every_option_stays_one_argument(value: str) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(run=printable.filter(lambda text: not set(text) & set("%\\")), python=printable)  # a plan refuses these two
-def test_the_script_runs_nothing_but_the_controller(run: str, python: str) -> None:
-    """bash itself reads the script; `exec` shows the words it would become, though no check before it passes here."""
+def test_batch_script_runs_only_the_controller(run: str, python: str) -> None:
+    """bash parses the script; `exec` is replaced by printf to capture its words."""
     from slurm_rl.plan.sbatch import controller_command, render_batch_script
 
     plan = plan_with(f"/runs/{run}")
@@ -62,7 +62,7 @@ def test_the_script_runs_nothing_but_the_controller(run: str, python: str) -> No
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\tb", "a\x1bb", "a\x00b", "a\x7fb"])
-def test_control_characters_are_refused(value: str) -> None:
+def test_options_with_control_characters_are_refused(value: str) -> None:
     for options in ({"comment": value}, {"partition": value}, {"extra": {"licenses": value}}):
         with pytest.raises(ConfigError, match="one line without control characters"):
             plan_with(slurm=options)
@@ -80,26 +80,39 @@ def test_control_characters_are_refused(value: str) -> None:
         ("a b", "without leading dashes"),
     ],
 )
-def test_options_that_belong_elsewhere_say_where(name: str, hint: str) -> None:
+def test_reserved_options_name_their_key(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         plan_with(slurm={"extra": {name: "x"}})
 
 
-def test_gpus_are_asked_for_once() -> None:
-    gpus = {"accelerator": "nvidia", "gpus_per_node": 4, "gpu_type": "a100"}
-    assert "--gres=gpu:a100:4" in sbatch_argv(plan_with(**gpus).sbatch)
-    argv = sbatch_argv(plan_with(**gpus, slurm={"extra": {"gpus_per_node": "a100:4"}}).sbatch)
-    assert "--gpus-per-node=a100:4" in argv
-    assert not any(word.startswith("--gres") for word in argv)
+GPUS = ["+exp=demo", "+cluster=nvidia_a100", "cluster.gpus_per_node=8"]
+CPU = ["+exp=demo", "+cluster=slurm_cpu"]
+SHARED = ["+exp=demo", "+cluster=nvidia_a100", "cluster.slurm.exclusive=false", "cluster.cpus_per_node=8"]
 
 
-def test_mail_at_a_failure_and_overcommit_are_sbatchs_own_words() -> None:
-    argv = sbatch_argv(plan_with(slurm={"mail_type": "FAIL", "extra": {"overcommit": True}}).sbatch)
-    assert {"--mail-type=FAIL", "--overcommit"} <= set(argv)
-
-
-def test_a_flag_has_no_value_and_false_is_left_out() -> None:
-    slurm = {"exclusive": False, "extra": {"spread_job": True, "hold": False}}
-    argv = sbatch_argv(plan_with(slurm=slurm, cpus_per_node=2, mem_gb_per_node=8).sbatch)
-    assert "--spread-job" in argv
-    assert not any("hold" in word or "exclusive" in word for word in argv)
+@pytest.mark.parametrize(
+    ("words", "has", "lacks"),
+    [
+        (GPUS, ["--mem=0", "--gres=gpu:a100:8"], []),
+        ([*GPUS, "cluster.slurm.gres='gpu:a100:8,nvme:1'"], ["--gres=gpu:a100:8,nvme:1"], []),
+        ([*GPUS, "+cluster.slurm.extra.gpus=16", "cluster.num_nodes=2"], ["--gpus=16"], ["--gres"]),
+        ([*GPUS, "+cluster.slurm.extra.gpus_per_node='a100:8'"], ["--gpus-per-node=a100:8"], ["--gres"]),
+        ([*GPUS, "cluster.mem_gb_per_node=null"], [], ["--mem"]),
+        (
+            [*CPU, "cluster.mem_gb_per_node=null", "+cluster.slurm.extra.mem_per_cpu=1G"],
+            ["--mem-per-cpu=1G"],
+            ["--mem="],
+        ),
+        ([*SHARED, "cluster.mem_gb_per_node=null"], ["--cpus-per-task=8"], ["--mem", "--exclusive"]),
+        ([*CPU, "cluster.slurm.gres='gpu:1'"], ["--gres=gpu:1"], []),
+        (
+            [*CPU, "cluster.slurm.mail_type=FAIL", "+cluster.slurm.extra={overcommit: true, hold: false}"],
+            ["--mail-type=FAIL", "--overcommit"],
+            ["--hold"],
+        ),
+    ],
+)
+def test_sbatch_argv_has_each_option_once(words: list[str], has: list[str], lacks: list[str]) -> None:
+    argv = sbatch_argv(build_plan(load_config(words), "/runs/a", FACTS).sbatch)
+    assert set(has) <= set(argv)
+    assert not [word for word in argv if word.startswith(tuple(lacks))]

@@ -1,4 +1,4 @@
-"""GPU masks: every combination that Slurm, users and containers leave behind."""
+"""GPU masks as set by Slurm, users and containers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def masks_after(env: dict[str, str], vendor: str, expected: int, uuids: list[str
     [
         pytest.param({}, 8, EIGHT, id="whole node, no mask"),
         pytest.param({"SLURM_GPUS_ON_NODE": "8"}, 8, EIGHT, id="whole node, Slurm's count only"),
-        pytest.param({ROCR: EIGHT}, 8, EIGHT, id="whole node, ROCR alone (Ray refuses it)"),
+        pytest.param({ROCR: EIGHT}, 8, EIGHT, id="whole node, only ROCR (Ray refuses it)"),
         pytest.param({ROCR: EIGHT, CUDA: EIGHT, ORDINAL: EIGHT}, 8, EIGHT, id="whole node, Slurm set all masks"),
         pytest.param({ROCR: EIGHT, HIP: EIGHT, CUDA: EIGHT}, 8, EIGHT, id="whole node, user copied the mask"),
         pytest.param({ROCR: "0,1"}, 2, "0,1", id="subset in a device cgroup: Slurm counts from 0"),
@@ -32,18 +32,18 @@ def masks_after(env: dict[str, str], vendor: str, expected: int, uuids: list[str
         pytest.param({ROCR: "4,5,6,7", HIP: "0,2"}, 2, "4,6", id="a mask within a mask composes"),
         pytest.param({ROCR: "4,5,6,7", CUDA: "3,1"}, 2, "7,5", id="CUDA counts like HIP"),
         pytest.param({HIP: "2,3", CUDA: "0,1"}, 2, "2,3", id="HIP goes before CUDA"),
-        pytest.param({CUDA: "2,3"}, 2, "2,3", id="CUDA alone"),
-        pytest.param({ORDINAL: "1"}, 1, "1", id="GPU_DEVICE_ORDINAL alone"),
+        pytest.param({CUDA: "2,3"}, 2, "2,3", id="only CUDA"),
+        pytest.param({ORDINAL: "1"}, 1, "1", id="only GPU_DEVICE_ORDINAL"),
         pytest.param({ROCR: EIGHT}, 4, "0,1,2,3", id="more than planned: the rest is hidden"),
         pytest.param({ROCR: " 6, 7 "}, 2, "6,7", id="spaces"),
         pytest.param({HIP: "0,1,-1,2"}, 2, "0,1", id="-1 ends a mask"),
     ],
 )
-def test_amd_ends_with_one_hip_mask(env: dict[str, str], expected: int, hip: str) -> None:
+def test_amd_masks_become_one_hip_mask(env: dict[str, str], expected: int, hip: str) -> None:
     assert masks_after(env, "amd", expected) == {HIP: hip}
 
 
-def test_amd_takes_the_masks_from_ray_and_respects_the_user() -> None:
+def test_amd_sets_noset_flags_unless_the_user_did() -> None:
     change = normalise_gpu_visibility({NOSET_FLAGS[1]: "0"}, "amd", 1)
     assert {name: change.set.get(name) for name in NOSET_FLAGS} == {NOSET_FLAGS[0]: "1", NOSET_FLAGS[1]: None}
 
@@ -61,16 +61,16 @@ def test_amd_uuids_mixed_with_indices() -> None:
     assert masks_after({ROCR: f"0,{UUIDS[3]}"}, "amd", 2, UUIDS) == {HIP: "0,3"}
 
 
-def test_amd_uuids_without_a_device_list_stay_with_rocr_and_hip_counts_within() -> None:
+def test_amd_uuids_without_a_device_list_stay_in_rocr() -> None:
     env = {ROCR: f"{UUIDS[2]},{UUIDS[0]}", CUDA: f"{UUIDS[2]},{UUIDS[0]}"}
     assert masks_after(env, "amd", 2) == {ROCR: f"{UUIDS[2]},{UUIDS[0]}", HIP: "0,1"}
 
 
-def test_amd_node_numbers_while_the_cgroup_shows_two_devices() -> None:
+def test_amd_node_wide_numbers_in_a_device_cgroup() -> None:
     assert masks_after({ROCR: "6,7"}, "amd", 2, UUIDS[:2]) == {HIP: "0,1"}
 
 
-def test_amd_without_a_mask_the_devices_that_can_be_opened_count() -> None:
+def test_amd_without_a_mask_counts_the_open_devices() -> None:
     assert masks_after({"SLURM_GPUS_ON_NODE": "8"}, "amd", 4, UUIDS) == {HIP: "0,1,2,3"}
 
 
@@ -80,12 +80,12 @@ def test_amd_is_idempotent() -> None:
         assert normalise_gpu_visibility(once, "amd", 1).apply(once) == once
 
 
-def test_amd_masks_that_contradict_each_other() -> None:
+def test_amd_contradicting_masks_are_refused() -> None:
     with pytest.raises(BringUpError, match=r"counts within the 2 devices.*7 is not among them"):
         normalise_gpu_visibility({ROCR: "4,5", HIP: "0,7"}, "amd", 2)
 
 
-def test_amd_uuid_of_another_node() -> None:
+def test_amd_uuid_of_another_node_is_refused() -> None:
     with pytest.raises(BringUpError, match="one of the 4 that this task may open"):
         normalise_gpu_visibility({ROCR: "GPU-dead"}, "amd", 1, UUIDS)
 
@@ -119,7 +119,7 @@ def test_nvidia_keeps_one_mask(env: dict[str, str], expected: int, after: dict[s
         {"SLURM_GPUS_ON_NODE": "2"},
     ],
 )
-def test_fewer_gpus_than_planned_is_an_error_with_both_numbers(vendor: str, env: dict[str, str]) -> None:
+def test_fewer_gpus_than_planned_are_refused_with_both_numbers(vendor: str, env: dict[str, str]) -> None:
     with pytest.raises(BringUpError, match=r"the 4 GPUs .* got [012] GPUs \(.*=.*\)"):
         normalise_gpu_visibility(env, vendor, 4)  # type: ignore[arg-type]
 
@@ -129,7 +129,7 @@ def test_cpu_changes_nothing() -> None:
     assert (change.unset, change.set) == ((), {})
 
 
-def test_kfd_properties_name_the_device_as_rocr_does() -> None:
+def test_parse_kfd_device_returns_the_rocr_uuid() -> None:
     gpu = "cpu_cores_count 0\nsimd_count 304\ngfx_target_version 90402\nunique_id 9886229297379732012\n"
     gpu += "drm_render_minor 129\n"
     assert parse_kfd_device(gpu) == (f"GPU-{9886229297379732012:016x}", "129")

@@ -1,6 +1,6 @@
-"""Masks of GPUs, whatever names, nesting and neighbours: a job's processes see its own GPUs, in order, and no others.
+"""Properties of GPU masks: processes of a job see its GPUs, in order, and no others.
 
-`seen` is what the vendors' libraries make of masks; https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html.
+`seen` models the vendors' libraries; https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def seen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
 
 
 @given(st.data(), st.sampled_from(sorted(NAMES)), subsets)
-def test_nvidias_actors_see_the_jobs_gpus_in_their_order(data: st.DataObject, kind: str, places: list[int]) -> None:
+def test_nvidia_actors_see_the_gpus_of_the_job_in_order(data: st.DataObject, kind: str, places: list[int]) -> None:
     names = [NAMES[kind][place] for place in places]
     expected = data.draw(st.integers(1, len(names)))
     others = data.draw(st.dictionaries(st.sampled_from([ROCR, HIP, ORDINAL]), st.just(",".join(names))))
@@ -53,34 +53,30 @@ def test_nvidias_actors_see_the_jobs_gpus_in_their_order(data: st.DataObject, ki
 
 
 @given(st.data(), subsets, st.booleans())
-def test_amds_masks_within_masks_become_one_that_shows_the_same(
-    data: st.DataObject, outer: list[int], known: bool
-) -> None:
-    """By indices, by UUIDs, by both; with a second mask that counts within the first, or says the same again."""
+def test_amd_nested_masks_become_an_equivalent_one(data: st.DataObject, outer: list[int], known: bool) -> None:
+    """Indices, UUIDs or both, with a second mask within the first or equal to it."""
     named = [data.draw(st.sampled_from([str(place), UUIDS[place]])) for place in outer]
     env = data.draw(st.sampled_from([{}, {ROCR: ",".join(named)}]))
     size = len(outer) if env else 8
     inner = data.draw(st.none() | st.lists(st.integers(0, size - 1), unique=True, min_size=1))
     if inner is not None:
         text = ",".join(map(str, inner))
-        assume(text != env.get(ROCR))  # which says the same thing twice
+        assume(text != env.get(ROCR))  # the same mask twice
         env = {**env, data.draw(st.sampled_from([HIP, CUDA, ORDINAL])): text}
     before = seen(env, UUIDS)
     expected = data.draw(st.integers(1, len(before)))
     after = normalise_gpu_visibility(env, "amd", expected, UUIDS if known else ()).apply(env)
     assert seen(after, UUIDS) == before[:expected]
-    assert HIP in after, "Ray ends where ROCR's mask is alone"
-    assert CUDA not in after, "vLLM ends where it differs from HIP's"
+    assert HIP in after, "Ray refuses only ROCR"
+    assert CUDA not in after, "vLLM refuses a mask that differs from HIP's"
     if known:
         assert gpu_names(after, "amd", expected) == [str(place) for place in before[:expected]]
     assert normalise_gpu_visibility(after, "amd", expected, UUIDS if known else ()).apply(after) == after
 
 
 @given(subsets, st.permutations(range(8)), st.sampled_from(["UUIDs", "of the node", "from 0"]))
-def test_amds_part_of_a_node_counts_from_0_whatever_the_masks_call_it(
-    places: list[int], order: list[int], kind: str
-) -> None:
-    """The device cgroup shows the task its own devices alone."""
+def test_amd_part_of_a_node_is_indexed_from_0(places: list[int], order: list[int], kind: str) -> None:
+    """The device cgroup shows only the task's devices."""
     own = [UUIDS[place] for place in sorted(places)]
     wanted = [place for place in order if place in places] if kind == "UUIDs" else sorted(places)
     text = {
@@ -96,8 +92,8 @@ def test_amds_part_of_a_node_counts_from_0_whatever_the_masks_call_it(
 
 
 @given(st.sampled_from(["nvidia", "amd"]), st.sampled_from(sorted(NAMES)), st.data())
-def test_the_actors_of_two_jobs_on_a_node_share_no_gpu(vendor: Any, kind: str, data: st.DataObject) -> None:
-    """From Slurm's mask, by the agent, Ray's labels and the driver, to the mask of each actor."""
+def test_actors_of_two_jobs_on_a_node_share_no_gpu(vendor: Any, kind: str, data: st.DataObject) -> None:
+    """From Slurm's mask through agent, Ray labels and driver to the mask of each actor."""
     names = NAMES[kind if vendor == "nvidia" else "index"]
     order = data.draw(st.permutations(range(8)))
     cut = data.draw(st.integers(1, 7))
@@ -119,7 +115,7 @@ def test_the_actors_of_two_jobs_on_a_node_share_no_gpu(vendor: Any, kind: str, d
 
 
 @given(st.sampled_from(["nvidia", "amd"]), subsets, st.integers(1, 8))
-def test_who_has_fewer_gpus_than_planned_is_told(vendor: Any, places: list[int], more: int) -> None:
+def test_fewer_gpus_than_planned_are_counted_in_the_error(vendor: Any, places: list[int], more: int) -> None:
     env = {CUDA if vendor == "nvidia" else ROCR: ",".join(map(str, places))}
     with pytest.raises(BringUpError, match=f"got {len(places)} GPUs"):
         normalise_gpu_visibility(env, vendor, len(places) + more)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.config.tables import VERIFIERS
+from slurm_rl.config.registry import VERIFIERS
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.math_answer import score_math
 from slurm_rl.rewards.verifiers import score_arithmetic, score_format

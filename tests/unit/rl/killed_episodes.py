@@ -74,13 +74,13 @@ def main(folder: Path, order: str, kill_at: int) -> None:
     tokenizer: Any = Letters()
     config = EnvironmentConfig(name=f"{WORLDS}:{'Saved' if order == 'free' else 'Counted'}", timeout_s=60.0)
     with EnvironmentPool(config) as pool:
-        journal = Journal(folder / "journal", pool.facts, keeps_all=order == "waves", report=lambda *_, **__: None)
+        journal = Journal(folder / "journal", pool.facts, keeps_all=order == "lockstep", report=lambda *_, **__: None)
         journal.resume(state["step"], None)
-        engine: Any = WatchedEngine(watched) if order == "free" else WatchedWaves(watched)
+        engine: Any = WatchedEngine(watched) if order == "async" else WatchedWaves(watched)
         render = TurnRenderer(tokenizer, None)
         episodes: Any = (
             FreeEpisodes(sampler_of(engine), pool, render, LIMITS, None, journal)
-            if order == "free"
+            if order == "async"
             else Episodes(engine, pool, render, LIMITS, None, journal)
         )
         while state["step"] < STEPS:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.functions import program_files
 from slurm_rl.config.load import load_config
+from slurm_rl.config.user_parts import program_files
 from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
 from tests.unit.rl.test_programs import letters, play
 
@@ -73,9 +73,9 @@ def test_a_world_that_raises_costs_its_episode(world: str) -> None:
 
 def test_the_files_among_the_words_are_the_run_s(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    program = "env.program=[python,adapter:gymnasium,world.py:World,nobody.py]"
+    program = "env.agent_command=[python,adapter:gymnasium,world.py:World,nobody.py]"
     config = load_config(["+exp=demo", program, "env.turn_tokens=1"])
-    assert config.env.program == ("python", "adapter:gymnasium", world, "nobody.py")
+    assert config.env.agent_command == ("python", "adapter:gymnasium", world, "nobody.py")
     assert program_files(config) == [world]
 
 

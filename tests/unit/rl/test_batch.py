@@ -66,7 +66,7 @@ def test_a_failed_reward_is_not_known() -> None:
 
 
 def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
-    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward")
+    kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward")
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", kl=kl)
     # k1 = old - ref = -0.5 - (-1.5) = 1 a token: 2 tokens cost 0.2, 1 token costs 0.1.
     ref = [np.array([-1.5, -1.5], np.float32), np.array([-1.5], np.float32)]
@@ -85,7 +85,7 @@ def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() ->
     assert [s.token_ids.tolist()[-2] for s in kept] == [9, 8]
     # The dropped ones still count in the mean: 8 tokens, not 4.
     assert kept[0].weight == pytest.approx(1 / 8)
-    with_kl = AlgorithmConfig(group_size=2, kl=KLConfig(coefficient=0.1))
+    with_kl = AlgorithmConfig(group_size=2, kl=KLConfig(coef=0.1))
     assert len(drop_without_gradient(sequences, with_kl)) == 4
 
 
@@ -125,7 +125,7 @@ def test_bounds_of_a_correction_hold_1() -> None:
 
 
 def test_filtered_completions_leave_the_mean_but_not_the_baseline() -> None:
-    filters = FilterConfig(zero_variance=True, min_tokens=2, max_tokens=3)
+    filters = FilterConfig(drop_zero_variance_groups=True, min_tokens=2, max_tokens=3)
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]
     [kept] = build_batch(groups, config)

@@ -60,7 +60,11 @@ def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("reward.model.path=/models/reward", "rollout.continuous=true", "rollout.max_staleness=1")]
+    "words",
+    [
+        (),
+        ("reward.model.path=/models/reward", "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1"),
+    ],
 )
 def test_other_rewards_and_continuous_runs_score_what_has_come(words: tuple[str, ...]) -> None:
     source, rewards = make_source(*words)

@@ -67,7 +67,7 @@ def test_a_shared_reply_is_trained_on_once_and_the_rest_is_read() -> None:
 
 def test_what_is_known_of_each_token_goes_with_it() -> None:
     groups = groups_with(SPLIT)
-    kl = AlgorithmConfig(kl=KLConfig(coefficient=0.1))
+    kl = AlgorithmConfig(kl=KLConfig(coef=0.1))
     ref = [
         np.full(one.num_trained, -float(place), dtype=np.float32)
         for place, one in enumerate(build_plain_sequences(groups))

@@ -50,7 +50,7 @@ def test_the_preset_is_the_teacher_alone() -> None:
 @pytest.mark.parametrize("name", ["group_norm", "reinforce_pp", "turn_rloo"])
 def test_it_is_added_to_what_rewards_make(name: str) -> None:
     rewarded = AlgorithmConfig(advantage=name, group_size=3)
-    both = rewarded.model_copy(update={"kl": KLConfig(coefficient=0.25, estimator="k1", where="advantage")})
+    both = rewarded.model_copy(update={"kl": KLConfig(coef=0.25, estimator="k1", apply_to="advantage")})
     teacher = draw_teacher()
     plain = advantages_of(rewarded, None)
     for one, before, own, its in zip(advantages_of(both, teacher), plain, SAMPLED, teacher, strict=True):
@@ -91,8 +91,8 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["reference.path=/teacher"], "reference.path needs algorithm.kl.coefficient > 0"),
-        (["+algorithm=distill", "algorithm.kl.estimator=k3"], "must be k1 with algorithm.kl.where=advantage"),
+        (["reference.path=/teacher"], "reference.path needs algorithm.kl.coef > 0"),
+        (["+algorithm=distill", "algorithm.kl.estimator=k3"], "must be k1 with algorithm.kl.apply_to=advantage"),
     ],
 )
 def test_what_cannot_teach_is_refused(words: list[str], told: str) -> None:

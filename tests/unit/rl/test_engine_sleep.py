@@ -218,5 +218,5 @@ def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: l
 
 
 def test_sampling_ahead_on_shared_gpus_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.colocate.*got 1"):
-        load_config(["+exp=demo", "rollout.colocate=true", "rollout.max_staleness=1"])
+    with pytest.raises(ConfigError, match=r"rollout\.max_off_policy_steps must be 0 with rollout\.colocate.*got 1"):
+        load_config(["+exp=demo", "rollout.colocate=true", "rollout.max_off_policy_steps=1"])

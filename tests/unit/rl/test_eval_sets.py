@@ -65,7 +65,7 @@ def test_failures_are_counted_and_are_no_wrong_answers() -> None:
 
 
 def test_a_run_with_sets_alone_evaluates_them_and_has_no_best(tmp_path: Path) -> None:
-    config = load_config([*WORDS, "warmup.num_steps=0", "trainer.num_steps=4", "eval.every=2"])
+    config = load_config([*WORDS, "warmup.num_steps=0", "trainer.num_steps=4", "eval.interval=2"])
     (tmp_path / "events.jsonl").touch()
     written: list[dict[str, float]] = []
 

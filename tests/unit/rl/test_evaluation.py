@@ -20,7 +20,7 @@ PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
 def test_without_held_out_rows_nothing_is_evaluated(
     held_out: list[EncodedPrompt], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.every=2"])
+    config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.interval=2"])
     nothing: Any = None
     evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing)
     found: list[int] = []

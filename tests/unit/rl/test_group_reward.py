@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.algorithms.group_reward import apply_group_reward
-from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.load import load_config
+from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.data.groups import Group
 from slurm_rl.errors import ConfigError
 from tests.unit.rl.test_batch import group

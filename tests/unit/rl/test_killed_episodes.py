@@ -56,7 +56,7 @@ def kept(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {order: tmp_path_factory.mktemp(order) for order in ("waves", "free")}
+    folders = {order: tmp_path_factory.mktemp(order) for order in ("lockstep", "async")}
     for process in [start(folder, order) for order, folder in folders.items()]:
         assert end(process) == 0
     return folders
@@ -69,10 +69,10 @@ def check(folder: Path, whole: Path) -> None:
 
 
 def test_free_order_has_the_tokens_of_waves(whole: dict[str, Path]) -> None:
-    assert read(whole["free"]) == read(whole["waves"])
+    assert read(whole["async"]) == read(whole["lockstep"])
 
 
-@pytest.mark.parametrize("order", ["free", "waves"])
+@pytest.mark.parametrize("order", ["async", "lockstep"])
 def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder = tmp_path / "run"
     num_asked = len(asked(whole[order]))
@@ -86,12 +86,12 @@ def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], or
     left = sum(int(line.split()[0]) >= first for line in asked(whole[order]))
     assert known > 0
     # In free order what had ended is asked for by nobody again; waves sample their step anew.
-    assert len(asked(folder)) - before == left - (known if order == "free" else 0)
+    assert len(asked(folder)) - before == left - (known if order == "async" else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("order", ["free", "waves"])
+@pytest.mark.parametrize("order", ["async", "lockstep"])
 def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     """A game has up to five turns of fifteen episodes: a kill in each of them."""
     per_step = len(asked(whole[order])) // STEPS
@@ -104,7 +104,7 @@ def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("order", ["free", "waves"])
+@pytest.mark.parametrize("order", ["async", "lockstep"])
 def test_killed_at_twenty_random_moments(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 20:

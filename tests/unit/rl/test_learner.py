@@ -40,7 +40,7 @@ class Policy:
 
     def train(self, method: str, batch: list[TrainSequence], algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         assert method == "train"
-        self.trained.append((batch, algorithm.kl.coefficient))
+        self.trained.append((batch, algorithm.kl.coef))
         self.lrs.append(lr)
         return {"loss": 0.0, "grad_norm": 1.0}
 
@@ -147,7 +147,7 @@ def test_epochs_deal_the_groups_out_anew_and_a_resumed_run_as_it_would_have() ->
 
 def test_a_minibatch_without_a_gradient_moves_nothing() -> None:
     """No optimizer step: with Adam's momentum an empty one would move the weights."""
-    words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.zero_variance=false")
+    words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.drop_zero_variance_groups=false")
     config = ("algorithm.dynamic_sampling_rounds=1", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
     learner, policy = make_learner_without_critic(*words, *config)
     equal, unequal = ([make_group(i, pair) for i in range(4)] for pair in ((1.0, 1.0), (1.0, 0.0)))
@@ -175,7 +175,7 @@ def test_all_logprobs_are_at_the_temperature_of_the_sources_sampling() -> None:
         "trainer.num_minibatches=2",
         "rollout.temperature=0.8",
     )
-    more = ("algorithm.kl.coefficient=0.1", "algorithm.correction.kind=token_tis")
+    more = ("algorithm.kl.coef=0.1", "algorithm.correction.kind=token_tis")
     groups = [
         replace(group, prompt=replace(group.prompt, source=name))
         for name, group in zip(
@@ -194,7 +194,7 @@ def test_all_logprobs_are_at_the_temperature_of_the_sources_sampling() -> None:
 
 
 def test_the_kl_coefficient_moves_from_step_to_step() -> None:
-    words = ("algorithm.kl.coefficient=0.1", "algorithm.kl.target=1.0", "algorithm.kl.horizon=40")
+    words = ("algorithm.kl.coef=0.1", "algorithm.kl.target=1.0", "algorithm.kl.horizon=40")
     learner, policy, _ = make_learner(*words)
     # k1 of two tokens: 2 * (-0.5 + 1.5) = 2 nats, twice the target: 20 % * 4 completions / 40.
     learned = learner.learn(make_groups(), 0, None)

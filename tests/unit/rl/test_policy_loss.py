@@ -45,7 +45,7 @@ def compute(
 
 
 def test_without_a_correction_the_ratio_is_taken_to_the_sampler() -> None:
-    gradient, sums = compute(build_sequences(), AlgorithmConfig(clip_low=0.9, clip_high=4.0), None)
+    gradient, sums = compute(build_sequences(), AlgorithmConfig(clip_ratio_low=0.9, clip_ratio_high=4.0), None)
     # -ratio * advantage * weight
     assert gradient.tolist() == pytest.approx([-0.25, -0.25, 0.25 * 0.25, 0.25 * 2.0])
     assert "correction/weight_mean" not in sums
@@ -56,7 +56,7 @@ def test_without_a_correction_the_ratio_is_taken_to_the_sampler() -> None:
 def test_a_correction_scales_what_each_token_counts_and_nothing_is_clipped_on_policy(own_pass: bool) -> None:
     """Whether the policy's logprobs came from a pass before it, or are those of the pass that trains."""
     proximal = None if own_pass else [POLICY[:2].numpy(), POLICY[2:].numpy()]
-    config = AlgorithmConfig(clip_low=1e-6, clip_high=1e-6, correction=CorrectionConfig(high=1.5))
+    config = AlgorithmConfig(clip_ratio_low=1e-6, clip_ratio_high=1e-6, correction=CorrectionConfig(high=1.5))
     gradient, sums = compute(correct_sampler(build_sequences(), proximal), config, "token_tis")
     assert gradient.tolist() == pytest.approx([-0.25, -0.25, 0.25 * 0.25, 0.25 * 1.5])
     assert sums["policy/clip_fraction"] == 0

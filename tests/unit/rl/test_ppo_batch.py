@@ -20,8 +20,8 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.workers.critic import build_critic_loss, read_before, value_metrics
 
-PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(discount=1.0, smoothing=1.0, whiten=False))
-WITH_KL = PPO.model_copy(update={"kl": KLConfig(coefficient=0.1, estimator="k1", where="reward")})
+PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(gamma=1.0, lam=1.0, whiten=False))
+WITH_KL = PPO.model_copy(update={"kl": KLConfig(coef=0.1, estimator="k1", apply_to="reward")})
 
 
 def row(*values: float) -> FloatArray:

@@ -18,7 +18,7 @@ import ray
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.errors import RewardError
-from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
@@ -75,7 +75,7 @@ REWARDS = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_each_planned_place_has_a_service_and_one_that_gave_up_is_told_with_its_cause(run: RunDir) -> None:
-    cluster, config = cluster_of(2), config_of(node_feature="old", num_replicas=2, items_per_request=1)
+    cluster, config = cluster_of(2), config_of(node_group="old", num_replicas=2, items_per_request=1)
     with reward_services.open_rewards(cluster, config, run, run.attempt(1)) as scorer:
         assert [result.value for result in scorer.score(ITEMS)] == REWARDS
         tokens = {host._services.token for host in cluster.hosts}

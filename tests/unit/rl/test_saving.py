@@ -118,8 +118,8 @@ def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> Non
     [
         ((), Measured(), 120),
         ((), Measured(num_saves=3, save_s=1000.0, rest_s=12.5), 1093),
-        (("job.signal_lead_s=300",), Measured(num_saves=3, save_s=250.0), 300),
-        (("job.signal_lead_s=100",), Measured(num_saves=3, save_s=500.0), 100),
+        (("job.checkpoint_lead_s=300",), Measured(num_saves=3, save_s=250.0), 300),
+        (("job.checkpoint_lead_s=100",), Measured(num_saves=3, save_s=500.0), 100),
     ],
 )
 def test_at_a_stop_the_measured_save_fits_behind_the_batches_in_flight(

@@ -99,7 +99,10 @@ def test_a_program_may_ask_for_the_temperature_of_its_source_alone(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "c"}) + "\n")
     words = ["+exp=demo", "data.train=''", f"+data.sources.games.train={tmp_path}/rows.jsonl"]
-    words += ["+data.sources.games.env={program: [python], turn_tokens: 2}", "+data.sources.games.temperature=0.5"]
+    words += [
+        "+data.sources.games.env={agent_command: [python], turn_tokens: 2}",
+        "+data.sources.games.temperature=0.5",
+    ]
     config = load_config([*words, "+data.sources.games.top_p=0.9"])
     monkeypatch.setattr("slurm_rl.models.load_model.load_tokenizer", lambda *_, **__: Letters())
     monkeypatch.setattr(programs, "DialogueRenderer", lambda *_: make_renderer(chat=False))

@@ -169,10 +169,10 @@ BEGIN = ["policy's probe", "synchronize"]
     ],
 )
 def test_a_sync_is_in_order(way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]) -> None:
-    words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_staleness=1"] if continuous else [])]
-    config = load_config(["+exp=demo", *words, f"rollout.continuous={continuous}".lower()])
+    words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_off_policy_steps=1"] if continuous else [])]
+    config = load_config(["+exp=demo", *words, f"rollout.inflight_weight_updates={continuous}".lower()])
     rollout = RolloutConfig(
-        colocate=colocate, weight_transfer=way, continuous=continuous, max_staleness=int(continuous)
+        colocate=colocate, weight_transfer=way, inflight_weight_updates=continuous, max_off_policy_steps=int(continuous)
     )
     engine = VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1)
     policy = build_policy(said, config)

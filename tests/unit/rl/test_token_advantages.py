@@ -10,7 +10,7 @@ from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.registry import ADVANTAGES
 from tests.unit.rl.batch_kit import make_group
 
 REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]
@@ -32,7 +32,7 @@ def make_reference() -> list[FloatArray]:
 @pytest.mark.parametrize("has_kl", [False, True])
 def test_reinforce_pp_is_the_papers_equations(name: str, has_kl: bool) -> None:
     """arXiv 2501.03262 v9, eq. 8: reward - beta * sum of KL_i over i >= t; eq. 10: whitened over all tokens."""
-    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward")
+    kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward")
     config = AlgorithmConfig(advantage=name, group_size=3, kl=kl if has_kl else KLConfig())
     reference = make_reference()
     rewards = np.array(REWARDS)
@@ -53,8 +53,8 @@ def test_the_presets_are_the_papers() -> None:
     plain, baseline = (
         load_config(["+exp=demo", f"+algorithm={name}"]).algorithm for name in ("reinforce_pp", "reinforce_pp_baseline")
     )
-    assert (plain.advantage, plain.kl.estimator, plain.kl.where) == ("reinforce_pp", "k1", "reward")
-    assert (baseline.advantage, baseline.kl.estimator, baseline.kl.where) == ("reinforce_pp_baseline", "k2", "loss")
+    assert (plain.advantage, plain.kl.estimator, plain.kl.apply_to) == ("reinforce_pp", "k1", "reward")
+    assert (baseline.advantage, baseline.kl.estimator, baseline.kl.apply_to) == ("reinforce_pp_baseline", "k2", "loss")
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
@@ -68,7 +68,7 @@ def test_a_batch_of_equal_rewards_moves_nothing(name: str) -> None:
 @pytest.mark.parametrize("has_kl", [False, True])
 def test_a_failed_reward_changes_nothing_for_the_others(name: str, has_kl: bool) -> None:
     """Not their advantages, returns and weights: the review's example gave the failed one the best of all."""
-    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward") if has_kl else KLConfig()
+    kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward") if has_kl else KLConfig()
     config = AlgorithmConfig(advantage=name, group_size=4, kl=kl, gae=GAEConfig(whiten=True))
     rewards, lengths = [-5.0, -5.5, -4.5, -5.2], [3, 2, 4, 3]
     without = [make_group(0, rewards, lengths)]

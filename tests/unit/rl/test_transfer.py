@@ -107,8 +107,11 @@ def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool)
     [
         (["rollout.weight_transfer=nccl"], ["needs GPUs", "'cpu'"]),
         (["rollout.weight_transfer=ipc"], ["colocated", "colocate=False"]),
-        (["rollout.weight_transfer=nccl", "rollout.colocate=true"], ["nccl needs engines with GPUs of their own"]),
-        (["rollout.weight_transfer=gloo", "rollout.max_staleness=1"], ["needs rollout.continuous", "max_staleness=1"]),
+        (["rollout.weight_transfer=nccl", "rollout.colocate=true"], ["nccl needs engines with their own GPUs"]),
+        (
+            ["rollout.weight_transfer=gloo", "rollout.max_off_policy_steps=1"],
+            ["needs rollout.inflight_weight_updates", "max_off_policy_steps=1"],
+        ),
         (["rollout.weight_transfer=gloo", "+cluster=nvidia_h100"], ["for accelerator 'cpu'", "'nvidia'"]),
         (["rollout.weight_transfer=tcp"], ["rollout.weight_transfer", "'nccl'"]),
     ],
@@ -164,7 +167,7 @@ def test_a_tensor_larger_than_vllms_buffer_is_sent_by_ipc(monkeypatch: pytest.Mo
 
 FACTS = SubmitFacts("/env/bin/python", 2, "1")
 GPUS = ["+exp=demo", "+cluster=nvidia_h100", "cluster.num_nodes=1"]
-AHEAD = ["rollout.max_staleness=1"]
+AHEAD = ["rollout.max_off_policy_steps=1"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ AHEAD = ["rollout.max_staleness=1"]
     [
         (GPUS, "nccl"),
         ([*GPUS, "rollout.colocate=true"], "ipc"),
-        ([*GPUS, *AHEAD, "rollout.continuous=true"], "nccl"),
+        ([*GPUS, *AHEAD, "rollout.inflight_weight_updates=true"], "nccl"),
         ([*GPUS, *AHEAD], "ray"),
         ([*GPUS, "+lora=all_linear"], "nccl"),
         ([*GPUS, *AHEAD, "+lora=all_linear"], "ray"),
@@ -181,13 +184,13 @@ AHEAD = ["rollout.max_staleness=1"]
         ([*GPUS, "rollout.colocate=true", "policy.num_workers=2"], "ray"),
         (["+exp=demo"], "ray"),
         (["+exp=demo", "rollout.weight_transfer=gloo"], "gloo"),
-        (["+exp=demo", *AHEAD, "rollout.continuous=true", "rollout.weight_transfer=gloo"], "gloo"),
+        (["+exp=demo", *AHEAD, "rollout.inflight_weight_updates=true", "rollout.weight_transfer=gloo"], "gloo"),
     ],
 )
 def test_on_gpus_weights_go_straight_into_the_engines_wherever_they_can(words: list[str], way: str) -> None:
     plan = build_plan(load_config(words), "/runs/one", FACTS)
     assert plan.weight_transfer == JobPlan.from_json(json.loads(json.dumps(plan.to_json()))).weight_transfer == way
-    assert f"new weights go to the engines by {way}" in render_plan(plan)
+    assert f"weight transfer by {way}" in render_plan(plan)
 
 
 def test_handles_of_memory_need_a_policy_worker_on_every_engines_gpu() -> None:

@@ -13,9 +13,8 @@ from slurm_rl.algorithms.losses import ClipRange, LossInputs
 from slurm_rl.algorithms.policy_loss import compute_loss
 from slurm_rl.algorithms.train_sequences import build_train_sequences, compute_scores
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
-from slurm_rl.config.functions import find_advantage, find_loss
 from slurm_rl.config.load import load_config
-from slurm_rl.config.tables import AdvantageRow, LossRow, Row
+from slurm_rl.config.registry import AdvantageEntry, Entry, LossEntry, find_advantage, find_loss
 from slurm_rl.errors import ConfigError
 from tests.unit.rl.batch_kit import make_group
 
@@ -43,26 +42,30 @@ def test_the_parts_compute_what_the_built_in_ones_do() -> None:
     assert torch.equal(found.loss, wanted.loss) and torch.equal(found.clipped, wanted.clipped)
     groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0]), make_group(2, [0.0, 0.0])]
     mine_too = keep_mask(groups, FilterConfig(function=f"{FILE}:keep_signal"))
-    assert mine_too == keep_mask(groups, FilterConfig(zero_variance=True)) == [True, True, False, False, False, False]
+    assert (
+        mine_too
+        == keep_mask(groups, FilterConfig(drop_zero_variance_groups=True))
+        == [True, True, False, False, False, False]
+    )
 
 
 def test_a_filter_adds_to_the_others_and_keeps_no_failed_reward(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(groups, config): return [[True] * len(g.completions) for g in groups]")
     groups = [make_group(0, [1.0, None]), make_group(1, [1.0, 1.0])]
-    config = FilterConfig(function=spec, zero_variance=True)
+    config = FilterConfig(function=spec, drop_zero_variance_groups=True)
     assert keep_mask(groups, config) == [False, False, False, False]
     assert keep_mask(groups, FilterConfig(function=spec)) == [True, False, True, True]
 
 
 def test_flags_are_those_of_the_function(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(r, k, *, needs_group=True, per_token=True): ...")
-    assert find_advantage(spec) == AdvantageRow(spec, needs_group=True, per_token=True)
+    assert find_advantage(spec) == AdvantageEntry(spec, needs_group=True, per_token=True)
     loss = write(tmp_path, "def f(inputs, clip, *, per_sequence=True): ...")
     kinds = [
         load_config(["+exp=demo", "model.dtype=bfloat16", f"algorithm.loss={name}"]).correction_kind
         for name in (loss, "grpo")
     ]
-    assert find_loss(loss) == LossRow(loss, per_sequence=True)
+    assert find_loss(loss) == LossEntry(loss, per_sequence=True)
     assert kinds == ["geometric_mask", "token_tis"]
 
 
@@ -80,7 +83,7 @@ def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) ->
     ("returned", "seen"), [("None", "NoneType"), ("r[:1]", r"\[1, 2\]"), ("r / 0", "inf"), ("1.0", "float")]
 )
 def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: Path) -> None:
-    row = AdvantageRow(write(tmp_path, f"def f(r, k): return {returned}"))
+    row = AdvantageEntry(write(tmp_path, f"def f(r, k): return {returned}"))
     with pytest.raises(ConfigError, match=rf"one finite number of each reward, \[3, 2\]; got .*{seen}"):
         compute_scores(row, torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool))
 
@@ -91,7 +94,7 @@ def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: 
 def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
     body = f"from slurm_rl.algorithms.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
     with pytest.raises(ConfigError, match=r"returns algorithms\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
-        compute_loss(LossRow(write(tmp_path, body)), INPUTS, CLIP)
+        compute_loss(LossEntry(write(tmp_path, body)), INPUTS, CLIP)
 
 
 def test_a_filter_that_leaves_completions_out_of_its_answer_is_refused(tmp_path: Path) -> None:
@@ -103,4 +106,4 @@ def test_a_filter_that_leaves_completions_out_of_its_answer_is_refused(tmp_path:
 def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     spec = write(tmp_path, "import no_such_module\ndef f(groups, config): ...")
     with pytest.raises(ConfigError, match=r"my\.py:f must be importable; got ModuleNotFoundError: .*no_such_module"):
-        Row(spec).load()
+        Entry(spec).load()

@@ -128,7 +128,7 @@ def test_a_difference_is_judged_by_its_mean_and_its_largest() -> None:
         differ([0.0] * 9 + [1.0], "bfloat16")
     with pytest.raises(WeightSyncError, match=r"0\.04 on average"):
         differ([0.04] * 10, "bfloat16")
-    with pytest.raises(WeightSyncError, match=r"probe_tolerance=0\.0002 and each to 0\.006"):
+    with pytest.raises(WeightSyncError, match=r"weight_check_tolerance=0\.0002 and each to 0\.006"):
         differ([0.007] + [0.0] * 63, "float32")
 
 
@@ -148,7 +148,7 @@ def test_verify_offers_a_tolerance_only_if_rounding_may_be_the_cause(
     with pytest.raises(WeightSyncError) as caught:
         weights.verify()
     assert advice in caught.value.action
-    assert ("probe_tolerance=" in caught.value.action) is (dtype != "float32" or bool(engine_args))
+    assert ("weight_check_tolerance=" in caught.value.action) is (dtype != "float32" or bool(engine_args))
 
 
 def test_verify_says_whether_the_engine_agreed_before() -> None:

@@ -26,7 +26,7 @@ def build_groups(num_groups: int, group_size: int, prompt: int, completion: int)
 def test_groups_stay_together_and_micro_batches_within_the_budget(num_workers: int) -> None:
     sequences = build_groups(6, 4, prompt=20, completion=5)
     workers = [Actor(f"policy-{i}", NOBODY) for i in range(num_workers)]
-    shared = WorkerGroup(NOBODY, workers, 80, 1.0, "policy", share_prompts=True).spread(sequences)
+    shared = WorkerGroup(NOBODY, workers, 80, 1.0, "policy", prefix_sharing=True).spread(sequences)
     apart = WorkerGroup(NOBODY, workers, 80, 1.0, "policy").spread(sequences)
     assert sorted(id(item) for share in shared for batch in share for item in batch) == sorted(map(id, sequences))
     assert len({len(share) for share in shared}) == 1
@@ -38,5 +38,5 @@ def test_groups_stay_together_and_micro_batches_within_the_budget(num_workers: i
 
 def test_a_group_over_the_budget_is_cut() -> None:
     sequences = build_groups(1, 4, prompt=20, completion=5)
-    [share] = WorkerGroup(NOBODY, [Actor("policy-0", NOBODY)], 30, 1.0, "policy", share_prompts=True).spread(sequences)
+    [share] = WorkerGroup(NOBODY, [Actor("policy-0", NOBODY)], 30, 1.0, "policy", prefix_sharing=True).spread(sequences)
     assert [len(batch) for batch in share] == [2, 2]

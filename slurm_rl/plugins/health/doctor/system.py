@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.node.image_report import collect_report
-from slurm_rl.plan.judge import find_mismatches
+from slurm_rl.plan.compat import find_mismatches
 from slurm_rl.plugins.health.doctor.finding import Finding, Question, State, no_gpu
 from slurm_rl.run_dir.disk import describe_disk
 from slurm_rl.run_dir.run_dir import read_json, write_json

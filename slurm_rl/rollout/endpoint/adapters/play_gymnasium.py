@@ -1,8 +1,8 @@
 """Environments with `reset(seed=...)` and `step(action)` as Gymnasium has them, whose observations are text or can be
 shown as text.
 
-    env.program=[/envs/theirs/bin/python, adapter:gymnasium, FrozenLake-v1] env.program_rows=64
-    env.program=[/envs/theirs/bin/python, adapter:gymnasium, my_world.py:World]
+    env.agent_command=[/envs/theirs/bin/python, adapter:gymnasium, FrozenLake-v1] env.agent_rows_per_process=64
+    env.agent_command=[/envs/theirs/bin/python, adapter:gymnasium, my_world.py:World]
 
 The first observation follows the row's prompt; a reply is the action: a whole number where actions are numbered, else
 its text. What is no action of the environment's is told to the policy and is a step of it, too.

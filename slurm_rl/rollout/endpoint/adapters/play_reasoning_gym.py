@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: its data sets make the rows, and score the answers.
 
 python play_reasoning_gym.py rows spell_backward 1000 --words '{"max_word_len": 5}' > rows.jsonl
-env.program=[/envs/rg/bin/python, adapter:reasoning_gym] env.program_rows=64 data.info_keys=[entry]
+env.agent_command=[/envs/rg/bin/python, adapter:reasoning_gym] env.agent_rows_per_process=64 data.info_keys=[entry]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Environments of the package skyrl-gym, by their registered name or as such a class in a file: a reply in, messages, a
 reward and whether it is done out.
 
-    env.program=[/envs/sg/bin/python, adapter:skyrl_gym, gsm8k_multi_turn] env.program_rows=64
+    env.agent_command=[/envs/sg/bin/python, adapter:skyrl_gym, gsm8k_multi_turn] env.agent_rows_per_process=64
         data.info_keys=[reward_spec,extra_info]
 
 What SkyRL hands to an environment as its extras are the row's columns in `data.info_keys`; with --max-turns that, too.

@@ -2,8 +2,8 @@
 them: rows of its data set, played by its own rollout against the run's endpoint, scored by its own rubric.
 
     python play_verifiers.py rows my-env 1000 --words '{"level": 2}' > rows.jsonl
-    env.program=[/envs/vf/bin/python, adapter:verifiers, my-env, --words, '{"level": 2}'] env.program_rows=64
-        data.info_keys=[input]
+    env.agent_command=[/envs/vf/bin/python, adapter:verifiers, my-env, --words, '{"level": 2}']
+        env.agent_rows_per_process=64 data.info_keys=[input]
 
 A rollout that ended in an error has failed; one that is too long for the model, or that the policy ended by an empty
 reply, is scored as it is.

@@ -1,4 +1,4 @@
-"""An advantage, a loss, a filter and a reward of a user: copies of built-in ones, so a run's numbers are theirs."""
+"""User functions that equal built-in ones, so that a run has the same metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 
 
 def keep_signal(groups: Sequence[Group], config: FilterConfig) -> list[list[bool]]:
-    """As filters.zero_variance, for rewards that never fail."""
+    """Equals filters.drop_zero_variance_groups if no reward fails."""
     return [[len({r.value for r in group.results}) > 1] * len(group.completions) for group in groups]
 
 

@@ -1,4 +1,4 @@
-"""What my_parts.py imports from its folder."""
+"""Imported by my_parts.py from its folder."""
 
 from __future__ import annotations
 

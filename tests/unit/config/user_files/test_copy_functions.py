@@ -1,4 +1,4 @@
-"""The run has its own copy of a user's file: what happens to the file later is no matter."""
+"""A run keeps its own copy of a user's file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def folder(tmp_path: Path) -> Path:
     return mine
 
 
-def test_what_a_file_imports_from_its_folder_is_found_without_running_it(folder: Path) -> None:
+def test_find_neighbours_lists_imports_without_running_them(folder: Path) -> None:
     found = [path.relative_to(folder).as_posix() for path in find_neighbours(folder / "my.py")]
     assert found == ["deep.py", "near.py", "package/__init__.py", "package/inner.py"]
 
 
-def test_a_copy_stays_as_the_first_run_of_a_sweep_found_it(folder: Path, tmp_path: Path) -> None:
+def test_copy_files_keeps_an_existing_copy(folder: Path, tmp_path: Path) -> None:
     code, file = tmp_path / "code", folder / "my.py"
     copy_files(code, [f"{file}:f"])
     before = file.read_text()
@@ -46,7 +46,7 @@ def test_a_copy_stays_as_the_first_run_of_a_sweep_found_it(folder: Path, tmp_pat
     assert copy_path(code, file).read_text() == before
 
 
-def test_files_of_one_name_do_not_meet(folder: Path, tmp_path: Path) -> None:
+def test_copy_files_separates_files_of_one_name(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "my.py"
     other.write_text("other = 1\n")
     copy_files(tmp_path / "code", [f"{folder}/my.py:f", f"{other}:f"])
@@ -54,8 +54,8 @@ def test_files_of_one_name_do_not_meet(folder: Path, tmp_path: Path) -> None:
     assert "near" in copy_path(tmp_path / "code", folder / "my.py").read_text()
 
 
-def test_a_run_runs_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the snapshot of the code, when the file and what it imports are gone."""
+def test_run_imports_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and its imports are deleted after submission."""
     mine, run = tmp_path / "mine", tmp_path / "run"
     mine.mkdir()
     run.mkdir(mode=0o755)

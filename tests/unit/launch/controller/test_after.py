@@ -28,7 +28,7 @@ def first(tmp_path: Path) -> RunDir:
 
 
 def words_after(first: RunDir, *words: str) -> list[str]:
-    return ["+exp=demo", "model=hf", f"model.path={first.export}", f"job.after={first.path}", *words]
+    return ["+exp=demo", "model=hf", f"model.path={first.export}", f"job.depends_on={first.path}", *words]
 
 
 def test_the_model_is_planned_as_the_first_will_export_it(first: RunDir, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the head could not copy to checkpoint.url is copied behind it."""
+"""What the head could not copy to checkpoint.upload_url is copied behind it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_of(attempt: AttemptDir) -> RunDir:
 
 def plan_of(attempt: AttemptDir, bucket: Path) -> JobPlan:
     run = run_of(attempt)
-    config = load_config(["+exp=command", f"checkpoint.url='file://{bucket}'"])
+    config = load_config(["+exp=command", f"checkpoint.upload_url='file://{bucket}'"])
     plan = build_plan(config, str(run.path), SubmitFacts(sys.executable, 2, "0"))
     (run.path / "code").symlink_to(Path(__file__).parents[4])
     return plan

@@ -29,7 +29,7 @@ ENV = {"SLURM_RL_TOKEN": "a" * 20}
 
 
 def plan_of(*words: str) -> JobPlan:
-    config = load_config(["+exp=demo", "cluster.launcher=machines", "cluster.num_nodes=2", *words])
+    config = load_config(["+exp=demo", "cluster.launcher=manual", "cluster.num_nodes=2", *words])
     return build_plan(config, "/runs/x", SubmitFacts("/python", 4, "1"))
 
 

@@ -123,7 +123,7 @@ def test_rays_stop_saves_and_a_resume_is_the_next_attempt(tmp_path: Path) -> Non
 
 
 def test_the_runs_own_time_limit_is_kept_since_ray_has_none(tmp_path: Path) -> None:
-    code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.signal_lead_s=60"))
+    code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.checkpoint_lead_s=60"))
     assert code == 130
     assert "job.time_limit is near" in output
 

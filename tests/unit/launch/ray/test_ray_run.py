@@ -309,7 +309,7 @@ def test_code_beyond_the_limit_is_not_sent(
         ([], "go together"),
         (["cluster.address=http://head:8265", "task=sft", "supervised.max_tokens=16"], "task=sft"),
         (["cluster.address=http://head:8265", "job.num_spare_nodes=1"], "job.num_spare_nodes=1"),
-        (["cluster.address=http://head:8265", "cluster.remote_root=gs://bucket/runs"], "checkpoint.url"),
+        (["cluster.address=http://head:8265", "cluster.remote_root=gs://bucket/runs"], "checkpoint.upload_url"),
         (["cluster.address=http://head:8265", "cluster.remote_root=runs"], "absolute path"),
     ],
 )

@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def plan_of(run: RunDir, num_old: int, *words: str) -> JobPlan:
     kinds = [f"+cluster.nodes.o.count={num_old}", "+cluster.nodes.n.count=1", f"cluster.num_nodes={num_old + 1}"]
-    config = load_config(["+exp=demo", "+cluster=slurm_cpu", "policy.node_feature=n", *kinds, *words])
+    config = load_config(["+exp=demo", "+cluster=slurm_cpu", "policy.node_group=n", *kinds, *words])
     return build_plan(config, str(run.path), SubmitFacts("python", 2, "test"))
 
 

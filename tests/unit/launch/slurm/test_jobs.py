@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-@pytest.mark.parametrize("launcher", ["local", "machines"])
+@pytest.mark.parametrize("launcher", ["local", "manual"])
 def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str) -> None:
     record_job(run, launcher, NOBODY, host="elsewhere")
     (state,) = read_states([run])
@@ -34,7 +34,7 @@ def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str)
 
 
 def test_how_it_ended_there_is_known_here(run: RunDir) -> None:
-    record_job(run, "machines", NOBODY, host="elsewhere")
+    record_job(run, "manual", NOBODY, host="elsewhere")
     write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
     assert [state.word for state in read_states([run])] == ["finished"]
     assert not cancel_runs([run])

@@ -97,7 +97,7 @@ def test_a_log_that_cannot_be_read_is_no_copy(run: RunDir, monkeypatch: pytest.M
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_the_agent_copies_and_a_bucket_that_refuses_is_told(run: RunDir, tmp_path: Path, is_writable: bool) -> None:
     (tmp_path / "bucket").touch() if not is_writable else None
-    plan = plan_of(run, f"checkpoint.url='file://{tmp_path}/bucket'")
+    plan = plan_of(run, f"checkpoint.upload_url='file://{tmp_path}/bucket'")
     copy_out(run, plan, run.attempt(1), 300.0)
     rows = [row for row in read_rows(run.events) if row["kind"].startswith("run/")]
     assert [row["kind"] for row in rows] == ["run/copied" if is_writable else "run/copy_failed"]
@@ -106,7 +106,7 @@ def test_the_agent_copies_and_a_bucket_that_refuses_is_told(run: RunDir, tmp_pat
 
 
 def test_a_copy_that_takes_too_long_is_ended(run: RunDir, tmp_path: Path) -> None:
-    copy_out(run, plan_of(run, f"checkpoint.url='file://{tmp_path}/bucket'"), run.attempt(1), 0.0)
+    copy_out(run, plan_of(run, f"checkpoint.upload_url='file://{tmp_path}/bucket'"), run.attempt(1), 0.0)
     assert "not done within 0 s" in read_rows(run.events)[-1]["cause"]
 
 

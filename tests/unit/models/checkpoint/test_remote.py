@@ -399,8 +399,8 @@ def test_a_protocol_that_nobody_knows_is_bad_input() -> None:
 
 @pytest.mark.parametrize("value", ["/shared/runs", "gs://", "s3://key:secret@bucket/a", "https://host/a?token=secret"])
 def test_a_url_without_a_place_or_with_a_secret_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint\.url") as caught:
-        load_config(["+exp=demo", f"checkpoint.url='{value}'"])
+    with pytest.raises(ConfigError, match=r"checkpoint\.upload_url") as caught:
+        load_config(["+exp=demo", f"checkpoint.upload_url='{value}'"])
     assert "secret" not in str(caught.value)
 
 
@@ -408,6 +408,6 @@ def test_submit_says_it_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["+exp=demo", "checkpoint.url='nosuch://bucket/a'", "run_dir=here"]) == 2
+    assert main(["+exp=demo", "checkpoint.upload_url='nosuch://bucket/a'", "run_dir=here"]) == 2
     assert "must know the protocol" in capsys.readouterr().err
     assert not Path("here").exists()

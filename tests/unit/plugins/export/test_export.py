@@ -27,7 +27,7 @@ from slurm_rl.plugins.export.xpk import XpkTarget, build_xpk_argv
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 XPK = ["--cluster=tpus", "--tpu-type=v5p-128", "--project=my-project", "--image=gcr.io/my-project/maxtext:1"]
-BUCKET = "checkpoint.url='gs://bucket/runs'"
+BUCKET = "checkpoint.upload_url='gs://bucket/runs'"
 CASES = {
     "dstack-demo": ["dstack", "+exp=demo", "name=demo"],
     "dstack-grpo_mathv60k": [
@@ -123,7 +123,7 @@ def test_a_node_composes_the_run_of_the_config() -> None:
     overrides = shlex.split(task["commands"][-1])[4:]
     assert overrides[: len(words)] == words
     assert overrides[len(words) :] == [
-        "cluster.launcher=machines",
+        "cluster.launcher=manual",
         "container.runtime=none",
         "container.image=null",
         "run_dir=runs/a_b",

@@ -118,7 +118,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def watch(run: RunDir, allocation: Allocation, *, learns: bool) -> LimitWatch:
-    plan: Any = SimpleNamespace(limits=SimpleNamespace(signal_lead_s=120, learns_lead=learns))
+    plan: Any = SimpleNamespace(limits=SimpleNamespace(checkpoint_lead_s=120, learns_lead=learns))
     of_run: Any = allocation
     return LimitWatch(run, plan, of_run)
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config, shipped_dir
-from slurm_rl.plan.expected import satisfies
+from slurm_rl.plan.versions import satisfies
 from slurm_rl.plugins.image.recipe import OTHERS
 
 WHOLE = {"verl": "0.9.1", "vllm": "0.17.1", "torch": "2.10.0+cu129", "ray": "2.55.1"}

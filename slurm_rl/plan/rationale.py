@@ -1,6 +1,6 @@
-"""What the user left open, what it came to, and why. Pure.
+"""Describe the choices of the plan and their reasons, for `explain`.
 
-Each rule stands where it is applied (topology.py, layout.py, fit.py, transfer.py); here are its words.
+The rules are in placement.py, layout.py, fit.py and transfer.py.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING
 from slurm_rl.config.sources import episode_order, has_programs
 from slurm_rl.plan.fit import Fitting, list_choices, search_fitting
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.layout import ask_for
+from slurm_rl.plan.layout import build_setting
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.role_memory import holds_reference
 from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
 Reason = tuple[str, str]
-"""What was chosen, and why."""
+"""A choice and the reason for it."""
 
 
 def list_reasons(
     config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None
 ) -> list[Reason]:
-    """Of a task that is ours; others place and size everything themselves.
+    """Return the reasons of a run; none for an external program, which chooses everything itself.
 
     Args:
-        teacher: of reference.path, where there is one and this machine sees it.
+        teacher: shape of reference.path, if this machine sees it.
     """
     if plan.external is not None:
         return []
@@ -50,14 +49,14 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
     workers = count(counts["policy"], "rank" if plan.torchrun else "policy worker")
     on_cpu, left_open = not plan.gpus_per_node, config.policy.num_workers is None
     if plan.torchrun is not None:
-        every = "one a node, without GPUs" if on_cpu else "one on every GPU"
+        every = "one per node without GPUs" if on_cpu else "one per GPU"
         return workers, every if left_open else "policy.num_workers"
     if on_cpu:
         return workers, "the default without GPUs" if left_open else "policy.num_workers"
     if config.rollout.colocate:
-        why = "rollout.colocate: they share GPUs with the engines, in turn"
-    elif counts["critic"] and config.critic.is_apart:
-        why = "a quarter of the GPUs, critics another, engines the rest" if left_open else ""
+        why = "rollout.colocate: they share GPUs with engines, in turn"
+    elif counts["critic"] and config.critic.is_dedicated:
+        why = "a quarter of the GPUs, like critics; engines have the rest" if left_open else ""
     else:
         why = "half of the GPUs, in whole engines; engines have the rest" if left_open else ""
     return workers, why or "policy.num_workers"
@@ -73,12 +72,12 @@ def _explain_sizes(
     if not plan.gpus_per_node:
         why = "the default without GPUs" if config.policy.micro_batch_tokens is None else "as set"
     elif shape is None or layout.gpu_mem_gb is None:
-        why = "sparing, since memory is not estimated"
+        why = "smallest memory, since it is not estimated"
     else:
-        asked = ask_for(config, shape, teacher, plan.actors, layout.tensor_parallel_size)
-        found = search_fitting(asked)
-        assert found is not None  # or there were no plan
-        why = _explain_fitting(found, is_only=len(list_choices(asked)) == 1)
+        setting = build_setting(config, shape, teacher, plan.actors, layout.tensor_parallel_size)
+        found = search_fitting(setting)
+        assert found is not None  # the plan exists
+        why = _explain_fitting(found, is_only=len(list_choices(setting)) == 1)
     return [(", ".join(parts), why)]
 
 
@@ -100,81 +99,84 @@ def _explain_fitting(found: Fitting, *, is_only: bool) -> str:
 
 def _explain_engines(config: RunConfig, plan: JobPlan) -> Reason:
     layout, size = plan.layout, plan.layout.tensor_parallel_size
-    what = count(sum(actor.role == "rollout" for actor in plan.actors), "engine")
-    what += f" of {count(size, 'GPU')}" if plan.gpus_per_node else ""
+    engines = count(sum(actor.role == "rollout" for actor in plan.actors), "engine")
+    engines += f" of {count(size, 'GPU')}" if plan.gpus_per_node else ""
     if not plan.gpus_per_node:
-        return what, "rollout.num_engines" if config.rollout.num_engines else "the default without GPUs"
+        return engines, "rollout.num_engines" if config.rollout.num_engines else "the default without GPUs"
     if config.rollout.tensor_parallel_size is not None:
         why = "rollout.tensor_parallel_size"
     elif layout.engine is None:
         why = "one, since memory is not estimated"
     else:
         why = f"the fewest that hold model and cache, {layout.engine.least_gb:.1f} of {layout.engine_budget_gb:.0f} GB"
-    return what, why
+    return engines, why
 
 
 def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
-    return f"weights to engines by {plan.weight_transfer}", choose_transfer(config, plan.actors)[1]
+    return f"weight transfer by {plan.weight_transfer}", choose_transfer(config, plan.actors)[1]
 
 
 def _explain_models(config: RunConfig) -> list[Reason]:
-    """The reference, and what corrects for the sampler."""
-    coefficient, apart = config.algorithm.kl.coefficient, config.reference.num_workers
-    what = "reference" if config.reference.path is None else f"teacher {config.reference.path}"
+    """Return the reasons for the reference and the importance correction."""
+    coefficient, dedicated = config.algorithm.kl.coef, config.reference.num_workers
+    name = "reference" if config.reference.path is None else f"teacher {config.reference.path}"
     if coefficient == 0:
-        found = [("no reference model", "algorithm.kl.coefficient=0")]
-    elif apart is not None:
-        found = [(f"{what} on {apart} GPUs of its own", "reference.num_workers")]
-    elif holds_reference(config):
-        found = [(f"{what} beside the policy", f"algorithm.kl.coefficient={coefficient:g}")]
+        found = [("no reference model", "algorithm.kl.coef=0")]
+    elif dedicated is not None:
+        found = [(f"{name} on {dedicated} dedicated GPUs", "reference.num_workers")]
+    elif config.policy_holds_reference:
+        found = [(f"{name} in the policy workers", f"algorithm.kl.coef={coefficient:g}")]
     else:
-        found = [("reference without a copy", "it is the base under the adapters")]
+        found = [("reference without a copy", "it is the base without adapters")]
     kind = config.correction_kind
     if config.algorithm.correction.kind != "auto":
         return found
-    exact = "float32, the newest weights, all tokens: the sampler is the policy"
+    exact = "float32, on-policy weights, all tokens: the sampler equals the policy"
     return [*found, (f"correction {kind}", _why_inexact(config)) if kind else ("no importance correction", exact)]
 
 
 def _why_inexact(config: RunConfig) -> str:
     rollout = config.rollout
     causes = {
-        f"{config.model.dtype} rounds otherwise in the engine": config.model.dtype != "float32",
-        f"weights are up to {count(rollout.max_staleness, 'step')} old": rollout.max_staleness > 0,
+        f"{config.model.dtype} rounds differently in the engine": config.model.dtype != "float32",
+        f"weights are up to {count(rollout.max_off_policy_steps, 'step')} old": rollout.max_off_policy_steps > 0,
         "rollout.engine_args": bool(rollout.engine_args),
-        "top_p, top_k, min_p or repetition_penalty": config.bends_distribution,
+        "top_p, top_k, min_p or repetition_penalty": config.truncates_distribution,
     }
     return ", ".join(cause for cause, holds in causes.items() if holds)
 
 
 def explain_exactness(config: RunConfig) -> Reason | None:
-    """What a killed run has when it has gone on; of one with environments, where it is chosen."""
-    order, ahead = episode_order(config), config.rollout.max_staleness > 0
+    """Return how exactly a killed run resumes; None without multi-turn episodes."""
+    order, ahead = episode_order(config), config.rollout.max_off_policy_steps > 0
     if order is None:
         if not has_programs(config):
             return None
         same = "the same tokens, " if config.model.dtype == "float32" else ""
-        return f"after a kill: {same}no recorded reply is sampled again", f"env.program, {config.model.dtype}"
-    if order == "waves":
-        return "after a kill: every metric in every digit", "env.order=waves"
+        return f"after a kill: {same}no recorded reply is sampled again", f"env.agent_command, {config.model.dtype}"
+    if order == "lockstep":
+        return "after a kill: every metric in every digit", "env.schedule=lockstep"
     if ahead:
-        return "after a kill: no ended turn of a saved policy is lost", "env.order=free, rollout.continuous"
+        return (
+            "after a kill: no ended turn of a saved policy is lost",
+            "env.schedule=async, rollout.inflight_weight_updates",
+        )
     if config.model.dtype == "float32":
-        return "after a kill: the same tokens, no ended turn is sampled again", "env.order=free, float32"
+        return "after a kill: the same tokens, no ended turn is sampled again", "env.schedule=async, float32"
     return (
         "after a kill: no ended turn is sampled again",
-        f"env.order=free, {config.model.dtype}",
+        f"env.schedule=async, {config.model.dtype}",
     )
 
 
 def _explain_attention(config: RunConfig) -> Reason:
     if config.cluster.accelerator == "cpu":
-        return "attention", "sdpa or eager, by what the model has, without GPUs"
-    return "attention", "flash_attention_2 where the node has flash-attn, else varlen"
+        return "attention", "sdpa or eager, as the model supports, without GPUs"
+    return "attention", "flash_attention_2 if the node has flash-attn, else varlen"
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its noun.
 
     >>> count(1, "engine"), count(8, "engine")
     ('1 engine', '8 engines')

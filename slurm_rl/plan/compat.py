@@ -1,4 +1,4 @@
-"""What is in an image, held against what the plan expects: each mismatch with what to do about it. Pure."""
+"""Compare the versions in an image with those that the plan expects."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.versions import satisfies
 
 Versions = Mapping[str, "str | None"]
-"""By name, as image_report tells them; what is absent is None. Quoted, since an agent in an old Python tells it so."""
+"""Versions by name, from image_report; None if absent. Quoted for agents in an old Python."""
 
-# Newest first: the oldest driver that runs a major version of CUDA (NVIDIA, CUDA Compatibility, table 1).
+# Oldest driver for a major version of CUDA (NVIDIA, CUDA Compatibility, table 1).
 _DRIVER_OF_CUDA = {13: 580, 12: 525, 11: 450}
-_OF_THE_NODE = {"nvidia driver", "amdgpu driver"}
-_OF_OTHERS = "another image of that trainer, or external.needs, which asks for it"
+_DRIVERS = {"nvidia driver", "amdgpu driver"}
+_EXTERNAL_REMEDY = "use another image of that trainer, or correct external.needs"
 _REBUILD = "build it again: python -m slurm_rl image build --force"
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One thing in the image that is not as the plan expects."""
+    """A version in the image that differs from the plan."""
 
     name: str
     seen: str | None
@@ -34,9 +34,9 @@ class Mismatch:
 
 
 def check_versions(plan: JobPlan, versions: Versions) -> None:
-    """Raise ConfigError when the image is not as the plan expects: what is wrong by the line, each with its remedy."""
-    elsewhere = plan.external is not None
-    wrong = find_mismatches(versions, plan.expected, plan.container["runtime"], is_elsewhere=elsewhere)
+    """Raise ConfigError if the image does not match the plan, with a line and remedy per mismatch."""
+    is_external = plan.external is not None
+    wrong = find_mismatches(versions, plan.expected, plan.container["runtime"], is_external=is_external)
     if wrong:
         raise ConfigError(
             f"the image must be as the plan expects ({plan.container['image'] or 'no container'})",
@@ -44,24 +44,24 @@ def check_versions(plan: JobPlan, versions: Versions) -> None:
         )
 
 
-def find_differences(one: str, its: Versions, other: str, others: Versions) -> list[str]:
-    """What two hosts do not have in common, drivers apart.
+def find_differences(host: str, versions: Versions, other: str, others: Versions) -> list[str]:
+    """Return the versions, except drivers, that differ between two hosts.
 
     >>> find_differences("n1", {"ray": "2.60.0"}, "n2", {"ray": "2.9.0", "amdgpu driver": "6"})
     ['ray must be the same on all nodes (n1 has 2.60.0, n2 has 2.9.0): give each node the same image']
     """
     return [
-        f"{name} must be the same on all nodes ({one} has {its.get(name)}, {other} has {others.get(name)}): "
+        f"{name} must be the same on all nodes ({host} has {versions.get(name)}, {other} has {others.get(name)}): "
         "give each node the same image"
-        for name in sorted((its.keys() | others.keys()) - _OF_THE_NODE)
-        if its.get(name) != others.get(name)
+        for name in sorted((versions.keys() | others.keys()) - _DRIVERS)
+        if versions.get(name) != others.get(name)
     ]
 
 
 def find_mismatches(
-    versions: Versions, expected: Mapping[str, str], runtime: str, *, is_elsewhere: bool = False
+    versions: Versions, expected: Mapping[str, str], runtime: str, *, is_external: bool = False
 ) -> list[Mismatch]:
-    """What of `expected` (see plan/expected.py) is not in `versions`, and what to do about each.
+    """Return the mismatches between `expected` (see plan/versions.py) and `versions`, each with a remedy.
 
     >>> find_mismatches({"ray": "2.9.0"}, {"ray": "==2.60.0"}, "podman")[0].seen
     '2.9.0'
@@ -71,7 +71,7 @@ def find_mismatches(
         seen = versions.get(name)
         if seen is None or not satisfies(seen, conditions):
             wanted = conditions.replace("==", "") or "any version"
-            remedy = _OF_OTHERS if is_elsewhere else _remedy(name, runtime)
+            remedy = _EXTERNAL_REMEDY if is_external else _remedy(name, runtime)
             found.append(Mismatch(name, seen, wanted, remedy))
     cuda, driver = versions.get("cuda"), versions.get("nvidia driver")
     least = _DRIVER_OF_CUDA.get(int(cuda.partition(".")[0])) if cuda else None
@@ -96,7 +96,7 @@ def _remedy(name: str, runtime: str) -> str:
 
 
 def render_versions(versions: Versions, expected: Mapping[str, str]) -> str:
-    """A line for each thing that is there or expected."""
+    """Return a line per version that is present or expected."""
     names = [*expected, *(name for name in versions if name not in expected and versions[name])]
     return "\n".join(
         f"  {name:<14} {versions.get(name) or '-':<16} {expected.get(name, '')}".rstrip() for name in names

