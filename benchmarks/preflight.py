@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm_rl.gate import pairs_node
-from slurm_rl.gate.judge import apply_policy, judge_nodes
-from slurm_rl.gate.script import parse_answers
-from slurm_rl.gate.table import TABLE
-from slurm_rl.gate.verdict import Wanted
-from slurm_rl.launchers.slurm.pairs import Leader, lead
+from slurm_rl.plugins.health.gate import pairs_node
+from slurm_rl.plugins.health.gate.judge import apply_policy, judge_nodes
+from slurm_rl.plugins.health.gate.script import parse_answers
+from slurm_rl.plugins.health.gate.table import TABLE
+from slurm_rl.plugins.health.gate.verdict import Wanted
+from slurm_rl.plugins.health.measure_pairs import Leader, lead
 
 _SAMPLE = Path(__file__).parents[1] / "tests" / "samples" / "nvidia-smi-qx.driver575.xml"
 _GPUS = 8

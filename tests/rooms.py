@@ -18,8 +18,8 @@ PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
-    "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "nodes", "run_secret",
-    "beats", "strangers", "wire", "functions", "config", "external", "plan", "node", "doctor", "gate", "image",
+    "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret",
+    "beats", "strangers", "wire", "functions", "config", "external", "plan", "node", "plugins", "image",
     "goodput", "report", "job",
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",

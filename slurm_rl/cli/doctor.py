@@ -21,9 +21,6 @@ from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.run import RunConfig
-from slurm_rl.doctor.finding import Finding, Question, load_answer, save_question
-from slurm_rl.doctor.gpus import find_accelerator
-from slurm_rl.doctor.table import is_well, render
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.agents import agent_environment, choose_telling
 from slurm_rl.job.attempts import EXIT_FAILED
@@ -37,6 +34,9 @@ from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup, wrap_doctor
+from slurm_rl.plugins.health.doctor.finding import Finding, Question, load_answer, save_question
+from slurm_rl.plugins.health.doctor.gpus import find_accelerator
+from slurm_rl.plugins.health.doctor.table import is_well, render
 from slurm_rl.report.columns import find_width
 from slurm_rl.run_dir import expect_writable
 

@@ -16,8 +16,8 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launchers.slurm.partitions import boot_times
-from slurm_rl.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
-from slurm_rl.nodes.site import publish, read_site
+from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
+from slurm_rl.plugins.health.nodes.site import publish, read_site
 from slurm_rl.run_dir import RunDir, append_row, expect_writable
 from slurm_rl.runs.find import load_plan
 

@@ -27,8 +27,8 @@ from slurm_rl.holder import read_stat
 from slurm_rl.node.driver import catches
 from slurm_rl.node.processes import find_marked
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.nodes.evidence import Evidence, note_evidence
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
 
 LOOK_S = 2.0

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.doctor.gpus import TOOLS
-from slurm_rl.doctor.smi import Gpu, parse_nvidia_smi, parse_rocm_smi
 from slurm_rl.plan.accelerator import AcceleratorKind
+from slurm_rl.plugins.health.doctor.gpus import TOOLS
+from slurm_rl.plugins.health.doctor.smi import Gpu, parse_nvidia_smi, parse_rocm_smi
 from slurm_rl.run_dir import RunDir, read_json
 from tests.gpu.cases import CASES, Case, device_words, fill
 from tests.gpu.models import MODELS

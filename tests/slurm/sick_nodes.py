@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_rl.nodes.evidence import find_bad, read_evidence
+from slurm_rl.plugins.health.nodes.evidence import find_bad, read_evidence
 from slurm_rl.run_dir import RunDir
 from tests.slurm.cluster import Cluster
 

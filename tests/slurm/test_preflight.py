@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.jsonl import read_rows
-from slurm_rl.nodes.evidence import Evidence, find_bad
-from slurm_rl.nodes.site import publish, read_site
+from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad
+from slurm_rl.plugins.health.nodes.site import publish, read_site
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, make_slow_python, remembered

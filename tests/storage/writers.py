@@ -18,9 +18,9 @@ import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import append_row, read_lines, read_rows
-from slurm_rl.nodes.evidence import Evidence, note_evidence, note_passed
-from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence, note_passed
+from slurm_rl.plugins.health.nodes.site import publish, read_site
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
 
@@ -220,7 +220,7 @@ def last_words(folder: Path) -> Case:
     "job.agents.settle_silent_agent",
     "job.agents.settle_late_agents",
     "job.watch.AttemptWatch._look_for_dead_nodes",
-    "launchers.slurm.preflight.run_preflight",
+    "plugins.health.preflight.run_preflight",
     "launchers.machines.place.write_place",
     "launchers.machines.nodes.take_file",
     "launchers.machines.nodes.MachineNodes._end_others",
@@ -366,7 +366,7 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("<site>/nodes/<name>.json", "nodes.site.publish")
+@writer("<site>/nodes/<name>.json", "plugins.health.nodes.site.publish")
 def site_nodes(folder: Path) -> Case:
     def tell(check: str) -> None:
         publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
@@ -383,7 +383,12 @@ def site_nodes(folder: Path) -> Case:
     )
 
 
-@writer("nodes.jsonl", "nodes.evidence.note_evidence", "nodes.evidence.note_passed", "cli.nodes._write")
+@writer(
+    "nodes.jsonl",
+    "plugins.health.nodes.evidence.note_evidence",
+    "plugins.health.nodes.evidence.note_passed",
+    "cli.nodes._write",
+)
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
@@ -895,19 +900,19 @@ OUTSIDE = {
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
-    "doctor.finding.save_answer": "in that folder; a node without an answer is named, with its last words",
-    "doctor.finding.save_question": "in that folder",
-    "doctor.meeting._meet": "in that folder; who does not come is named",
-    "doctor.probe.main": "its own standard output",
-    "doctor.probes._start": "the words of a probe, in the temporary folder",
-    "doctor.rank.main": "its own standard output",
-    "doctor.ranks._meet": "the ranks' temporary folder",
-    "doctor.ranks._start": "the ranks' temporary folder",
-    "doctor.ranks.watch": "the ranks' temporary folder",
-    "gate.fabric_rank.main": "its own standard output",
-    "launchers.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
-    "doctor.system._may_open": "asks whether a device may be opened",
-    "doctor.system.look_at_run_root": "in that folder, to see whether it can; what it cannot is the finding",
+    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named",
+    "plugins.health.doctor.finding.save_question": "in that folder",
+    "plugins.health.doctor.meeting._meet": "in that folder; who does not come is named",
+    "plugins.health.doctor.probe.main": "its own standard output",
+    "plugins.health.doctor.probes._start": "the words of a probe, in the temporary folder",
+    "plugins.health.doctor.rank.main": "its own standard output",
+    "plugins.health.doctor.ranks._meet": "the ranks' temporary folder",
+    "plugins.health.doctor.ranks._start": "the ranks' temporary folder",
+    "plugins.health.doctor.ranks.watch": "the ranks' temporary folder",
+    "plugins.health.gate.fabric_rank.main": "its own standard output",
+    "plugins.health.measure_fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
+    "plugins.health.doctor.system._may_open": "asks whether a device may be opened",
+    "plugins.health.doctor.system.look_at_run_root": "in that folder, to see whether it can",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",

@@ -6,15 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import BringUpError, SlurmRLError
-from slurm_rl.gate import fabric
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm.components import granted_hosts, split_hosts
-from slurm_rl.launchers.slurm.memory import NodeMemory, describe
 from slurm_rl.launchers.slurm.partitions import nodes_out_of_service
-from slurm_rl.launchers.slurm.preflight import Preflight, run_preflight
 from slurm_rl.launchers.slurm.switches import order_by_topology, read_topology
-from slurm_rl.nodes.evidence import Evidence
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plugins.health.gate import fabric
+from slurm_rl.plugins.health.memory import NodeMemory, describe
+from slurm_rl.plugins.health.nodes.evidence import Evidence
+from slurm_rl.plugins.health.preflight import Preflight, run_preflight
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 

@@ -14,7 +14,6 @@ from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.admission import check_admission
 from slurm_rl.launchers.slurm.commands import JobInfo
 from slurm_rl.launchers.slurm.dependency import explain_end, run_before
-from slurm_rl.launchers.slurm.memory import avoid_bad_nodes
 from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launchers.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launchers.slurm.states import JobState
@@ -22,6 +21,7 @@ from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
 from slurm_rl.plan.step import with_host_setup
+from slurm_rl.plugins.health.memory import avoid_bad_nodes
 from slurm_rl.run_dir import RunDir
 
 _CANCEL_DEADLINE_S = 10.0

@@ -17,8 +17,8 @@ from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.dependency import with_dependency
-from slurm_rl.launchers.slurm.memory import avoid_bad_nodes
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv
+from slurm_rl.plugins.health.memory import avoid_bad_nodes
 from slurm_rl.run_dir import write_text
 from slurm_rl.sweep.create import PlannedRun, for_all
 from slurm_rl.sweep.ledger import Ledger, SweepDir, save_ledger

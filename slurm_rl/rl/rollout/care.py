@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.hang import read_told
-from slurm_rl.nodes.evidence import Evidence, note_evidence
+from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 

@@ -1,0 +1,1 @@
+"""Optional parts of slurm_rl, attached to the core by hooks."""

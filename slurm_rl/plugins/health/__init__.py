@@ -1,0 +1,1 @@
+"""Health of nodes: preflight, doctor and the memory of bad nodes."""
