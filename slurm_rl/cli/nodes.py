@@ -16,8 +16,8 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launchers.slurm.partitions import boot_times
-from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, clear_node, find_bad, read_evidence
+from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir import RunDir, append_row, expect_writable
 from slurm_rl.runs.find import load_plan
 
@@ -94,9 +94,9 @@ def _list(places: Places, *, as_json: bool) -> int:
 
 def _write(places: Places, node: str, why: str | None, holds_s: float) -> None:
     now, who = time.time(), getpass.getuser()
-    row = make_clearing(node, now, who)
+    row = clear_node(node, now, who)
     if why is not None:
-        evidence = Evidence.found(node, "operator", why, "hard", attempt=None, now=now, holds_s=holds_s)
+        evidence = Evidence.new(node, "operator", why, "hard", attempt=None, now=now, holds_s=holds_s)
         row = {**evidence.to_row(), "run": f"by {who}"}
     if places.site is not None:
         with expect_writable(Path(places.site), "and say it again", what="the site's memory of nodes"):

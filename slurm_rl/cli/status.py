@@ -202,7 +202,7 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
 
 def _tell_silent_controller(run: RunDir) -> list[str]:
     """Only Slurm can start a job again whose controller's node is lost, and takes its time."""
-    kinds = ("controller/silent", "controller/heard", "attempt/started", "attempt/ended")
+    kinds = ("controller/silent", "controller/recovered", "attempt/started", "attempt/ended")
     told = [row for row in read_last_rows(run.events, _TAIL_BYTES) if row.get("kind") in kinds]
     if not told or told[-1]["kind"] != "controller/silent":
         return []

@@ -4,6 +4,7 @@ library alone."""
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from slurm_rl.beats.pulse import BEATS
@@ -12,6 +13,7 @@ from slurm_rl.node.network import network_environment
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.processes import mark_env
 from slurm_rl.node.ray_cluster import ray_environment
+from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.visibility import normalise_gpu_visibility, parse_kfd_device
 from slurm_rl.run_dir import RunDir
@@ -45,6 +47,15 @@ def _is_torchs_default(cache_dir: str) -> bool:
     """Whether torch chose this cache itself. On import it writes its choice, below the TMPDIR of that process,
     into its environment; a notebook or a test that submits hands that on, and every node would get the folder."""
     return Path(cache_dir).name.startswith("torchinductor_")
+
+
+def find_accelerator(dev: Path = Path("/dev")) -> tuple[AcceleratorKind, int]:
+    """Return the kind and the number of the machine's GPUs."""
+    if devices := [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]:
+        return "nvidia", len(devices)
+    if (dev / "kfd").exists():
+        return "amd", max(1, len(read_device_uuids()))
+    return "cpu", 0
 
 
 def read_device_uuids(topology: Path = _TOPOLOGY, dri: Path = _DRI) -> list[str]:

@@ -28,7 +28,6 @@ from slurm_rl.node.driver import catches
 from slurm_rl.node.processes import find_marked
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
 
 LOOK_S = 2.0
@@ -143,7 +142,8 @@ class HangWatch:
             append_event(self.run_dir, "rank/straggling", attempt=number, rank=name, node=node, score=slow[name])
             if len(set(host_of.values())) > 1:
                 said = f"{name} works at {slow[name]:.2f} of its peers' speed in 5 steps"
-                note_evidence(self.run_dir, Evidence.found(node, "straggler", said, "soft", attempt=number))
+                finding = {"check": "straggler", "value": said, "strength": "soft"}
+                append_event(self.run_dir, "node/unfit", node=node, attempt=number, **finding)
 
     # ---- stacks --------------------------------------------------------------------------------
 
@@ -203,7 +203,8 @@ class HangWatch:
         nodes = {one.node for one in suspects}
         if 0 < len(nodes) < self.plan.num_nodes:
             for node in sorted(nodes):
-                note_evidence(self.run_dir, Evidence.found(node, "hang", found, "soft", attempt=number))
+                finding = {"check": "hang", "value": found, "strength": "soft"}
+                append_event(self.run_dir, "node/unfit", node=node, attempt=number, **finding)
 
 
 def read_beats(folder: Path, now: float) -> list[Beat]:

@@ -76,7 +76,7 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/` and what is asked; gets the answers.
     """
-    return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor.node", folder], folder, name, user)
+    return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor_node", folder], folder, name, user)
 
 
 def wrap_fabric(
@@ -88,7 +88,7 @@ def wrap_fabric(
         words: where its leader is.
         inherited: the variable that holds the word by which that knows it.
     """
-    argv = [plan.python, "-m", "slurm_rl.plugins.health.gate.fabric_node", plan.run_dir, *words]
+    argv = [plan.python, "-m", "slurm_rl.plugins.health.fabric_node", plan.run_dir, *words]
     return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.jsonl import read_rows
-from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, find_bad
+from slurm_rl.plugins.health.site import publish, read_site
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, make_slow_python, remembered
@@ -79,7 +79,7 @@ def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster
     site = shared_dir / "site"
     # Of a node that the cluster does not have, and of one that was booted since.
     for node, at in (("gone", time.time()), (first, 1.0)):
-        row = Evidence.found(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
+        row = Evidence.new(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
         publish(str(site), [{**row, "time": at}], now=at)
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}")
     wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
@@ -118,7 +118,9 @@ def test_a_sick_node_of_one_kind_is_left_out_of_all_components_after_one_requeue
     assert (unfit["node"], unfit["check"], unfit["strength"]) == (sick, "ecc", "hard")
     [passed] = events(run, "preflight/passed")
     assert passed["nodes"][0] in cluster.nodes[2:] and passed["nodes"][1:] == [well]
-    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(run, "nodes/kept")
+    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(
+        run, "nodes/exclusion_skipped"
+    )
     shown = cluster.run(["scontrol", "show", "job", job]).stdout
     assert shown.count(f"ExcNodeList={sick}\n") == 2, shown
     assert finish(run)["state"] == "finished"
@@ -318,7 +320,7 @@ def test_a_cut_link_between_two_nodes_is_named_and_neither_is_blamed(cluster: Cl
         wait_until(lambda: events(run, "preflight/passed"), "the preflight")
         cluster.run(["scancel", job])
     (passed,) = events(run, "preflight/passed")
-    assert f"pairs: the link between {first} and {second}: silence" in passed["warned"]
+    assert f"pairs: the link between {first} and {second}: no answer" in passed["warned"]
     assert "left_out" not in passed
     assert remembered(run) == {}
 

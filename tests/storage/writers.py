@@ -19,8 +19,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import append_row, read_lines, read_rows
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence, note_passed
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, note_evidence, note_passed
+from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
 
@@ -366,7 +366,7 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("<site>/nodes/<name>.json", "plugins.health.nodes.site.publish")
+@writer("<site>/nodes/<name>.json", "plugins.health.site.publish")
 def site_nodes(folder: Path) -> Case:
     def tell(check: str) -> None:
         publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
@@ -385,15 +385,14 @@ def site_nodes(folder: Path) -> Case:
 
 @writer(
     "nodes.jsonl",
-    "plugins.health.nodes.evidence.note_evidence",
-    "plugins.health.nodes.evidence.note_passed",
+    "plugins.health.evidence._append_rows",
     "cli.nodes._write",
 )
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
     def note(name: str) -> None:
-        note_evidence(run, Evidence.found(name, "ecc", "a row could not be remapped", "hard", attempt=1))
+        note_evidence(run, Evidence.new(name, "ecc", "a row could not be remapped", "hard", attempt=1))
         note_passed(run, [f"{name}-passed"], "fabric")
 
     def names() -> list[str]:
@@ -900,19 +899,11 @@ OUTSIDE = {
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
-    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named",
-    "plugins.health.doctor.finding.save_question": "in that folder",
-    "plugins.health.doctor.meeting._meet": "in that folder; who does not come is named",
-    "plugins.health.doctor.probe.main": "its own standard output",
-    "plugins.health.doctor.probes._start": "the words of a probe, in the temporary folder",
-    "plugins.health.doctor.rank.main": "its own standard output",
-    "plugins.health.doctor.ranks._meet": "the ranks' temporary folder",
-    "plugins.health.doctor.ranks._start": "the ranks' temporary folder",
-    "plugins.health.doctor.ranks.watch": "the ranks' temporary folder",
-    "plugins.health.gate.fabric_rank.main": "its own standard output",
-    "plugins.health.measure_fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
-    "plugins.health.doctor.system._may_open": "asks whether a device may be opened",
-    "plugins.health.doctor.system.look_at_run_root": "in that folder, to see whether it can",
+    "plugins.health.doctor_node.measure": "doctor's own folder; a node without an answer is named",
+    "plugins.health.doctor_node.main": "likewise",
+    "plugins.health.probes.main": "its own standard output",
+    "plugins.health.fabric_rank.main": "its own standard output",
+    "plugins.health.fabric_leader.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_rl.jsonl import read_rows
 from slurm_rl.node.hang import read_told
-from slurm_rl.plugins.health.nodes.evidence import read_evidence
+from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.run_dir import RunDir, read_json
 from tests.train.test_sft_run import WORDS, start, wait_for
 

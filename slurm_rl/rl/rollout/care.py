@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.hang import read_told
-from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
@@ -167,7 +166,8 @@ class EngineCare:
             rank = next(one.node for one in self.cluster.plan.actors if one.role == "rollout" and one.index == place)
             node = next(told["host"] for told in read_told(self.attempt) if told["rank"] == rank)
             said = f"{name} was replaced {MOST} times: {why}"
-            note_evidence(self.run_dir, Evidence.found(node, "engine", said, "soft", attempt=self.attempt.number))
+            finding = {"check": "engine", "value": said, "strength": "soft"}
+            append_event(self.run_dir, "node/unfit", node=node, attempt=self.attempt.number, **finding)
 
 
 def _kill(handle: Any) -> None:

@@ -22,7 +22,7 @@ from slurm_rl.node import hang
 from slurm_rl.node.hang import HangWatch, read_beats, read_told
 from slurm_rl.node.processes import mark_env
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health.nodes.evidence import find_bad, read_evidence
+from slurm_rl.plugins.health.evidence import find_bad, read_evidence
 from slurm_rl.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
 

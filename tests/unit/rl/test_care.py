@@ -14,7 +14,7 @@ import ray
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.plugins.health.nodes.evidence import read_evidence
+from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.care import MOST, EngineCare
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
