@@ -3,7 +3,7 @@
     python -m slurm_rl node +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
     python -m slurm_rl node --run <run directory>     go on with a run, on as many machines as there are now
 
-Which node a machine is, its environment (slurm_rl/node/sources.py) or the flags say. Node 0 makes the run
+Which node a machine is, its environment (slurm_rl/node/rank_discovery.py) or the flags say. Node 0 makes the run
 directory, plays the controller and an agent; the others come to it over the network.
 """
 
@@ -34,9 +34,8 @@ from slurm_rl.job.create import check_is_free, copy_functions, create_run, snaps
 from slurm_rl.launchers.jobs import held_to_resume, submit_run
 from slurm_rl.launchers.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
 from slurm_rl.launchers.machines.worker import Invitation, Welcome, WorkerMachine
-from slurm_rl.node.discovery import discover
+from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.node.sources import Flags, NodeIdentity
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, expect_writable, read_json
 from slurm_rl.runs.checks import check_inputs

@@ -23,7 +23,7 @@ from slurm_rl.goodput.words import render_line
 from slurm_rl.job.record import RunState, load_job, read_last_row
 from slurm_rl.jsonl import read_first_rows, read_last_rows
 from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
-from slurm_rl.node.hang import read_told, tell_silent
+from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.report.columns import find_screen
 from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir, expect_writable, read_json, write_text
@@ -189,7 +189,9 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
     """Ranks without a sign of life, and what the run does otherwise since it was out of memory."""
     lines = []
     if is_alive and (numbers := run.attempt_numbers()):
-        lines += [f"silent  {words}" for words in tell_silent(read_told(run.attempt(numbers[-1])), time.time())]
+        lines += [
+            f"silent  {words}" for words in describe_silent(read_node_reports(run.attempt(numbers[-1])), time.time())
+        ]
         lines += _tell_silent_controller(run)
     if run.remedy.is_file():
         remedy = read_json(run.remedy)

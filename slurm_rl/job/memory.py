@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_rl.job.attempts import EXIT_BAD_INPUT, AttemptEnd
-from slurm_rl.node.memory import RanOut, find_out_of_memory
+from slurm_rl.node.oom import RanOut, find_out_of_memory
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 

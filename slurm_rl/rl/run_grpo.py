@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 import yaml
 
-from slurm_rl.beats.pulse import start_pulse
 from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
@@ -17,6 +16,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.engine.lora_layers import check_targets
 from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.build import (
     build_rollouts,
@@ -71,7 +71,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
-    start_pulse("driver")
+    start_heartbeat("driver")
     stop = StopFlag()
     stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))

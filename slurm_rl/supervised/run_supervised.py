@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
-from slurm_rl.beats.pulse import start_pulse
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.data.load_data import check_same_rows, require_one_batch
@@ -16,6 +15,7 @@ from slurm_rl.engine.reward_model import describe_scores
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import load_function
+from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.plan.fit import fill_in
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
@@ -36,7 +36,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: A
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
-    start_pulse(f"rank-{rank_info.rank}")
+    start_heartbeat(f"rank-{rank_info.rank}")
     stop = StopFlag()
     stop.install()
     rank_info.join(timeout_s=config.trainer.step_timeout_s)

@@ -198,7 +198,7 @@ def attempt_start(folder: Path) -> Case:
     "job.controller.Controller._end",
     "train.stop.run_to_outcome.end",
     "job.supervisor.drive",
-    "node.agent.NodeAgent.write_record",
+    "node.node_state.NodeState.write_record",
 )
 def last_words(folder: Path) -> Case:
     run = RunDir(folder)
@@ -229,15 +229,15 @@ def last_words(folder: Path) -> Case:
     "launchers.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
     "rl.workers.ray_nodes.SharedRayNodes.wait",
-    "node.hang.HangWatch.look",
-    "node.hang.HangWatch._answer",
-    "node.hang.HangWatch._tell",
-    "node.hang.HangWatch._dump",
-    "node.hang.HangWatch._judge",
-    "node.hang.dump_stacks",
-    "node.hang.ask_recorders",
-    "beats.pulse.Pulse.__init__",
-    "node.memory.note_out_of_memory",
+    "node.hang_monitor.HangMonitor.check",
+    "node.hang_monitor.HangMonitor._react",
+    "node.hang_monitor.HangMonitor._report",
+    "node.hang_monitor.HangMonitor._dump",
+    "node.hang_monitor.HangMonitor._judge",
+    "node.hang_monitor.dump_stacks",
+    "node.hang_monitor.trigger_flight_recorders",
+    "node.heartbeat.Heartbeat.__init__",
+    "node.oom.note_out_of_memory",
     "job.memory.remedy_memory",
     "run_dir.write_text",
     "run_dir.write_bytes",
@@ -261,9 +261,9 @@ def agent_records(folder: Path) -> Case:
     "node.processes.start_child",
     "node.processes.write_into",
     "node.driver.start_driver",
-    "node.joined.start_waiting",
+    "node.wait_for_ray_nodes.start_waiting",
     "node.torchrun.start_torchrun",
-    "node.ray_share.RayShare._start_ray",
+    "node.ray_node.RayNode._start_ray",
     "job.agents.start_agent",
     "launchers.slurm.guard.Guard.keep",
     "launchers.slurm.srun.start_slurm_agents",
@@ -285,7 +285,7 @@ def logs(folder: Path) -> Case:
 
 @writer(
     "kept copies of Ray's logs",
-    "node.private_folder._copy",
+    "node.private_folder.copy_own_files",
 )
 def ray_logs(folder: Path) -> Case:
     from slurm_rl.node.ray_cluster import keep_ray_logs

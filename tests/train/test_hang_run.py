@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.jsonl import read_rows
-from slurm_rl.node.hang import read_told
+from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.run_dir import RunDir, read_json
 from tests.train.test_sft_run import WORDS, start, wait_for
@@ -29,7 +29,7 @@ def pid_of(run: RunDir, name: str) -> int:
     found = [0]
 
     def has_trained() -> bool:
-        for told in read_told(run.attempt(1)):
+        for told in read_node_reports(run.attempt(1)):
             for beat in told["beats"]:
                 if beat["name"] == name and beat["num_calls"] >= 5 and beat["phase"] == "train":
                     found[0] = beat["pid"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.jsonl import read_rows
-from slurm_rl.node.hang import read_beats
+from slurm_rl.node.stall_detector import read_beats
 from tests.killed_game.game import PATIENCE_S, Game
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.story import Left

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure

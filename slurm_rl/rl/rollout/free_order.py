@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
-from slurm_rl.beats.pulse import tick
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.heartbeat import beat
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
@@ -123,7 +123,7 @@ class FreeEpisodes:
             cluster.while_waiting()
             if batch.num_events != seen:
                 seen = batch.num_events
-                tick()
+                beat()
                 if within_s is None:
                     deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from slurm_rl.beats.pulse import tick
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.tokenize import EncodedPrompt
@@ -41,7 +40,8 @@ from slurm_rl.endpoint.server import Endpoint
 from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.schedule import derive_seed
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.heartbeat import beat
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rewards.values import describe_error
@@ -143,7 +143,7 @@ class Programs:
             # Each program has a deadline of its own, and so has this.
             while not all(job.done() for job in jobs):
                 self._answer_requests()
-                tick()
+                beat()
                 cluster.while_waiting()
                 if deadline is None:
                     cluster.stop.check()

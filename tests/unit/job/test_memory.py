@@ -19,7 +19,7 @@ from slurm_rl.job.attempts import AttemptEnd, decide
 from slurm_rl.job.controller import Controller
 from slurm_rl.job.memory import remedy_memory
 from slurm_rl.jsonl import read_rows
-from slurm_rl.node.memory import (
+from slurm_rl.node.oom import (
     KERNEL,
     RanOut,
     count_oom_kills,

@@ -1,4 +1,4 @@
-"""Which node a machine is, from every source, in their order; and what contradicts itself is named."""
+"""The node of a run that a machine is, from flags and environment variables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import itertools
 import pytest
 
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.node.discovery import NodeRole, discover, discover_role
+from slurm_rl.node.rank_discovery import (
+    SOURCES,
+    Flags,
+    NodeIdentity,
+    NodeRole,
+    discover,
+    discover_role,
+    first_host,
+)
 from slurm_rl.node.rendezvous import own_address
-from slurm_rl.node.sources import SOURCES, Flags, NodeIdentity, first_host
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[4-6]"}
 DSTACK = {
@@ -24,46 +31,45 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "trainer-0", "MASTER_
 IN_ORDER = {"Slurm": SLURM, "dstack": DSTACK, "RunPod": RUNPOD, "GCP": GCP, "torchrun": TORCHRUN}
 
 
-def test_what_each_source_says() -> None:
-    def find(env: dict[str, str]) -> NodeIdentity:
-        return discover(env, Flags())
-
-    assert find(SLURM) == NodeIdentity("Slurm", 1, 3, "gpu4", job_key="77")
-    hosts = ("10.0.0.4", "10.0.0.5")
-    assert find(DSTACK) == NodeIdentity("dstack", 1, 2, "10.0.0.4", hosts=hosts, name="10.0.0.5")
-    assert find(RUNPOD) == NodeIdentity("RunPod", None, None, "abc123.runpod.internal", name="def456")
-    assert find(GCP) == NodeIdentity("GCP", None, None, "10.128.0.2")
-    assert find(TORCHRUN) == NodeIdentity("torchrun", 1, 4, "trainer-0", 23456)
+HOSTS = ("10.0.0.4", "10.0.0.5")
+RUNPOD_HEAD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "2", "DEBUG_RAY": "1"}
 
 
-def test_what_the_heads_say() -> None:
-    runpod = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "2", "DEBUG_RAY": "1"}
-    found = discover(runpod, Flags())
-    assert (found.source, found.is_head, found.num_nodes, found.wants_debugger) == ("RunPod", True, 3, True)
-    for gcp in ({"EXPECTED_WORKERS": "1"}, {"GCP_WORKER": "0", "EXPECTED_WORKERS": "1", "GCP_HEAD_IP": "10.1.2.3"}):
-        found = discover(gcp, Flags())
-        assert (found.source, found.is_head, found.num_nodes) == ("GCP", True, 2)
-    assert discover({"GCP_WORKER": "0"}, Flags()).num_nodes is None
-    assert discover({"RANK": "0", "WORLD_SIZE": "2"}, Flags()).is_head
+@pytest.mark.parametrize(
+    ("env", "identity"),
+    [
+        (SLURM, NodeIdentity("Slurm", 1, 3, "gpu4", job_key="77")),
+        (DSTACK, NodeIdentity("dstack", 1, 2, "10.0.0.4", hosts=HOSTS, name="10.0.0.5")),
+        (RUNPOD, NodeIdentity("RunPod", None, None, "abc123.runpod.internal", name="def456")),
+        (RUNPOD_HEAD, NodeIdentity("RunPod", 0, 3, "abc123.runpod.internal", wants_debugger=True)),
+        (GCP, NodeIdentity("GCP", None, None, "10.128.0.2")),
+        ({"EXPECTED_WORKERS": "1"}, NodeIdentity("GCP", 0, 2)),
+        ({"GCP_WORKER": "0", "GCP_HEAD_IP": "10.1.2.3"}, NodeIdentity("GCP", 0, None, "10.1.2.3")),
+        (TORCHRUN, NodeIdentity("torchrun", 1, 4, "trainer-0", 23456)),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, NodeIdentity("torchrun", 0, 2)),
+    ],
+)
+def test_discover_reads_each_source(env: dict[str, str], identity: NodeIdentity) -> None:
+    assert discover(env, Flags()) == identity
 
 
-# RunPod's and GCP's contradict each other; see below.
+# RunPod and GCP contradict each other.
 PAIRS = [pair for pair in itertools.combinations(IN_ORDER, 2) if pair != ("RunPod", "GCP")]
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_the_first_source_in_the_order_is_believed(first: str, second: str) -> None:
+def test_discover_prefers_the_first_source(first: str, second: str) -> None:
     assert discover(IN_ORDER[second] | IN_ORDER[first], Flags()).source == first
 
 
-def test_flags_win_over_every_source() -> None:
+def test_discover_prefers_flags() -> None:
     everything = SLURM | DSTACK | TORCHRUN
     assert discover(everything, Flags(rank=2, num_nodes=5, head="h")) == NodeIdentity("flags", 2, 5, "h")
     assert discover(everything, Flags(head="h")) == NodeIdentity("flags", None, None, "h")
     assert len(SOURCES) == len(IN_ORDER) + 1
 
 
-def test_single_flags_change_what_a_source_said() -> None:
+def test_discover_overrides_single_values() -> None:
     found = discover(RUNPOD, Flags(num_nodes=4, port=7000))
     assert (found.source, found.rank, found.num_nodes, found.port) == ("RunPod", None, 4, 7000)
 
@@ -81,18 +87,18 @@ def test_single_flags_change_what_a_source_said() -> None:
         (DSTACK | {"DSTACK_NODE_RANK": "2"}, "DSTACK_NODE_RANK must be below"),
         (DSTACK | {"DSTACK_NODE_RANK": "one"}, "DSTACK_NODE_RANK must be a number"),
         (DSTACK | {"DSTACK_NODES_IPS": "10.0.0.4"}, "DSTACK_NODES_IPS"),
-        (DSTACK | {"DSTACK_NODES_IPS": "10.0.0.5\n10.0.0.4"}, "DSTACK_MASTER_NODE_IP must be the first"),
+        (DSTACK | {"DSTACK_NODES_IPS": "10.0.0.5\n10.0.0.4"}, "DSTACK_MASTER_NODE_IP first"),
         ({"RAY_WORKER": "1"}, "HEAD_POD_ID"),
         (RUNPOD | {"RAY_WORKER": "yes"}, "RAY_WORKER must be 0 or 1"),
         (RUNPOD | {"RUNPOD_POD_ID": "abc123"}, "HEAD_POD_ID and RAY_WORKER must agree"),
         (RUNPOD | {"RAY_WORKER": "0"}, "HEAD_POD_ID and RAY_WORKER must agree"),
-        (RUNPOD | {"HEAD_POD_ID": "abc.runpod.internal"}, "HEAD_POD_ID must be a pod's id alone"),
+        (RUNPOD | {"HEAD_POD_ID": "abc.runpod.internal"}, "HEAD_POD_ID must be only the id of a pod"),
         (RUNPOD | {"EXPECTED_WORKERS": "-1"}, "EXPECTED_WORKERS"),
         (RUNPOD | {"DEBUG_RAY": "2"}, "DEBUG_RAY"),
         (RUNPOD | GCP, "RAY_WORKER and GCP_WORKER belong to different clusters"),
         ({"GCP_WORKER": "1"}, "GCP_HEAD_IP"),
         ({"GCP_HEAD_IP": "10.1.2.3"}, "GCP_HEAD_IP needs GCP_WORKER"),
-        (GCP | {"GCP_HEAD_IP": "10.1.2.3:6379"}, "GCP_HEAD_IP must be a host's name or IPv4 address"),
+        (GCP | {"GCP_HEAD_IP": "10.1.2.3:6379"}, "GCP_HEAD_IP must be a host name or IPv4 address"),
         ({"RANK": "0"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "2"}, "RANK"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
@@ -102,31 +108,30 @@ def test_single_flags_change_what_a_source_said() -> None:
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT"),
     ],
 )
-def test_what_is_partial_or_contradicts_itself_is_named(env: dict[str, str], named: str) -> None:
+def test_discover_names_an_invalid_variable(env: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as error:
         discover(env, Flags())
     assert named in str(error.value)
     assert error.value.exit_code == 2
 
 
-def test_flags_that_cannot_be_are_named() -> None:
-    with pytest.raises(ConfigError, match="--rank must be below --nodes"):
-        discover({}, Flags(rank=2, num_nodes=2))
+@pytest.mark.parametrize("flags", [Flags(rank=2, num_nodes=2), Flags(rank=-1)])
+def test_discover_names_an_invalid_flag(flags: Flags) -> None:
     with pytest.raises(ConfigError, match="--rank must be 0"):
-        discover({}, Flags(rank=-1))
+        discover({}, flags)
 
 
-def test_an_agent_knows_its_whole_role() -> None:
+def test_discover_role_follows_the_host_list() -> None:
     hosts = {"SLURM_RL_HOSTS": "n1,n2,n3"}
     assert discover_role(SLURM | hosts, Flags()) == NodeRole(1, 3, "77", ("n1", "n2", "n3"))
-    # srun promises no order of its tasks, and Slurm's name of a node need not be its host name.
+    # srun numbers its tasks in any order.
     assert discover_role(SLURM | hosts | {"SLURMD_NODENAME": "n3"}, Flags()).rank == 2
     with pytest.raises(ConfigError, match=r"SLURMD_NODENAME must be one of the nodes .*n9"):
         discover_role(SLURM | hosts | {"SLURMD_NODENAME": "n9"}, Flags())
     assert discover_role({}, Flags(rank=0, num_nodes=1, job_key="local-1")) == NodeRole(0, 1, "local-1")
-    # An agent inside somebody's allocation is the node that its launcher says.
+    # The launcher's flags win inside an allocation.
     assert discover_role(SLURM, Flags(rank=0, num_nodes=1, job_key="local-1")).rank == 0
-    with pytest.raises(ConfigError, match="a node agent must be given"):
+    with pytest.raises(ConfigError, match="a node agent needs"):
         discover_role(RUNPOD, Flags())
 
 
@@ -134,12 +139,11 @@ def test_an_agent_knows_its_whole_role() -> None:
     ("nodelist", "host"),
     [("n1", "n1"), ("n1,n2", "n1"), ("n[1-3],m", "n1"), ("n[08,10]", "n08"), ("r[1-2]-gpu", "r1-gpu")],
 )
-def test_the_first_host_of_slurms_list(nodelist: str, host: str) -> None:
+def test_first_host_expands_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
-def test_a_node_tells_one_address_by_which_another_reaches_it() -> None:
-    """`hostname --ip-address` may answer two, the first of IPv6, and of a name in /etc/hosts 127.0.1.1."""
+def test_own_address_follows_the_route() -> None:
     assert own_address("localhost") == own_address("127.0.0.3") == "127.0.0.1"
     with pytest.raises(BringUpError, match=r"must resolve .*no-such-node\.invalid"):
         own_address("no-such-node.invalid")

@@ -1,9 +1,9 @@
-"""Has every node of the run joined its Ray cluster, with all its GPUs? Asked before a trainer starts there.
+"""Wait until all nodes of the run have joined Ray with their GPUs, before a trainer starts there.
 
-    python -m slurm_rl.node.joined --run-dir <run> --timeout 300
+    python -m slurm_rl.node.wait_for_ray_nodes --run-dir <run> --timeout 300
 
-Ray answers as soon as the head's GCS does, long before the other nodes have joined; a trainer that counts GPUs then
-(verl does) gives up at once. Needs `ray` and the standard library.
+Ray answers as soon as the head's GCS is up, before other nodes have joined; a trainer that counts GPUs then (verl does)
+fails. Needs `ray` and the standard library.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ POLL_S = 0.2
 
 
 def find_missing(plan: JobPlan, resources: Mapping[str, float]) -> list[str]:
-    """What the cluster still lacks, in words; nothing when it is whole.
+    """Return the nodes, or else the number of GPUs, that the cluster lacks.
 
     Args:
-        resources: of the whole cluster, as Ray sums them up.
+        resources: Ray's resources of the whole cluster.
     """
     missing = [_node_name(rank) for rank in range(plan.num_nodes) if node_resource(rank) not in resources]
-    wanted, found = sum(plan.gpus_by_node), int(resources.get("GPU", 0))
-    return missing or ([f"{wanted - found} of {wanted} GPUs"] if found < wanted else [])
+    wanted, present = sum(plan.gpus_by_node), int(resources.get("GPU", 0))
+    return missing or ([f"{wanted - present} of {wanted} GPUs"] if present < wanted else [])
 
 
 def wait_for_nodes(plan: JobPlan, deadline: float, check: Callable[[], None]) -> None:
-    """Return when all nodes have joined the cluster that this process is connected to.
+    """Wait for all nodes of the cluster that this process is connected to.
 
     Args:
         deadline: by time.monotonic().
-        check: raises when there is no reason to wait any longer.
+        check: raises if waiting is pointless.
 
     Raises:
-        BringUpError: names who is missing.
+        BringUpError: names the missing nodes.
     """
     import ray
 
@@ -66,8 +66,8 @@ def _node_name(rank: int) -> str:
 
 
 def start_waiting(run: RunDir, plan: JobPlan, env: Mapping[str, str], log: Path, timeout_s: float) -> Popen[bytes]:
-    """The wait as a process of its own, whose connection to Ray ends with it; it says in `log` who is missing."""
-    argv = [plan.python, "-m", "slurm_rl.node.joined", "--run-dir", str(run.path), "--timeout", f"{timeout_s:g}"]
+    """Start the wait as a process, whose connection to Ray ends with it; `log` gets the error."""
+    argv = [plan.python, "-m", __name__, "--run-dir", str(run.path), "--timeout", f"{timeout_s:g}"]
     return start_child(argv, env, log, signal.SIGKILL)
 
 
