@@ -12,7 +12,7 @@ CHECKS: Final[tuple[str, ...]] = (
     *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs"),
     *("dcgm", "matmul", "fabric"),
 )
-"""Names of the checks; what each reads is in gate/table.py."""
+"""Names of the checks; what each reads is in plugins/health/table.py."""
 CheckName = Annotated[str, one_of(CHECKS)]
 Policy = Literal["exclude", "warn", "refuse"]
 
