@@ -131,6 +131,6 @@ def step_argv(plan: JobPlan, wrapped: Wrapped, hosts: Sequence[str] | None, time
     if hosts is not None:
         return srun_argv(plan, hosts, [*wrapped.srun_args, *with_host_setup(plan, wrapped.argv)])
     argv = open_launcher(plan.launcher).build_probe(plan, wrapped, timeout_s, num_nodes=plan.num_nodes)
-    # By default a task of srun has one core, too few for the ranks of eight GPUs.
+    # A task of srun has one core by default, too few for the ranks of eight GPUs.
     cores = plan.cpus_per_node or plan.gpus_per_node + 2
     return [argv[0], f"--cpus-per-task={cores}", *argv[1:]] if argv[0] == "srun" else argv

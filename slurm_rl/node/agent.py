@@ -39,7 +39,7 @@ from slurm_rl.run_dir import append_event, read_json
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 2.0
-"""The trainer has ended before; what is left has nothing to save."""
+"""The trainer has ended before; other processes have nothing to save."""
 _SHORT_GRACE_S = 1.0
 """After SIGTERM: a temp dir that is not removed before Slurm's SIGKILL stays."""
 
@@ -105,7 +105,7 @@ def _finish(node: NodeState, status: int) -> None:
 
 def main() -> int:
     parser = attempt_parser("One node of one attempt of a run.")
-    # For launchers without srun, whose tasks have these in the environment.
+    # Only for launchers without srun; its tasks have these in the environment.
     parser.add_argument("--rank", type=int)
     parser.add_argument("--num-nodes", type=int)
     parser.add_argument("--job-key")

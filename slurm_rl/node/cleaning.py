@@ -30,7 +30,7 @@ _CLEANUP_S = 20.0
 def clean_node(
     run: RunDir, plan: JobPlan, attempt: int, job_key: str, *, rank: int, cleanup: Sequence[str] = ()
 ) -> None:
-    """End what is left of this rank's agent on this node, and remove its files.
+    """End the processes of this rank's agent on this node, and remove its files.
 
     Args:
         cleanup: command that ends the container, where it may outlive its client.

@@ -1,7 +1,7 @@
-"""The last node monitors the controller's node, whose loss no other process of the run can see. Standard library only.
+"""The last node monitors the controller's node: no other process of the run can see its loss. Standard library only.
 
 With that node the controller, srun and the head are lost. Slurm restarts the job only after SlurmdTimeout (300 s by
-default), even if a user requeues it earlier, so the monitor only logs what happened.
+default), even if a user requeues it earlier, so the monitor only logs an event.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _GRACE_SHARE = 0.5
 """Share of Slurm's notice for the trainer; the rest is for Ray and the controller."""
 _MOST_GRACE_S = 60.0
 _PEERS_S = 10.0
-"""A rank whose peers were stopped fails first; the stop of its own node may arrive this much later."""
+"""A rank may fail because its peers were stopped first; the stop of its own node may arrive this much later."""
 _TERMINATED_S = 3.0
 """Slurm sends SIGTERM to every process at once; the agent's SIGUSR2 follows."""
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -88,7 +88,7 @@ class ExternalTrainer:
             time.sleep(_POLL_S)
 
     def _environment(self, choice: Choice) -> dict[str, str]:
-        # A script needs the modules beside it; only our own programs ignore them.
+        # A script needs the modules in its own folder; only our own programs ignore them.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         return {
             **env,

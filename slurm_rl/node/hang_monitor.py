@@ -41,7 +41,7 @@ _ISOLATED_S = 60.0
 
 @dataclass(frozen=True)
 class Late:
-    """A process whose last heartbeat is older than its deadline."""
+    """A process with a last heartbeat older than its deadline."""
 
     name: str
     node: str
@@ -186,7 +186,7 @@ def read_node_reports(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def describe_silent(reports: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Describe late processes, and nodes whose agents no longer report.
+    """Describe late processes, and nodes without reports of their agents.
 
     Args:
         now: Unix time.

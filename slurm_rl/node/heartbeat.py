@@ -27,7 +27,7 @@ HEARTBEATS = "SLURM_RL_HEARTBEATS"
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a process write the stacks of its threads to `<name>.stack`."""
 NUM_SPEEDS = 5
-"""Steps whose speed is kept."""
+"""Number of steps for which the speed is kept."""
 _SIZE = 1024
 _MIN_INTERVAL_S = 0.05
 T = TypeVar("T", bound=type)
@@ -178,7 +178,7 @@ def note_speed(seconds: float, amount: int) -> None:
 
 
 def with_heartbeat(cls: T, name: str) -> T:
-    """Return a subclass whose process has a heartbeat, with a phase for each public method.
+    """Return a subclass that starts a heartbeat in its process, with a phase for each public method.
 
     >>> class Adder:
     ...     def add(self, a, b):

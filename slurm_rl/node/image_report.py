@@ -77,7 +77,7 @@ def _nccl_version(library: str, folder: str) -> str | None:
 
 
 def render_nccl(number: int) -> str:
-    """Return the version of NCCL's number, whose form changed in 2.9 (nccl.h, NCCL_VERSION).
+    """Return the version of NCCL's number; its form changed in 2.9 (nccl.h, NCCL_VERSION).
 
     >>> render_nccl(22703), render_nccl(2708)
     ('2.27.3', '2.7.8')

@@ -1,6 +1,6 @@
 """Distinguish out-of-memory from other failures. Standard library only.
 
-A rank whose allocation fails reports it itself. A kill by the kernel is reported by the node's agent (from the cgroup's
+A rank reports a failed allocation itself. A kill by the kernel is reported by the node's agent (from the cgroup's
 counter), by srun, or by Slurm's step daemon.
 """
 
@@ -66,7 +66,7 @@ def note_out_of_memory(attempt: AttemptDir, found: RanOut) -> None:
 
 
 def find_out_of_memory(attempt: AttemptDir) -> list[RanOut]:
-    """Return what ran out of memory, processes that reported it themselves first.
+    """Return processes and nodes that ran out of memory, those that reported it themselves first.
 
     Which of agent, srun and step daemon reports a kill is a matter of luck, so all of them give the same `RanOut`.
     """

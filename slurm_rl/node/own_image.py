@@ -35,7 +35,7 @@ def check_same_image(head: HeadRecord, host: str, versions: Versions | None) -> 
 
 
 def _read_versions(names: Iterable[str]) -> Versions:
-    # In a process of its own: RCCL starts threads when it is asked for its version.
+    # In a process of its own: RCCL starts threads when it reports its version.
     argv = [sys.executable, "-m", "slurm_rl.node.image_report", *names]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)

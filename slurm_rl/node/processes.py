@@ -75,7 +75,7 @@ def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_si
 
     Args:
         log: its output is appended there.
-        death_signal: what it gets when this process dies.
+        death_signal: signal that it gets when this process dies.
     """
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -110,8 +110,8 @@ def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = 
     """End every marked process: SIGTERM, after `grace_s` SIGKILL, until none is left.
 
     Args:
-        own_children: pids that the caller waits for; the others are reaped here, and a Popen whose child was reaped
-            elsewhere reports the exit code 0.
+        own_children: pids that the caller waits for; the others are reaped here, and their Popen would
+            report the exit code 0.
 
     Returns:
         The pids that needed SIGKILL.
@@ -135,7 +135,7 @@ def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = 
 
 
 def end_life_before() -> list[int]:
-    """Kill what is left of the actor that this process replaces, and return the pids: its children may hold a GPU."""
+    """Kill the processes of the actor that this process replaces, and return the pids: they may hold a GPU."""
     life = os.environ.get(LIFE_BEFORE, "")
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_DEADLINE_S

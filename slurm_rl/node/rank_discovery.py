@@ -208,7 +208,7 @@ SOURCES: dict[str, Callable[[Environment, Flags], NodeIdentity | None]] = {
     "GCP_WORKER and GCP_HEAD_IP, or EXPECTED_WORKERS on the head (GCP)": from_gcp,
     "RANK and WORLD_SIZE (torchrun)": from_torchrun,
 }
-"""What to set -> its source, in order of precedence."""
+"""Variables or flags to set -> source, in order of precedence."""
 
 
 def first_host(nodelist: str) -> str:

@@ -93,7 +93,7 @@ def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -
 
 
 def render_gpu_labels(gpus: Sequence[str]) -> str:
-    """Return the names of a node's GPUs as Ray labels, whose values may not contain the slash of old MIG names.
+    """Return the names of a node's GPUs as Ray labels. Slashes of old MIG names are not allowed there.
 
     >>> render_gpu_labels(["4", "MIG-GPU-8932f937/1/2"])
     'slurm_rl.gpu-0=4,slurm_rl.gpu-1=MIG-GPU-8932f937.1.2'

@@ -1,7 +1,7 @@
 """The node-local folder of an attempt: `srl-<run>-<attempt>-<secret>` in cluster.tmp_root. Standard library only.
 
-Run and attempt let the cleaning find it. The secret keeps other users from creating the name first. With Ray, whose
-folder must have the same path on all nodes, it derives from the attempt's token; else each node draws its own.
+Run and attempt let the cleaning find it. The secret keeps other users from creating the name first. Ray needs the
+same path on all nodes, so there it derives from the attempt's token; else each node draws its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def remove_tmp_dirs(plan: JobPlan, attempt: int | None = None, *, before: int | 
 
 
 def remove_tmp_dir(path: Path) -> None:
-    """Remove a folder whose processes were ended just now.
+    """Remove a folder right after its processes were ended.
 
     A thread of a killed process may finish a write after its process can no longer be found by its mark, and a new file
     keeps the folder, so the removal is repeated.

@@ -56,7 +56,7 @@ class RankSignals:
         Args:
             asked_at: time.monotonic() of the stop request.
         """
-        # Direct children only, not what the ranks started.
+        # Direct children only, not those of the ranks.
         children = [pid for pid in find_marked(self.mark) if parent_of(pid) == torchrun.pid]
         for pid in children:
             if pid not in self.signalled and catches(pid, signal.SIGUSR2):
@@ -84,8 +84,8 @@ def judge_torchrun(
 ) -> int:
     """Return the exit status of this node after its torchrun has ended.
 
-    Rank 0 reports in outcome.json how the run ended. Ranks whose peers died fail as well, by network errors, so a rank
-    that was killed by a signal is reported even if rank 0 reported a failure.
+    Rank 0 reports in outcome.json how the run ended. The peers of a dead rank fail as well, by network errors, so a
+    rank that was killed by a signal is reported even if rank 0 reported a failure.
 
     Args:
         is_late: the head had ended before, so that other ranks fail for that reason. A rank killed by SIGKILL is still

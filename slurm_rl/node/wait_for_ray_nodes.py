@@ -66,7 +66,7 @@ def _node_name(rank: int) -> str:
 
 
 def start_waiting(run: RunDir, plan: JobPlan, env: Mapping[str, str], log: Path, timeout_s: float) -> Popen[bytes]:
-    """Start the wait as a process, whose connection to Ray ends with it; `log` gets the error."""
+    """Start the wait as a process, so that its connection to Ray ends; `log` gets the error."""
     argv = [plan.python, "-m", __name__, "--run-dir", str(run.path), "--timeout", f"{timeout_s:g}"]
     return start_child(argv, env, log, signal.SIGKILL)
 

@@ -71,12 +71,13 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
 
 
 def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
-    """What looks at a node, there too.
+    """Return the command that checks a node, with the devices of a run's container.
 
     Args:
-        folder: holds `code/` and what is asked; gets the answers.
+        folder: holds `code/` and plan.json; gets the answers.
     """
-    return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor_node", folder], folder, name, user)
+    argv = [plan.python, "-m", "slurm_rl.plugins.health.doctor_node", folder]
+    return _wrap(plan, argv, folder, name, user, rdma=plan.num_nodes > 1)
 
 
 def wrap_fabric(

@@ -35,7 +35,7 @@ def exclude_at_submit(run: RunDir, plan: JobPlan) -> tuple[JobPlan, Exclusion]:
 
 
 def exclude_at_requeue(run: RunDir, plan: JobPlan, job_id: str, found: Exclusion, within_s: float) -> None:
-    """Set the excluded nodes of a job that was requeued just now, and log what happened."""
+    """Set the excluded nodes of a job that was requeued just now, and log the result."""
     if found.skipped:
         append_event(run, "nodes/exclusion_skipped", job=job_id, why=found.skipped)
     try:

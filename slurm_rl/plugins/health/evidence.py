@@ -87,7 +87,7 @@ class Evidence:
         now: float | None = None,
         holds_s: float | None = None,
     ) -> Evidence:
-        """Return evidence that begins now and holds for `holds_s`, by default as long as its strength says."""
+        """Return evidence that begins now and holds for `holds_s`, by default for the time of its strength."""
         now = round(time.time() if now is None else now, 3)
         return Evidence(now, node, check, value, strength, attempt, now + (holds_s or HOLDS_S[strength]))
 
@@ -134,7 +134,7 @@ def read_evidence(run: RunDir) -> list[dict[str, Any]]:
 
 
 def find_passed(rows: Iterable[Row], test: str, since: float) -> set[str]:
-    """Return the nodes whose newest row since then says that they passed the test.
+    """Return the nodes that passed the test since then, and have no newer evidence.
 
     >>> passed = [{"time": 50.0, "node": node, "passed": "fabric"} for node in ("n1", "n2")]
     >>> slow = Evidence.new("n2", "straggler", "slow", "soft", attempt=1, now=60.0).to_row()
@@ -166,7 +166,7 @@ def find_bad(rows: Iterable[Row], now: float, boot_times: Mapping[str, float] | 
     for row in rows:
         if "cleared" in row and is_row(row):
             cleared[row["node"]] = max(row["time"], cleared.get(row["node"], 0.0))
-    # A reboot reloads drivers and remaps memory rows; it does not repair what makes a node slow.
+    # A reboot reloads drivers and remaps memory rows; it does not repair a slow network or disk.
     valid = [
         one
         for one in sorted(filter(None, map(Evidence.from_row, rows)), key=lambda one: one.time)

@@ -1,4 +1,4 @@
-"""Judge GPUs and interconnect by what a run does: matrix products and all-reduces in the run's image.
+"""Judge GPUs and interconnect by the work of a run: matrix products and all-reduces in the run's image.
 
 Each node answers `compute` with the results of its slowest rank, {"tflops": 640.1, "is_same": true, "gpu": "NVIDIA H100
 80GB HBM3", "within_gb_s": 455.2}, or with {"error": text}. On a CPU the same code runs smaller matrices and gloo.

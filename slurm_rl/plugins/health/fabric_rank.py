@@ -76,7 +76,7 @@ class Rank:
         self.device, self.gpu = "cuda", torch.cuda.get_device_name()
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the question names."""
+        """Execute a question."""
         result: dict[str, Any] = getattr(self, f"do_{question['do']}")(question)
         return result
 

@@ -30,7 +30,7 @@ class Gpu:
     """Compute processes on the GPU, as listed by nvidia-smi."""
 
     def number(self, part: str) -> float | None:
-        """Return the largest number among the fields whose name contains `part`; None if there is none."""
+        """Return the largest number among the fields with `part` in their name; None if there is none."""
         numbers = [parse_number(value) for key, value in self.fields.items() if part in key]
         return max((value for value in numbers if value is not None), default=None)
 

@@ -134,7 +134,7 @@ def find_majority(verdicts: Verdicts) -> dict[str, str]:
 
 
 def compare_facts(verdicts: Verdicts) -> dict[str, Verdict]:
-    """Mark nodes bad whose facts differ from those of most nodes."""
+    """Mark nodes bad if their facts differ from those of most nodes."""
     usual = find_majority(verdicts)
     compared = {}
     for node, verdict in verdicts.items():

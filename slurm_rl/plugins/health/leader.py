@@ -127,7 +127,7 @@ def lead_pairs(leader: Leader, hosts: Sequence[str], has_ended: Callable[[], boo
 def running(
     argv: Sequence[str], env: Mapping[str, str], log: BinaryIO | int = subprocess.DEVNULL
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a step whose clients end when the leader closes its connections; terminate it otherwise."""
+    """Run a step, and terminate it if its clients do not end with the leader's connections."""
     step = subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
     try:
         yield step

@@ -77,7 +77,7 @@ def is_slow(rate: float | None, rates: Rates, scale: Scale) -> bool:
 
 
 def find_suspects(rates: Rates, scale: Scale = SOCKETS) -> list[str]:
-    """Return the nodes all of whose pairs were slow."""
+    """Return the nodes with slow pairs only."""
     slow = [pair for pair, rate in rates.items() if is_slow(rate, rates, scale)]
     healthy = {node for pair in rates.keys() - set(slow) for node in pair}
     return [node for node in dict.fromkeys(node for pair in slow for node in pair) if node not in healthy]

@@ -21,9 +21,9 @@ from slurm_rl.plugins.health.verdict import NodeSpec
 from slurm_rl.run_dir import AttemptDir, write_text
 
 _GRACE_S = 105.0
-"""For srun itself and busy nodes, beyond the estimated cost of the checks."""
+"""Added to the estimated cost of the checks, for srun itself and busy nodes."""
 _MIN_PAIRS_NODES = 3
-"""Of two nodes a measurement cannot tell which is slow."""
+"""A measurement of two nodes does not show which one is slow."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def check_flash_attn(plan: JobPlan) -> Verdict:
         distance = float((ours - theirs).abs().max())
     except (RuntimeError, AttributeError) as error:
         return Verdict("bad", first_line(error))
-    # Both round to bfloat16, whose resolution below 1 is 2**-8.
+    # Both round to bfloat16 (resolution 2**-8 below 1).
     return Verdict("ok" if distance <= 2**-6 else "bad", f"{flash.__version__}, at most {distance:.2g} from torch's")
 
 

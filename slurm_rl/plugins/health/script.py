@@ -113,7 +113,7 @@ SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "ports": lambda plan, canary: _PORTS,
     "dcgm": lambda plan, canary: "timeout -k 1 120 dcgmi diag -r 1 -j",
 }
-"""Name -> shell code whose output and exit status are the data of a check."""
+"""Name -> shell code; its output and exit status are the data of a check."""
 
 
 def build_script(plan: JobPlan, canary: str, sources: Iterable[str]) -> str:
