@@ -33,7 +33,7 @@ KERNEL = "the kernel killed a process there, because the memory of the job was f
 class RanOut:
     """A process or node that ran out of memory."""
 
-    who: str
+    name: str
     """policy-1, rank-0, or a node."""
     phase: str
     """Phase of the process; "" after a kill by the kernel."""
@@ -42,7 +42,7 @@ class RanOut:
 
     @property
     def where(self) -> str:
-        return f"{self.who} in {self.phase}" if self.phase else self.who
+        return f"{self.name} in {self.phase}" if self.phase else self.name
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -59,7 +59,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def note_out_of_memory(attempt: AttemptDir, found: RanOut) -> None:
     """Record it for the controller, once per process."""
-    path = attempt.path / f"memory-{found.who}.json"
+    path = attempt.path / f"memory-{found.name}.json"
     with contextlib.suppress(OSError):  # the error itself is reported anyway
         if not path.exists():
             write_json(path, asdict(found))
@@ -72,7 +72,7 @@ def find_out_of_memory(attempt: AttemptDir) -> list[RanOut]:
     """
     found = [RanOut(**read_json(path)) for path in attempt.path.glob("memory-*.json")]
     if found:
-        return sorted(found, key=lambda one: (one.phase == "", one.who))
+        return sorted(found, key=lambda one: (one.phase == "", one.name))
     logs = [attempt.log("srun"), *attempt.logs.glob("task-*.log")]
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.is_file()]
     if hosts := {host for text in texts for host in _SRUN_OOM.findall(text)}:

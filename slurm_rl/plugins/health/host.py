@@ -61,7 +61,7 @@ def _check_clock(text: str, spec: NodeSpec) -> Verdict:
         now = float(text)
     except ValueError:
         return Verdict("unknown", "its clock cannot be read")
-    begin, end = spec.asked
+    begin, end = spec.checked_at
     skew = max(begin - now, now - end, 0.0)
     return Verdict("warn", f"its clock is {skew:.1f} s off") if skew > _SKEW_S else Verdict("ok", "its clock is right")
 

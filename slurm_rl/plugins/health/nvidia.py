@@ -172,7 +172,7 @@ def check_xid(text: str, rc: int, spec: NodeSpec) -> Verdict:
     counts: dict[int, int] = {}
     fatal_switch = flaps = 0
     for line in text.splitlines():
-        if _age_s(line, float(uptime[1]), spec.asked[1]) > _DAY_S:
+        if _age_s(line, float(uptime[1]), spec.checked_at[1]) > _DAY_S:
             continue
         if xid := re.search(r"NVRM: Xid \([^)]*\): (\d+)", line):
             counts[int(xid[1])] = counts.get(int(xid[1]), 0) + 1

@@ -38,7 +38,7 @@ class NodeSpec:
     """Content of the canary file in the run directory."""
     needs_python: bool
     """Whether the host's Python starts the node agent."""
-    asked: tuple[float, float]
+    checked_at: tuple[float, float]
     """Unix times of the request and of the last answer, by the controller's clock."""
     gpu_mem_gb: float | None = None
     """Minimum memory of one GPU in GB, where the preset names it."""

@@ -10,7 +10,7 @@ from slurm_rl.plugins.health import host
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
 
 NOW = 1740327900.0
-SPEC = NodeSpec("cpu", 0, 4, "w", needs_python=True, asked=(NOW, NOW + 1), shm_bytes=1e7)
+SPEC = NodeSpec("cpu", 0, 4, "w", needs_python=True, checked_at=(NOW, NOW + 1), shm_bytes=1e7)
 _LOCKED = "Max locked memory         65536                {}            bytes\nlimits end"
 
 

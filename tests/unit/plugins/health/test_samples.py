@@ -17,7 +17,7 @@ from slurm_rl.plugins.health.verdict import NodeSpec
 SAMPLES = Path(__file__).parents[3] / "samples"
 NOW = 1740327900.0
 """Unix time after the last line of the recorded kernel log."""
-SPEC = NodeSpec("nvidia", gpus=1, num_nodes=2, canary="w", needs_python=True, asked=(NOW, NOW + 1))
+SPEC = NodeSpec("nvidia", gpus=1, num_nodes=2, canary="w", needs_python=True, checked_at=(NOW, NOW + 1))
 
 
 def read(name: str) -> str:
