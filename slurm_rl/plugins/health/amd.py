@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_rl.plan.visibility import MASK_VARIABLES
 from slurm_rl.plugins.health.gpus import parse_rocm_smi, select_visible
-from slurm_rl.plugins.health.nvidia import SAME_MEMORY, USED_BYTES
+from slurm_rl.plugins.health.nvidia import check_gpu
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict, worst
 
 _MANY_CORRECTED = 1000
@@ -28,14 +28,7 @@ def check_gpus(text: str, rc: int, spec: NodeSpec) -> Verdict:
     seen, facts = f"{count} GPUs {names}".strip(), {"GPU": names} if names else {}
     if count < spec.gpus:
         return Verdict("bad", f"{seen}, not {spec.gpus}", facts)
-    verdicts = [Verdict("ok", seen, facts)]
-    for index, gpu in enumerate(gpus):
-        if gpu.memory_bytes and gpu.memory_bytes / 1e9 < SAME_MEMORY * (spec.gpu_mem_gb or 0):
-            wanted = f"not {spec.gpu_mem_gb:g} (cluster.gpu_mem_gb)"
-            verdicts.append(Verdict("bad", f"GPU {index}: {gpu.memory_bytes / 1e9:.0f} GB, {wanted}"))
-        if (gpu.used_bytes or 0) > USED_BYTES:
-            verdicts.append(Verdict("warn", f"GPU {index}: {(gpu.used_bytes or 0) / 2**20:.0f} MiB already in use"))
-    return worst(verdicts)
+    return worst([Verdict("ok", seen, facts), *(check_gpu(index, gpu, spec) for index, gpu in enumerate(gpus))])
 
 
 def check_ras(text: str, rc: int, spec: NodeSpec) -> Verdict:

@@ -12,8 +12,8 @@ from slurm_rl.plan.visibility import MASK_VARIABLES
 from slurm_rl.plugins.health.gpus import Gpu, count_attached, parse_driver, parse_nvidia_smi, select_visible
 from slurm_rl.plugins.health.verdict import TIMED_OUT, NodeSpec, State, Verdict, tool_failure, worst
 
-USED_BYTES = 512 * 2**20
-SAME_MEMORY = 0.95
+_USED_BYTES = 512 * 2**20
+_SAME_MEMORY = 0.95
 """Share of the preset's memory that a GPU must have: ECC and the driver take a part."""
 BAD_XIDS = frozenset({48, 54, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158})
 """Xids after which a GPU needs a reset or a repair. 13, 31, 43, 45 and 69 are faults of programs."""
@@ -56,19 +56,20 @@ def check_gpus(text: str, rc: int, spec: NodeSpec) -> Verdict:
     seen, facts = f"{len(gpus)} x {', '.join(names)}", {"GPU": ", ".join(names)}
     if len(gpus) < spec.gpus:
         return Verdict("bad", f"{seen}, not {spec.gpus}", facts)
-    verdicts = [_check_gpu(index, gpu, spec) for index, gpu in enumerate(gpus)]
+    verdicts = [check_gpu(index, gpu, spec) for index, gpu in enumerate(gpus)]
     return worst([Verdict("ok", f"{seen}, driver {driver}" if driver else seen, facts), *verdicts])
 
 
-def _check_gpu(index: int, gpu: Gpu, spec: NodeSpec) -> Verdict:
-    memory = (gpu.memory_bytes or 0) / 1e9
-    if memory < SAME_MEMORY * (spec.gpu_mem_gb or 0):
-        return Verdict("bad", f"GPU {index}: {memory:.0f} GB, not {spec.gpu_mem_gb:g} (cluster.gpu_mem_gb)")
+def check_gpu(index: int, gpu: Gpu, spec: NodeSpec) -> Verdict:
+    """Check memory, MIG and use of one GPU of any vendor."""
+    if gpu.memory_bytes and gpu.memory_bytes / 1e9 < _SAME_MEMORY * (spec.gpu_mem_gb or 0):
+        memory = f"{gpu.memory_bytes / 1e9:.0f} GB, not {spec.gpu_mem_gb:g} (cluster.gpu_mem_gb)"
+        return Verdict("bad", f"GPU {index}: {memory}")
     if gpu.fields.get("mig_mode/current") == "Enabled" and spec.gpus > 1:
         return Verdict("warn", f"GPU {index} is split by MIG; NCCL needs whole GPUs")
     if gpu.num_compute:
         return Verdict("warn", f"GPU {index}: {gpu.num_compute} compute processes already run on it")
-    if (gpu.used_bytes or 0) > USED_BYTES:
+    if (gpu.used_bytes or 0) > _USED_BYTES:
         return Verdict("warn", f"GPU {index}: {(gpu.used_bytes or 0) / 2**20:.0f} MiB already in use")
     return Verdict("ok")
 
