@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,39 +73,48 @@ def test_describe_torchrun_end_names_the_first_failure(tmp_path: Path, code: str
     assert describe_torchrun_end(log, 2) == "torchrun ended with exit status 2"
 
 
-def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, **late: bool) -> int:
+FAILED, SAVED = {"outcome": "failed", "exit_code": 1}, {"outcome": "checkpointed", "exit_code": 75}
+
+
+def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, *, is_late: bool) -> int:
     attempt = RunDir(tmp_path).attempt(1)
-    attempt.logs.mkdir(parents=True, exist_ok=True)
+    attempt.logs.mkdir(parents=True)
     attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
     if outcome is not None:
         write_json(attempt.outcome, outcome)
-    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, **late)
+    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, is_late=is_late)
 
 
-def test_judge_torchrun_returns_the_outcome_of_rank_0(tmp_path: Path) -> None:
-    saved = {"outcome": "checkpointed", "exit_code": 75}
-    assert judge(tmp_path / "a", HEAD, "", saved) == 75
-    assert judge(tmp_path / "b", HEAD, "1", {"outcome": "failed", "exit_code": 2}) == 2
-    assert judge(tmp_path / "c", OTHER, "", saved) == 0
+@pytest.mark.parametrize(
+    ("role", "code", "outcome", "is_late", "status"),
+    [
+        (HEAD, "", SAVED, False, 75),
+        (HEAD, "1", {"outcome": "failed", "exit_code": 2}, False, 2),
+        (OTHER, "", SAVED, False, 0),
+        (OTHER, "1", FAILED, True, 0),
+        (OTHER, "-15", FAILED, True, 0),
+    ],
+)
+def test_judge_torchrun_returns_a_status(
+    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object], is_late: bool, status: int
+) -> None:
+    assert judge(tmp_path, role, code, outcome, is_late=is_late) == status
 
 
-def test_judge_torchrun_raises_for_a_killed_rank(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
-        judge(tmp_path / "a", HEAD, "-9", {"outcome": "failed", "exit_code": 1})
-    with pytest.raises(TrainingError, match=r"rank 3 ended with exit status 1 \[torchrun-1.log\]"):
-        judge(tmp_path / "b", OTHER, "1", {"outcome": "failed", "exit_code": 1})
-
-
-def test_judge_torchrun_after_the_head_raises_for_sigkill_only(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
-        judge(tmp_path / "a", OTHER, "-9", {"outcome": "failed", "exit_code": 1}, is_late=True)
-    for code in ("1", "-15"):
-        assert judge(tmp_path / code, OTHER, code, {"outcome": "failed", "exit_code": 1}, is_late=True) == 0
-
-
-def test_judge_torchrun_without_an_outcome_raises(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="rank 0 must report how"):
-        judge(tmp_path, HEAD, "", None)
+@pytest.mark.parametrize(
+    ("role", "code", "outcome", "is_late", "error"),
+    [
+        (HEAD, "-9", FAILED, False, "rank 3 was killed by SIGKILL"),
+        (OTHER, "-9", FAILED, True, "rank 3 was killed by SIGKILL"),
+        (OTHER, "1", FAILED, False, "rank 3 ended with exit status 1 [torchrun-1.log]"),
+        (HEAD, "", None, False, "rank 0 must report how"),
+    ],
+)
+def test_judge_torchrun_raises_for_a_failed_rank(
+    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, is_late: bool, error: str
+) -> None:
+    with pytest.raises(TrainingError, match=re.escape(error)):
+        judge(tmp_path, role, code, outcome, is_late=is_late)
 
 
 def test_judge_torchrun_names_a_python_without_torch(tmp_path: Path) -> None:
