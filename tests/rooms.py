@@ -2,7 +2,7 @@
 
     python -m tests.rooms        draws the picture anew
 
-A room is a folder of slurm_rl, or a file in it, or one of launchers/. It imports rooms before it alone.
+A room is a folder of slurm_rl, or a file in it, or one of launchers/ and plugins/. It imports rooms before it alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
     "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret",
-    "beats", "strangers", "wire", "functions", "config", "external", "plan", "node", "plugins", "image",
+    "strangers", "wire", "functions", "plugins_peaks", "config", "external", "plan", "plugins", "node", "image",
     "goodput", "report", "job",
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
+    "plugins_health",
     "export", "site",
     "math", "data", "checkpoints", "engine", "rewards", "envs", "endpoint", "train", "supervised", "rl", "prepare",
     "runs", "__init__", "cli", "__main__",
@@ -40,7 +41,7 @@ def room_of(path: Path) -> str:
 
 
 def _room(parts: Sequence[str]) -> str:
-    is_split = parts[0] == "launchers" and len(parts) > 1 and parts[1] != "__init__"
+    is_split = parts[0] in ("launchers", "plugins") and len(parts) > 1 and parts[1] != "__init__"
     return "_".join(parts[:2]) if is_split else parts[0]
 
 

@@ -18,7 +18,7 @@ from slurm_rl.goodput.nouns import Ledger
 from slurm_rl.jsonl import Row
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape, parse_shape
-from slurm_rl.plugins.health.peaks import find_peak
+from slurm_rl.plugins.peaks import find_peak
 
 
 @dataclass(frozen=True)

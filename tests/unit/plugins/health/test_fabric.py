@@ -26,8 +26,8 @@ from slurm_rl.plugins.health.fabric import (
 )
 from slurm_rl.plugins.health.fabric_leader import lead_fabric
 from slurm_rl.plugins.health.leader import TOKEN_VARIABLE, Leader
-from slurm_rl.plugins.health.peaks import find_peak
 from slurm_rl.plugins.health.verdict import Verdict
+from slurm_rl.plugins.peaks import find_peak
 from slurm_rl.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
 
