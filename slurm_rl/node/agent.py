@@ -116,7 +116,7 @@ def main() -> int:
     attempt.logs.mkdir(parents=True, exist_ok=True)
     if args.rank is None:
         write_into(attempt.log(f"node-{role.rank}"))
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    logging.basicConfig(format="slurm_rl: %(message)s", level=logging.INFO)
     return run_node(NodeState(run, plan, attempt, role))
 
 
