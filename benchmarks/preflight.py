@@ -1,10 +1,9 @@
-"""What the preflight costs the controller: answers of simulated nodes, taken apart and judged; pairs over real sockets.
+"""Measure the controller's cost of a preflight with simulated nodes, and of pairs over real sockets.
 
     python -m benchmarks.preflight --nodes 4 16 128
 
-A stand-in for nodes with eight GPUs each, whose answers are the recorded XML eight times; it times what grows with
-their number. What a node itself takes is the vendor's tool, 1 to 5 s, at once on all nodes. `--sockets` also starts as
-many processes of the pairs' program on this machine, which share its cores.
+Each simulated node has eight GPUs, with a recorded output of nvidia-smi. `--sockets` also starts as many clients of the
+measurement of pairs on this machine, which share its cores.
 """
 
 from __future__ import annotations
@@ -15,78 +14,70 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from slurm_rl.launch.slurm.pairs import Leader, lead
-from slurm_rl.plugins.health.gate import pairs_node
-from slurm_rl.plugins.health.gate.judge import apply_policy, judge_nodes
-from slurm_rl.plugins.health.gate.script import parse_answers
-from slurm_rl.plugins.health.gate.table import TABLE
-from slurm_rl.plugins.health.gate.verdict import Wanted
+from slurm_rl.plugins.health import pairs_node
+from slurm_rl.plugins.health.judge import apply_policy, judge_nodes
+from slurm_rl.plugins.health.leader import TOKEN_VARIABLE, Leader, lead_pairs
+from slurm_rl.plugins.health.script import parse_outputs
+from slurm_rl.plugins.health.table import TABLE
+from slurm_rl.plugins.health.verdict import NodeSpec
 
-_SAMPLE = Path(__file__).parents[1] / "tests" / "samples" / "nvidia-smi-qx.driver575.xml"
+_SAMPLE = Path(__file__).parents[1] / "tests" / "samples" / "nvidia-smi-q.h100-healthy.txt"
 _GPUS = 8
 
 
-def make_answers(hosts: Sequence[str]) -> str:
-    """What srun prints of all nodes, their lines mixed."""
-    head, _, rest = _SAMPLE.read_text(encoding="utf-8").partition("\t<gpu ")
-    gpu = f"\t<gpu {rest.partition('</nvidia_smi_log>')[0]}"
-    xml = (head + _GPUS * gpu + "</nvidia_smi_log>").splitlines()
-    files = [
-        "canary word",
-        "tmp_writable yes",
-        "tmp_kb 99000000 90000000",
-        "shm_writable yes",
-        "shm_kb 99000000 9000000",
-    ]
-    said = {
-        "files": [*files, "clock 0.5"],
-        "start": ["python ok", "memlock unlimited", "nofile 1024"],
-        "nvidia-smi": xml,
+def simulate_output(hosts: Sequence[str]) -> str:
+    """Return the interleaved output of all nodes, as srun prints it."""
+    head, _, gpu = _SAMPLE.read_text(encoding="utf-8").partition("GPU 0000")
+    files = ["canary word", "tmp_writable yes", "tmp_kb 99000000 90000000", "shm_writable yes"]
+    sources = {
+        "files": [*files, "shm_kb 99000000 9000000", "clock 0.5"],
+        "start": ["python ok", "limits end"],
+        "nvidia-smi": (head + _GPUS * f"GPU 0000{gpu}").splitlines(),
         "kernel": ["uptime 1000.0"],
         "nvlink": ["GPU 0: x", " Link 0: 25 GB/s"],
         "disks": ["write run_dir 0 0.10 0.20"],
-        "ports": ["mlx5_0:1 4: ACTIVE|400 Gb/sec (4X NDR)|0"],
+        "ports": ["mlx5_0:1 4: ACTIVE|400 Gb/sec (4X NDR)"],
     }
-    rows = [(source, line) for source, lines in said.items() for line in [*lines, "=rc 0"]]
+    rows = [(source, line) for source, lines in sources.items() for line in [*lines, "=rc 0"]]
     return "\n".join(f"{host}|{source}|{line}" for source, line in rows for host in hosts)
 
 
 def time_judging(hosts: Sequence[str]) -> tuple[float, float]:
-    """Seconds, and the megabytes that were read."""
-    output = make_answers(hosts)
+    """Return seconds, and megabytes of output."""
+    output = simulate_output(hosts)
     checks = [check for check in TABLE if check.vendor in ("", "nvidia") and check.level == "quick"]
-    wanted = Wanted("nvidia", _GPUS, len(hosts), "word", True, (0.0, 1.0))
+    spec = NodeSpec("nvidia", _GPUS, len(hosts), "word", True, (0.0, 1.0))
     began = time.monotonic()
-    found = apply_policy(judge_nodes(parse_answers(output), checks, wanted, hosts), {})
+    decision = apply_policy(judge_nodes(parse_outputs(output), checks, spec, hosts), {})
     seconds = time.monotonic() - began
-    if found.unfit or found.common:
-        raise SystemExit(f"simulated nodes must be well; got {found}")
+    if decision.unfit or decision.common:
+        raise SystemExit(f"simulated nodes must be healthy; got {decision}")
     return seconds, len(output) / 1e6
 
 
 @contextlib.contextmanager
-def start_nodes(leader: Leader, hosts: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    env = {**os.environ, "SLURM_RL_PAIRS": leader.word}
+def start_clients(leader: Leader, hosts: Sequence[str]) -> Iterator[Callable[[], bool]]:
+    env = {**os.environ, TOKEN_VARIABLE: leader.token}
     argv = [sys.executable, "-I", "-S", str(Path(pairs_node.__file__)), "127.0.0.1", str(leader.port)]
-    started = [subprocess.Popen([*argv, host], env=env, text=True) for host in hosts]
+    clients = [subprocess.Popen([*argv, host], env=env) for host in hosts]
     try:
-        yield started[0]
+        yield lambda: clients[0].poll() is not None
     finally:
         leader.close()
-        for node in started:
-            node.wait(60)
+        for client in clients:
+            client.wait(60)
 
 
 def time_pairs(hosts: Sequence[str], num_bytes: int) -> float:
-    leader = Leader("word", num_bytes=num_bytes)
+    leader = Leader(num_bytes=num_bytes)
     began = time.monotonic()
-    with start_nodes(leader, hosts) as step:
-        found = lead(leader, hosts, step)
-    if any(verdict.state == "unknown" for verdict in found.values()):
-        raise SystemExit(f"all nodes must come; got {found}")
+    with start_clients(leader, hosts) as has_ended:
+        verdicts = lead_pairs(leader, hosts, has_ended)
+    if any(verdict.state == "unknown" for verdict in verdicts.values()):
+        raise SystemExit(f"all nodes must connect; got {verdicts}")
     return time.monotonic() - began
 
 
@@ -94,15 +85,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 16, 128])
     parser.add_argument("--sockets", action="store_true")
-    flags = parser.parse_args()
-    for number in flags.nodes:
-        hosts = [f"n{place}" for place in range(number)]
+    args = parser.parse_args()
+    for number in args.nodes:
+        hosts = [f"n{index}" for index in range(number)]
         seconds, megabytes = time_judging(hosts)
-        print(f"{number:4} nodes: {megabytes:6.2f} MB of answers judged in {seconds:.2f} s", end="", flush=True)
-        print(
-            f", pairs of 1 MiB in {time_pairs(hosts, 1 << 20):.2f} s" if flags.sockets and number > 2 else "",
-            flush=True,
-        )
+        pairs = f", pairs of 1 MiB in {time_pairs(hosts, 1 << 20):.2f} s" if args.sockets and number > 2 else ""
+        print(f"{number:4} nodes: {megabytes:6.2f} MB of output judged in {seconds:.2f} s{pairs}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,15 @@
-"""`doctor`: are the nodes fit for a run? Looked at where its processes will be; run it before the first one.
-
-Inside an allocation by one srun on all its nodes; without one on as many as the preset has, for which Slurm is asked;
-with another launcher, or --here, on this machine.
-"""
+"""`doctor`: check nodes before the first run, in the container and the environment of a run's processes."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_rl.cli.ask import ask_node
@@ -29,116 +25,112 @@ from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.slurm.commands import hostnames
 from slurm_rl.launch.slurm.granted import read_allocation
 from slurm_rl.launch.slurm.srun import srun_argv
+from slurm_rl.node.environment import find_accelerator
 from slurm_rl.plan.accelerator import accelerator_env, ray_env
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup, wrap_doctor
 from slurm_rl.plan.versions import expected_for
-from slurm_rl.plugins.health.doctor.finding import Finding, Question, load_answer, save_question
-from slurm_rl.plugins.health.doctor.gpus import find_accelerator
-from slurm_rl.plugins.health.doctor.table import is_well, render
+from slurm_rl.plugins.health.doctor_node import CANARY
+from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render, render_json
+from slurm_rl.plugins.health.judge import Verdicts
+from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
 from slurm_rl.plugins.report.columns import find_width
-from slurm_rl.run_dir.run_dir import expect_writable
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json, write_text
 
 
 def run(words: list[str]) -> int:
-    told = read_words("doctor", words)
-    config, plan, directory = compose_run(told.rest, told.flags.config_dir, is_run=False)
+    """Run the command; exit status 1 if a check is bad."""
+    args = read_words("doctor", words)
+    config, plan, directory = compose_run(args.rest, args.flags.config_dir, is_run=False)
     if plan.node_groups:
         raise ConfigError(
-            "doctor looks at nodes of one kind at a time",
+            "doctor checks nodes of one kind at a time",
             seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
-            action="add '~cluster.nodes' and what this kind has, such as cluster.num_nodes=1 cluster.gpus_per_node=4 "
-            "cluster.slurm.constraint=v100",
+            action="add '~cluster.nodes' and the values of one kind, such as cluster.num_nodes=1 "
+            "cluster.gpus_per_node=4 cluster.slurm.constraint=v100",
         )
-    plan, hosts = choose_nodes(as_found(config, plan), is_here=told.flags.here)
+    plan, hosts = choose_nodes(detect_gpus(config, plan), is_here=args.flags.here)
     root = directory.path.parent
     with expect_writable(root, "or choose another cluster.run_root", what="cluster.run_root"):
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=root))
     try:
         snapshot_code(folder / "code")
-        question = Question(folder, plan, config.cluster.gpu_mem_gb)
-        save_question(question)
-        found = ask(question, hosts, told.flags.timeout)
+        # In the container the nodes see this folder as a run directory, and the image's own Python.
+        inside = replace(
+            plan, run_dir=str(folder), host_python=plan.python, container={**plan.container, "image": None}
+        )
+        write_json(RunDir(folder).plan, inside.to_json())
+        verdicts = check_nodes(config, plan, inside, folder, hosts, args.flags.timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    well = is_well(found)
-    if told.flags.json:
-        nodes = {host: [asdict(finding) for finding in findings] for host, findings in found.items()}
-        print(json.dumps({"well": well, "nodes": nodes}, indent=2))
-    else:
-        print(show_plainly(render(found, find_width())))
-    return 0 if well else EXIT_FAILED
+    print(render_json(verdicts) if args.flags.json else show_plainly(render(verdicts, find_width())))
+    return 0 if is_healthy(verdicts) else EXIT_FAILED
 
 
-def as_found(config: RunConfig, plan: JobPlan) -> JobPlan:
-    """With the GPUs of this machine, where no preset says what there should be."""
+def detect_gpus(config: RunConfig, plan: JobPlan) -> JobPlan:
+    """Without a preset, return the plan for the GPUs of this machine."""
     kind, count = find_accelerator()
     if plan.launcher != "local" or plan.accelerator != "cpu" or kind == "cpu":
         return plan
-    print(f"doctor  {count} GPUs ({kind}) are here, and no preset says what they should be", file=sys.stderr)
-    return replace(
-        plan,
-        accelerator=kind,
-        gpus_per_node=count,
-        env={item.name: item.value for item in [*accelerator_env(kind), *ray_env(1)]},
-        expected=expected_for(config, kind),
-    )
+    print(f"doctor  no preset is given; this machine has {count} GPUs ({kind})", file=sys.stderr)
+    env = {item.name: item.value for item in [*accelerator_env(kind), *ray_env(1)]}
+    return replace(plan, accelerator=kind, gpus_per_node=count, env=env, expected=expected_for(config, kind))
 
 
 def choose_nodes(plan: JobPlan, *, is_here: bool) -> tuple[JobPlan, list[str] | None]:
-    """The plan for the nodes that are asked, and the names of those of an allocation; None: the launcher finds them."""
+    """Return the plan for the nodes to check, and their names in an allocation; None if the launcher chooses."""
     in_allocation = "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ
     if is_here or (in_allocation and shutil.which("srun") is None):
         return replace(plan, num_nodes=1, launcher="local"), None
     if not in_allocation:
         return (plan, None) if plan.sbatch else (replace(plan, num_nodes=1), None)
     granted = read_allocation(os.environ)
-    gpus = granted.gpus_per_node or plan.gpus_per_node  # none at all is for the masks to say
-    plan = replace(
-        plan,
-        num_nodes=granted.num_nodes,
-        gpus_per_node=0 if plan.accelerator == "cpu" else gpus,
-        cpus_per_node=granted.cpus_per_node,
-    )
+    gpus = 0 if plan.accelerator == "cpu" else granted.gpus_per_node or plan.gpus_per_node
+    plan = replace(plan, num_nodes=granted.num_nodes, gpus_per_node=gpus, cpus_per_node=granted.cpus_per_node)
     return plan, hostnames(os.environ["SLURM_JOB_NODELIST"])
 
 
-def ask(question: Question, hosts: Sequence[str] | None, timeout_s: float) -> dict[str, list[Finding]]:
-    """Host -> what it found; a node without an answer is named by its task."""
-    plan = question.plan
+def check_nodes(
+    config: RunConfig, plan: JobPlan, inside: JobPlan, folder: Path, hosts: Sequence[str] | None, timeout_s: float
+) -> Verdicts:
+    """Start doctor_node on all nodes and judge the answers; nodes without one get a verdict `node`."""
+    canary, asked_at = secrets.token_hex(8), time.time()
+    write_text(folder / CANARY, canary)
     name = f"srl-doctor-{secrets.token_hex(4)}"
-    wrapped = wrap_doctor(plan, str(question.folder), name, (os.getuid(), os.getgid()))
+    wrapped = wrap_doctor(plan, str(folder), name, (os.getuid(), os.getgid()))
     argv = step_argv(plan, wrapped, hosts, timeout_s)
-    print(f"doctor  looks at {plan.num_nodes} node{'s' * (plan.num_nodes > 1)}", file=sys.stderr, flush=True)
+    print(f"doctor  checks {plan.num_nodes} node{'s' * (plan.num_nodes > 1)}", file=sys.stderr, flush=True)
     done = ask_node(argv, agent_environment(plan, os.environ, wrapped), timeout_s)
-    found: dict[str, list[Finding]] = {}
-    for rank in range(plan.num_nodes):
-        answer = load_answer(question, rank)
-        if answer is not None:
-            found[answer[0]] = answer[1]
-    silent = [host for host in hosts or () if host not in found]
-    if missing := plan.num_nodes - len(found):
-        words = choose_telling(f"{done.stderr}\n{done.stdout}".splitlines())[-3:]
-        seen = " | ".join(words)[-400:] or f"exit status {done.returncode}, no word"
-        action = "does the node see cluster.run_root, and start the container? python -m slurm_rl image check"
-        who = ", ".join(silent) or f"{missing} without a name"
-        found[who] = [Finding("node", "wrong", seen, f"an answer within {timeout_s:g} s", action)]
-    return found
+    paths = [folder / f"answer-{rank}.json" for rank in range(plan.num_nodes)]
+    answers = [read_json(path) for path in paths if path.is_file()]
+    shm_bytes = plan.ray.object_store_bytes if plan.torchrun is None else 0
+    asked = (asked_at, time.time())
+    memory = config.cluster.gpu_mem_gb
+    spec = NodeSpec(
+        plan.accelerator, plan.gpus_per_node, plan.num_nodes, canary, False, asked, memory, float(shm_bytes)
+    )
+    verdicts = judge_answers(inside, spec, answers)
+    if missing := plan.num_nodes - len(answers):
+        lines = choose_telling(f"{done.stderr}\n{done.stdout}".splitlines())[-3:]
+        seen = " | ".join(lines)[-400:] or f"exit status {done.returncode}, no output"
+        silent = ", ".join(host for host in hosts or () if host not in verdicts) or f"{missing} unnamed"
+        verdicts[silent] = {"node": Verdict("bad", f"no answer within {timeout_s:g} s: {seen}")}
+    return verdicts
 
 
 def step_argv(plan: JobPlan, wrapped: Wrapped, hosts: Sequence[str] | None, timeout_s: float) -> list[str]:
-    """What starts it on the nodes, once on each."""
+    """Return the command that starts one task on each node."""
     if hosts is None and plan.launcher == "local" and wrapped.srun_args:
         raise ConfigError(
-            "this container is srun's to start",
-            seen=f"container.runtime={plan.container['runtime']} on this machine alone",
-            action="in an allocation, without --here; or container.runtime=none, for what is on the host",
+            "only srun can start this container",
+            seen=f"container.runtime={plan.container['runtime']} on this machine",
+            action="run it in an allocation without --here, or with container.runtime=none",
         )
     if hosts is not None:
         return srun_argv(plan, hosts, [*wrapped.srun_args, *with_host_setup(plan, wrapped.argv)])
     argv = open_launcher(plan.launcher).build_probe(plan, wrapped, timeout_s, num_nodes=plan.num_nodes)
-    # A task of srun's has one core, on which the ranks of eight GPUs would import torch.
+    # A task of srun has one core by default, too few for the ranks of eight GPUs.
     cores = plan.cpus_per_node or plan.gpus_per_node + 2
     return [argv[0], f"--cpus-per-task={cores}", *argv[1:]] if argv[0] == "srun" else argv

@@ -3,7 +3,7 @@
     python -m slurm_rl node +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
     python -m slurm_rl node --run <run directory>     go on with a run, on as many machines as there are now
 
-Which node a machine is, its environment (slurm_rl/node/sources.py) or the flags say. Node 0 makes the run
+Which node a machine is, its environment (slurm_rl/node/rank_discovery.py) or the flags say. Node 0 makes the run
 directory, plays the controller and an agent; the others come to it over the network.
 """
 
@@ -38,9 +38,8 @@ from slurm_rl.launch.runs.find import load_plan
 from slurm_rl.launch.runs.planning import choose_directory, plan_in
 from slurm_rl.launch.runs.recent import remember
 from slurm_rl.launch.runs.start import Started
-from slurm_rl.node.discovery import discover
+from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.node.sources import Flags, NodeIdentity
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.image.files import check_image_is_there
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json

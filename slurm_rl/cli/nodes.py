@@ -1,4 +1,4 @@
-"""`nodes`: which nodes are remembered as bad, and why; an operator clears one, or adds one."""
+"""`nodes`: list the nodes that are remembered as bad; clear one, or add one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import getpass
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import choose, read_words
@@ -17,33 +15,19 @@ from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.runs.find import load_plan
 from slurm_rl.launch.slurm.partitions import boot_times
-from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, clear_node, find_bad, read_evidence
+from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.run_dir import RunDir, append_row, expect_writable
 
-_ACTIONS = ("list", "clear", "add")
 _DAY_S = 86400.0
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where nodes are remembered."""
-
-    site: str | None
-    run: RunDir | None
-
-    def read(self) -> list[dict[str, Any]]:
-        return read_site(self.site) + (read_evidence(self.run) if self.run else [])
-
-    def __str__(self) -> str:
-        return " and ".join(filter(None, [str(self.run.path) if self.run else "", self.site]))
-
-
 def run(words: list[str]) -> int:
-    told = read_words("nodes", words)
-    action, *names = told.rest or ["list"]
-    choose("the first word", action, _ACTIONS)
-    flags = told.flags
+    """Run the command on a site folder, a run, or by default the newest run below ./runs and its site."""
+    args = read_words("nodes", words)
+    action, *names = args.rest or ["list"]
+    choose("the first word", action, ("list", "clear", "add"))
+    flags = args.flags
     if (action == "list") == bool(names):
         raise ConfigError(
             f"`nodes {action}` takes " + ("no names" if action == "list" else "names of nodes"),
@@ -52,29 +36,22 @@ def run(words: list[str]) -> int:
         )
     if action == "add" and not flags.why:
         raise ConfigError("`nodes add` needs a reason", action='--why "fan broken, ticket 12"')
-    places = _find_places(flags.site_dir, flags.run)
+    site, directory = str(expand_user(flags.site_dir)) if flags.site_dir else None, None
+    if site is None or flags.run is not None:
+        directory = find_run([flags.run] if flags.run else [])
+        site = site or load_plan(directory).preflight.site_dir
+    places = " and ".join(filter(None, [str(directory.path) if directory else "", site]))
     if action == "list":
-        return _list(places, as_json=flags.json)
+        return _list(site, directory, places, as_json=flags.json)
     for name in names:
-        _write(places, name, flags.why if action == "add" else None, flags.days * _DAY_S)
-    done = "cleared" if action == "clear" else "kept out"
-    print(
-        f"{done}: {', '.join(names)} in {places}; queued and running jobs hear of it when they start", file=sys.stderr
-    )
+        _write(site, directory, name, flags.why if action == "add" else None, flags.days * _DAY_S)
+    done = "cleared" if action == "clear" else "excluded"
+    print(f"{done}: {', '.join(names)} in {places}; jobs read it at their next start", file=sys.stderr)
     return 0
 
 
-def _find_places(site_dir: str | None, run_dir: str | None) -> Places:
-    """Those that are named; else the newest run below ./runs and the site that it knows."""
-    if site_dir is not None and run_dir is None:
-        return Places(str(expand_user(site_dir)), None)
-    found = find_run([run_dir] if run_dir else [])
-    site = str(expand_user(site_dir)) if site_dir else load_plan(found).preflight.site_dir
-    return Places(site, found)
-
-
-def _list(places: Places, *, as_json: bool) -> int:
-    rows, now = places.read(), time.time()
+def _list(site: str | None, directory: RunDir | None, places: str, *, as_json: bool) -> int:
+    rows, now = read_site(site) + (read_evidence(directory) if directory else []), time.time()
     bad = find_bad(rows, now)
     with contextlib.suppress(SlurmRLError):  # a machine without Slurm
         bad = find_bad(rows, now, boot_times(list(bad)))
@@ -83,24 +60,22 @@ def _list(places: Places, *, as_json: bool) -> int:
         return 0
     for node, one in sorted(bad.items()):
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.until))
+        end = f"until {until}" + (" or a boot" if one.strength == "hard" else "")
         where = f"{one.run}, attempt {one.attempt}" if one.attempt is not None else one.run or "operator"
-        print(
-            f"{node}  {one.check}: {one.value}  ({where}; until {until}"
-            + (" or a boot)" if one.strength == "hard" else ")")
-        )
+        print(f"{node}  {one.check}: {one.value}  ({where}; {end})")
     print(f"{len(bad) or 'no'} bad nodes in {places}", file=sys.stderr)
     return 0
 
 
-def _write(places: Places, node: str, why: str | None, holds_s: float) -> None:
-    now, who = time.time(), getpass.getuser()
-    row = make_clearing(node, now, who)
+def _write(site: str | None, directory: RunDir | None, node: str, why: str | None, holds_s: float) -> None:
+    now, user = time.time(), getpass.getuser()
+    row = clear_node(node, now, user)
     if why is not None:
-        evidence = Evidence.found(node, "operator", why, "hard", attempt=None, now=now, holds_s=holds_s)
-        row = {**evidence.to_row(), "run": f"by {who}"}
-    if places.site is not None:
-        with expect_writable(Path(places.site), "and say it again", what="the site's memory of nodes"):
-            publish(places.site, [row], strict=True)
-    if places.run is not None:
-        with expect_writable(places.run.nodes, "and say it again"):
-            append_row(places.run, places.run.nodes, row)
+        evidence = Evidence.new(node, "operator", why, "hard", attempt=None, now=now, holds_s=holds_s)
+        row = {**evidence.to_row(), "run": f"by {user}"}
+    if site is not None:
+        with expect_writable(Path(site), "and repeat the command", what="the site's memory of nodes"):
+            publish(site, [row], strict=True)
+    if directory is not None:
+        with expect_writable(directory.nodes, "and repeat the command"):
+            append_row(directory, directory.nodes, row)

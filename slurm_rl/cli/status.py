@@ -21,7 +21,7 @@ from slurm_rl.launch.controller.record import RunState, load_job, read_last_row
 from slurm_rl.launch.jobs import count_states, read_far_log, read_states
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
-from slurm_rl.node.hang import read_told, tell_silent
+from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.plugins.goodput.learned_file import read_learned
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.words import render_line
@@ -189,7 +189,9 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
     """Ranks without a sign of life, and what the run does otherwise since it was out of memory."""
     lines = []
     if is_alive and (numbers := run.attempt_numbers()):
-        lines += [f"silent  {words}" for words in tell_silent(read_told(run.attempt(numbers[-1])), time.time())]
+        lines += [
+            f"silent  {words}" for words in describe_silent(read_node_reports(run.attempt(numbers[-1])), time.time())
+        ]
         lines += _tell_silent_controller(run)
     if run.remedy.is_file():
         remedy = read_json(run.remedy)
@@ -202,7 +204,7 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
 
 def _tell_silent_controller(run: RunDir) -> list[str]:
     """Only Slurm can start a job again whose controller's node is lost, and takes its time."""
-    kinds = ("controller/silent", "controller/heard", "attempt/started", "attempt/ended")
+    kinds = ("controller/silent", "controller/recovered", "attempt/started", "attempt/ended")
     told = [row for row in read_last_rows(run.events, _TAIL_BYTES) if row.get("kind") in kinds]
     if not told or told[-1]["kind"] != "controller/silent":
         return []

@@ -12,7 +12,7 @@ CHECKS: Final[tuple[str, ...]] = (
     *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs"),
     *("dcgm", "matmul", "fabric"),
 )
-"""Names of the checks; gate/table.py implements them."""
+"""Names of the checks; plugins/health/table.py implements them."""
 CheckName = Annotated[str, one_of(CHECKS)]
 Policy = Literal["exclude", "warn", "refuse"]
 

@@ -40,7 +40,7 @@ from slurm_rl.models.shards import load_rng, save_rng
 from slurm_rl.models.stopwatch import Stopwatch, Yardstick
 from slurm_rl.models.vision import load_image_reader
 from slurm_rl.models.weight_files import WeightFiles
-from slurm_rl.node.beats.pulse import note_speed, own_name, tick
+from slurm_rl.node.heartbeat import beat, note_speed, process_name
 from slurm_rl.run_dir.disk import describe_disk, naming, next_action
 from slurm_rl.run_dir.run_dir import write_json
 
@@ -101,7 +101,7 @@ class PolicyEngine:
         self.reader = replace(reader, packed=self.rows.packed)
         self._writer = BackgroundWriter()
         is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
-        self._yardstick = Yardstick(self.device) if is_split and own_name() else None
+        self._yardstick = Yardstick(self.device) if is_split and process_name() else None
         self.layout = build_layout(self.module, model, policy)
 
     @property
@@ -160,7 +160,7 @@ class PolicyEngine:
                     sequences, loss_fn, temperature or self.temperature, entropy_gradient
                 )
             self.backend.backward(loss, is_last=number == len(micro_batches))
-            tick()
+            beat()
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         # Before the ranks wait for each other; the last loss was read, so the GPU is through.
         if self._yardstick is not None:
@@ -183,7 +183,7 @@ class PolicyEngine:
         for sequences in micro_batches:
             loss, metrics = self._compute_loss(sequences, loss_fn, self.temperature)
             add_totals(sums, {"loss": float(loss), **metrics})
-            tick()
+            beat()
         return distributed.sum_over_ranks(sums)
 
     def _compute_loss(

@@ -1,4 +1,4 @@
-"""The run and the attempt that a process belongs to. Standard library alone."""
+"""The run and the attempt that a process belongs to. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from slurm_rl.errors import SlurmRLError
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
 POLL_S = 0.2
-"""Between two looks at the processes of a node."""
-# What is left of KillWait when the trainer is given up: for ending processes and removing files.
+"""Interval of the agent's loop."""
 _CLEANING_S = 5.0
+"""Part of KillWait that is kept for ending processes and removing files."""
 
 
 class Leaving(SlurmRLError):
-    """The attempt ends for a cause that is told elsewhere: by another node, or by Slurm."""
+    """The attempt ends for a cause that another node or Slurm reports."""
 
 
 def attempt_parser(description: str) -> ArgumentParser:
-    """Of a program that is told which attempt it belongs to."""
+    """Return a parser with --run-dir and --attempt."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
@@ -27,16 +27,16 @@ def attempt_parser(description: str) -> ArgumentParser:
 
 
 def open_attempt(args: Namespace) -> tuple[RunDir, AttemptDir]:
-    """What these words name: the run holds the epoch of the controller that began the attempt."""
+    """Return run and attempt; the run gets the epoch of the controller that started the attempt."""
     run = RunDir(args.run_dir)
     attempt = run.attempt(args.attempt)
-    # A machine with a run directory of its own has no such file, and nothing that another controller could want.
+    # A machine with a run directory of its own has no start file, and no other controller.
     run.epoch = read_json(attempt.start).get("epoch") if attempt.start.is_file() else None
     return run, attempt
 
 
 def time_to_leave(attempt: AttemptDir) -> float:
-    """Seconds after SIGTERM in which the trainer may save; without Slurm, as many as it likes."""
+    """Return the seconds that the trainer has for saving after SIGTERM; unlimited without Slurm."""
     start = read_json(attempt.start) if attempt.start.is_file() else {}
     kill_wait_s = start.get("kill_wait_s") or math.inf
     return float(kill_wait_s - min(_CLEANING_S, kill_wait_s / 2))

@@ -1,8 +1,8 @@
-"""Cleaning a node behind an agent that was killed: processes, container, temp folder.
+"""Clean a node after an agent that was killed: processes, container, temp dir. Standard library only.
 
     srun ... python -m slurm_rl.node.cleaning --run-dir <run> --attempt 2 --job-key 12 --hosts n1,n2,n3 -- podman rm ...
 
-It runs on the host, outside any container, and needs the standard library alone.
+It runs on the host, outside of any container.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CLEANUP_S = 20.0
 def clean_node(
     run: RunDir, plan: JobPlan, attempt: int, job_key: str, *, rank: int, cleanup: Sequence[str] = ()
 ) -> None:
-    """End whatever is left of this rank's agent on this node, and remove its files.
+    """End the processes of this rank's agent on this node, and remove its files.
 
     Args:
-        cleanup: ends the container, where one may outlive its client.
+        cleanup: command that ends the container, where it may outlive its client.
     """
     _end_agent(run, attempt, rank)
     if cleanup:
@@ -44,29 +44,26 @@ def clean_node(
 
 
 def _end_agent(run: RunDir, attempt: int, rank: int) -> None:
-    """An agent outlives an srun that was killed; it cleans up by itself when asked to."""
+    """Terminate an agent that outlived its srun; it cleans up by itself."""
     record = run.attempt(attempt).node(rank)
     pid = int(read_json(record)["pid"]) if record.is_file() else 0
     deadline = time.monotonic() + _AGENT_S
-    signum = signal.SIGTERM
     while pid and _is_agent(pid, run):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-        if time.monotonic() > deadline:
-            signum = signal.SIGKILL
+            os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
         time.sleep(0.1)
 
 
 def _is_agent(pid: int, run: RunDir) -> bool:
-    # The number may be another process's by now, or one inside a container's own numbering.
+    # The pid may belong to another process by now, or be from a container's namespace.
     words = command_line(pid)
     return b"slurm_rl.node.agent" in words and os.fsencode(run.path) in words
 
 
 def main() -> int:
-    parser = attempt_parser("Clean this node behind an attempt.")
+    parser = attempt_parser("Clean this node after an attempt.")
     parser.add_argument("--job-key", required=True)
-    parser.add_argument("--hosts", required=True, help="of the attempt by rank; the node around this process is one")
+    parser.add_argument("--hosts", required=True, help="of the attempt by rank, including this node")
     parser.add_argument("cleanup", nargs="*", help="a command that ends the container")
     args = parser.parse_args()
     run = RunDir(args.run_dir)

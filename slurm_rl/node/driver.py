@@ -1,4 +1,4 @@
-"""The trainer as the head node's agent sees it: started, told to stop, judged by its end. Standard library alone."""
+"""The trainer as a child of the head's agent: its start, its signals, its end. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
-# A trainer without a handler by then has not begun: imports of torch from a slow disk take this long.
 HANDLER_S = 30.0
+"""Time after which a trainer without a signal handler is signalled anyway; imports of torch may take this long."""
 EXIT_CHECKPOINTED = 75
-"""Of a trainer that was asked to stop and saved everything: try again later."""
+"""Exit status of a trainer that was stopped and saved everything (EX_TEMPFAIL)."""
 
 
 def start_driver(plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the trainer; it dies with its agent."""
+    """Start the trainer, which dies with its agent."""
     argv = [*plan.driver_argv, "--attempt", str(attempt.number)]
     return start_child(argv, env, attempt.log("driver"), signal.SIGKILL)
 
 
 def may_signal(pid: int, asked_at: float) -> bool:
-    """Whether SIGUSR2 may be sent: not before the trainer has a handler, for until then it would kill it.
+    """Return whether SIGUSR2 may be sent: before the trainer has a handler, it would kill it.
 
     Args:
-        asked_at: when the stop was asked for, by time.monotonic().
+        asked_at: time.monotonic() of the stop request.
     """
     return catches(pid, signal.SIGUSR2) or time.monotonic() > asked_at + HANDLER_S
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal, by the kernel's word."""
+    """Return whether the process has a handler for the signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -47,7 +47,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def exit_status(returncode: int) -> int:
-    """As a shell reports it: 128 + n for a process that signal n ended."""
+    """Return the status that a shell reports: 128 + n after signal n."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -64,7 +64,7 @@ def name_signal(number: int) -> str:
 
 
 def describe_status(code: int) -> str:
-    """How a process ended that `subprocess` gives this return code."""
+    """Describe how a process with this return code of `subprocess` ended."""
     return f"was killed by {name_signal(-code)}{_hint(code)}" if code < 0 else f"ended with exit status {code}"
 
 
@@ -80,29 +80,26 @@ def _hint(code: int) -> str:
 
 
 def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
-    """Raise TrainingError when the trainer ended without saying how."""
+    """Raise TrainingError if the trainer ended without writing outcome.json."""
     if attempt.outcome.is_file():
         return
     how = f"killed by {name_signal(-returncode)}, " if returncode < 0 else ""
-    raise TrainingError(
-        "the trainer must say how it ended",
-        seen=f"{how}exit status {exit_status(returncode)}{_hint(returncode)}",
-        where=attempt.log("driver").name,
-    )
+    seen = f"{how}exit status {exit_status(returncode)}{_hint(returncode)}"
+    raise TrainingError("the trainer must report how it ended", seen=seen, where=attempt.log("driver").name)
 
 
-def find_lack(python: str, words: str) -> BringUpError | None:
-    """The error that these last words of a process tell; None when they tell of something else."""
-    if not _NO_MODULE.search(words):
+def find_lack(python: str, last_line: str) -> BringUpError | None:
+    """Return the error for a last line of output that names a missing module; None for any other line."""
+    if not _NO_MODULE.search(last_line):
         return None
     action = (
         "install slurm_rl with its trainer there (slurm_rl[cuda], slurm_rl[rocm] or slurm_rl[cpu]), or set "
         "cluster.python to an environment that has it"
     )
-    return BringUpError(f"{python} must have what slurm_rl needs", seen=words, action=action)
+    return BringUpError(f"{python} must have what slurm_rl needs", seen=last_line, action=action)
 
 
 def find_lack_in(python: str, log: Path) -> BringUpError | None:
-    """The same of the last line of a log."""
+    """Return `find_lack` of the last line of a log."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     return find_lack(python, text.rstrip().rpartition("\n")[2])

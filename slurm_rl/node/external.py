@@ -1,20 +1,17 @@
-"""Runs somebody else's trainer: `python -m slurm_rl.node.external --run-dir <run> --attempt <n>`, on the head node.
+"""Run an external trainer: `python -m slurm_rl.node.external --run-dir <run> --attempt <n>`, on the head node.
 
-With external.start=torchrun it is every rank that torchrun starts, and runs the program of that rank.
-
-Standard library alone, since it runs in the image of that trainer. The trainer finds in its environment
+Standard library only, since it runs in the image of that trainer. With external.start=torchrun it is each rank's
+process, runs the program of that rank, and rank 0 reports for all. The trainer finds in its environment
 
     RAY_ADDRESS               the cluster of this run; under torchrun RANK, WORLD_SIZE and the like
     SLURM_RL_RUN_DIR          the run directory
-    SLURM_RL_CHECKPOINTS      where to save; the names of external/layouts.py count there as progress, `step-<k>` too
+    SLURM_RL_CHECKPOINTS      where to save; the names of external/layouts.py count as progress, also `step-<k>`
     SLURM_RL_RESUME           1 from the second attempt on
-    SLURM_RL_CHECKPOINT       of `external.layout`, the newest whole one below that folder; empty for none
-    SLURM_RL_CHECKPOINT_STEP  and its step
+    SLURM_RL_CHECKPOINT       newest complete checkpoint of `external.layout` in that folder; empty for none
+    SLURM_RL_CHECKPOINT_STEP  its step
 
-Under torchrun this is each rank's process, with the trainer as its child, and rank 0 speaks for all.
-
-A stop (SIGUSR2, SIGTERM) is a SIGTERM to it, and SIGKILL after a while: who has a handler for it can save then. The
-next attempt goes on from its last checkpoint. outcome.json says how it ended, in the words of our own trainers.
+A stop (SIGUSR2, SIGTERM) is passed on as SIGTERM, and as SIGKILL after a grace period. outcome.json reports how the
+trainer ended, in the same form as for our own trainers.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 
 _POLL_S = 0.2
 _GRACE_SHARE = 0.5
-"""Of the notice that Slurm gives; the rest is for Ray and the controller."""
+"""Share of Slurm's notice for the trainer; the rest is for Ray and the controller."""
 _MOST_GRACE_S = 60.0
 _PEERS_S = 10.0
-"""A rank whose peers were stopped fails of that; its own node's word to stop may come that much later."""
-_ALONE_S = 3.0
-"""Slurm sends SIGTERM to every process at once; the agent's word to stop follows when it has seen its own."""
+"""A rank may fail because its peers were stopped first; the stop of its own node may arrive this much later."""
+_TERMINATED_S = 3.0
+"""Slurm sends SIGTERM to every process at once; the agent's SIGUSR2 follows."""
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -51,68 +48,61 @@ class ExternalTrainer:
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self._run, self._plan, self._attempt = run, plan, attempt
         self._stopped_at = 0.0
-        self._asked = False
+        self._is_signalled = False
         self._is_rank = plan.torchrun is not None
-        self._is_given_up = False
-        """torchrun ends its ranks by SIGTERM when one failed; to stop they are told by SIGUSR2."""
+        self._is_terminated = False
+        """Whether torchrun ends this rank: it sends SIGTERM if another rank failed, a stop is SIGUSR2."""
+        self._reports = not self._is_rank or os.environ.get("RANK") == "0"
 
     def main(self) -> int:
-        """Run it to its end; the exit status is ours: 0, 75 when it was stopped, 1.
-
-        Of a rank it is 0 when it was stopped, too: torchrun takes every other status for a failure.
-        """
+        """Run the program to its end; return 0, 1, or 75 if it was stopped (0 for a rank, see rank.py)."""
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
         number = self._attempt.number
-        if self._plan.torchrun is None:
-            choice = choose_checkpoint(self._plan, self._run, number)
-        else:
-            choice = read_choice(os.environ)
+        choice = read_choice(os.environ) if self._is_rank else choose_checkpoint(self._plan, self._run, number)
         argv = build_argv(self._plan, number, choice)
         try:
-            # A group of its own: a SIGTERM then reaches the launcher's children too, and not this process.
+            # In its own process group: the SIGTERM then also reaches its children, and not this process.
             child = subprocess.Popen(argv, env=self._environment(choice), process_group=0)
         except OSError as error:
             return self._end("failed", 1, cause=f"{argv[0]} could not be started: {error.strerror}")
-        if self._speaks:
-            name = choice[0] if choice else None
-            append_event(self._run, "external/started", attempt=number, program=argv[0], checkpoint=name)
+        if self._reports:
+            checkpoint = choice[0] if choice else None
+            append_event(self._run, "external/started", attempt=number, program=argv[0], checkpoint=checkpoint)
         status = self._wait(child)
-        # One that saves on SIGTERM leaves with 0, too, and is not done.
-        if status == 0 and not self._asked:
+        # A program that saves on SIGTERM may leave with 0 as well; it has not finished.
+        if status == 0 and not self._is_signalled:
             return self._end("finished", 0)
         if self._is_rank:
-            self._wait_for_word()
-        if self._is_given_up:
+            self._wait_for_signal()
+        if self._is_terminated:
             return _EXIT_TERMINATED
         if self._stopped_at:
-            cause = "stopped; its own last checkpoint stays"
-            self._end("checkpointed", EXIT_CHECKPOINTED, cause=cause)
+            self._end("checkpointed", EXIT_CHECKPOINTED, cause="stopped; its own last checkpoint stays")
             return 0 if self._is_rank else EXIT_CHECKPOINTED
         return self._end("failed", 1, cause=f"{argv[0]} {describe_status(status)}; see driver.log")
 
-    @property
-    def _speaks(self) -> bool:
-        """Whether this process says for all of them what happened."""
-        return not self._is_rank or os.environ.get("RANK") == "0"
-
-    def _wait_for_word(self) -> None:
-        deadline = time.monotonic() + (_ALONE_S if self._is_given_up else _PEERS_S)
-        while (not self._stopped_at or self._is_given_up) and time.monotonic() < deadline:
+    def _wait_for_signal(self) -> None:
+        deadline = time.monotonic() + (_TERMINATED_S if self._is_terminated else _PEERS_S)
+        while (not self._stopped_at or self._is_terminated) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def _environment(self, choice: Choice) -> dict[str, str]:
-        resume = "1" if self._attempt.number > 1 else "0"
-        own = {"SLURM_RL_RUN_DIR": str(self._run.path), "SLURM_RL_CHECKPOINTS": str(self._run.checkpoints)}
-        # Ours must not pick up a module that lies in the working directory; a script needs those in its own folder.
+        # A script needs the modules in its own folder; only our own programs ignore them.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        return {**env, **own, "SLURM_RL_RESUME": resume, **describe_checkpoint(choice)}
+        return {
+            **env,
+            "SLURM_RL_RUN_DIR": str(self._run.path),
+            "SLURM_RL_CHECKPOINTS": str(self._run.checkpoints),
+            "SLURM_RL_RESUME": "1" if self._attempt.number > 1 else "0",
+            **describe_checkpoint(choice),
+        }
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.checkpoint_lead_s)
         while (status := child.poll()) is None:
-            if self._stopped_at and not self._asked:
-                self._asked = True
+            if self._stopped_at and not self._is_signalled:
+                self._is_signalled = True
                 os.killpg(child.pid, signal.SIGTERM)
             if self._stopped_at and time.monotonic() > self._stopped_at + grace_s:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -121,11 +111,12 @@ class ExternalTrainer:
         return status
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._is_given_up = self._is_rank and (signum == signal.SIGTERM and (self._is_given_up or not self._stopped_at))
+        is_first = self._is_terminated or not self._stopped_at
+        self._is_terminated = self._is_rank and signum == signal.SIGTERM and is_first
         self._stopped_at = self._stopped_at or time.monotonic()
 
     def _end(self, outcome: str, status: int, **fields: Any) -> int:
-        if self._speaks:
+        if self._reports:
             write_last(self._run, self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
         return status
 

@@ -1,7 +1,6 @@
-"""Which checkpoint of an external trainer an attempt goes on from, and its command line with that.
+"""Choose the checkpoint that an external trainer resumes from, and its command line. Standard library only.
 
-Standard library alone. It is chosen once an attempt: under torchrun by the head's agent, for all ranks, since two
-nodes may see a shared folder differently for a while.
+Under torchrun the head's agent chooses for all ranks, since nodes may see a shared folder differently for a while.
 """
 
 from __future__ import annotations
@@ -15,15 +14,11 @@ from slurm_rl.run_dir.run_dir import RunDir
 NAME_VARIABLE, STEP_VARIABLE = "SLURM_RL_CHECKPOINT", "SLURM_RL_CHECKPOINT_STEP"
 
 Choice = tuple[str, int] | None
-"""Name below the checkpoint folder, and step."""
+"""Name in the checkpoint folder, and step."""
 
 
 def choose_checkpoint(plan: JobPlan, run: RunDir, attempt: int) -> Choice:
-    """The newest whole one, when this is a later attempt and the program's layout is known.
-
-    Raises:
-        OSError: the checkpoint folder does not let itself be read.
-    """
+    """Return the newest complete checkpoint from the second attempt on, if the program's layout is known."""
     if plan.external is None or plan.external.layout is None or attempt == 1:
         return None
     layout = LAYOUTS[plan.external.layout]
@@ -36,17 +31,18 @@ def choose_checkpoint(plan: JobPlan, run: RunDir, attempt: int) -> Choice:
 
 
 def describe_checkpoint(choice: Choice) -> dict[str, str]:
-    """The choice as variables of the trainer; an empty name is no checkpoint."""
+    """Return the choice as environment variables; an empty name is no checkpoint."""
     name, step = choice or ("", "")
     return {NAME_VARIABLE: name, STEP_VARIABLE: str(step)}
 
 
 def read_choice(env: Mapping[str, str]) -> Choice:
+    """Return the choice from environment variables."""
     return (env[NAME_VARIABLE], int(env[STEP_VARIABLE])) if env.get(NAME_VARIABLE) else None
 
 
 def build_argv(plan: JobPlan, attempt: int, choice: Choice) -> tuple[str, ...]:
-    """The program's command line in this attempt: where there is nothing to go on from, that of the first."""
+    """Return the program's command line; the one of the first attempt if there is nothing to resume from."""
     external = plan.external
     assert external is not None
     if attempt == 1 or (external.layout is not None and choice is None):

@@ -1,9 +1,9 @@
-"""What is in this image: printed as one line of JSON by any Python, with the standard library alone.
+"""Report the versions in this image as a line of JSON. Standard library only, no imports of slurm_rl.
 
-    python3 image_report.py        in an image, with nothing of ours in it
-    python3 -m slurm_rl.node.image_report verl vllm      with the versions of further packages
+    python3 image_report.py                                in any image
+    python3 -m slurm_rl.node.image_report verl vllm        also the versions of these packages
 
-It imports none of the packages: torch alone would take seconds on each of a thousand nodes.
+It imports none of the packages: torch would take seconds on each of a thousand nodes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ _NVIDIA_DRIVER, _AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/mo
 
 
 def collect_report(more: Sequence[str] = ()) -> dict[str, Any]:
-    """The host, and versions by name: Python, packages, what torch was built for, NCCL or RCCL, the node's driver.
-
-    What is absent is null.
+    """Return the host and the versions of Python, packages, torch's build, NCCL or RCCL, and driver; null if absent.
 
     Args:
-        more: names of distributions in addition; one of the others is that other.
+        more: names of further distributions.
     """
     torch = _torch_build()
     versions = {
@@ -45,7 +43,6 @@ def collect_report(more: Sequence[str] = ()) -> dict[str, Any]:
         "nvidia driver": _nvidia_driver(),
         "amdgpu driver": _amdgpu_driver(),
     }
-    # As Slurm calls the node, where it does. Nothing of ours can be imported here.
     return {"host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "versions": versions}
 
 
@@ -57,28 +54,22 @@ def _version(name: str) -> str | None:
 
 
 def _torch_build() -> dict[str, str]:
-    """`cuda` and `hip` of torch/version.py, read and not imported."""
+    """Return `cuda` and `hip` from the text of torch/version.py."""
     try:
         spec = util.find_spec("torch")
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
+    except (ImportError, ValueError, AttributeError, TypeError, OSError):
         return {}
     return dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
 
 
 def _nccl_version(library: str, folder: str) -> str | None:
-    """From the library itself; RCCL answers to the same name."""
+    """Ask the library itself; RCCL has the same function."""
     candidates = [str(Path(path) / folder / library) for path in sys.path if (Path(path) / folder / library).is_file()]
     for name in [*candidates, library]:
         try:
-            loaded = ctypes.CDLL(name)
             number = ctypes.c_int()
-            if loaded.ncclGetVersion(ctypes.byref(number)) == 0:
+            if ctypes.CDLL(name).ncclGetVersion(ctypes.byref(number)) == 0:
                 return render_nccl(number.value)
         except (OSError, AttributeError):
             continue
@@ -86,7 +77,7 @@ def _nccl_version(library: str, folder: str) -> str | None:
 
 
 def render_nccl(number: int) -> str:
-    """NCCL's own numbering since 2.9 (nccl.h, NCCL_VERSION).
+    """Return the version of NCCL's number; its form changed in 2.9 (nccl.h, NCCL_VERSION).
 
     >>> render_nccl(22703), render_nccl(2708)
     ('2.27.3', '2.7.8')
@@ -104,7 +95,7 @@ def _nvidia_driver() -> str | None:
 
 
 def _amdgpu_driver() -> str | None:
-    """AMD's own package says its version; the driver that comes with Linux has none but the kernel's."""
+    """Return the version of AMD's driver package; the driver of the kernel itself has the kernel's version."""
     if not _AMD_DRIVER.is_dir():
         return None
     try:
@@ -114,7 +105,7 @@ def _amdgpu_driver() -> str | None:
 
 
 def parse_report(output: str) -> dict[str, Any] | None:
-    """The report in a program's output, whatever else the image printed."""
+    """Return the report in a program's output; None without one."""
     found = re.findall(rf"{re.escape(PREFIX)}(.*)$", output, re.MULTILINE)
     try:
         return dict(json.loads(found[-1])) if found else None

@@ -1,4 +1,4 @@
-"""Which network device the nodes of a run talk over, where no user says so. Standard library alone."""
+"""The network interface between the nodes of a run, unless the user chooses it. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import BringUpError
-from slurm_rl.node.discovery import NodeRole
+from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
-# All ranks of a large run come at once.
 _BACKLOG = 4096
+"""All ranks of a large run connect at once."""
 
 
 def interface_of(address: str) -> str | None:
-    """The device that has this IPv4 address.
+    """Return the interface with this IPv4 address.
 
     >>> interface_of("127.0.0.1")
     'lo'
@@ -35,13 +35,13 @@ def _address_of(name: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:  # it has none
+        except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])
 
 
 def listen_at(address: str, port: int) -> socket.socket | None:
-    """A socket that listens on this address alone; None for a name, or an address that a router has for this node.
+    """Return a socket that listens on this address only; None for a name, or an address that is not local (NAT).
 
     Raises:
         OSError: the port is taken.
@@ -50,8 +50,7 @@ def listen_at(address: str, port: int) -> socket.socket | None:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     except ValueError:
-        # It may be loopback here and the node's address elsewhere, as Debian writes /etc/hosts.
-        return None
+        return None  # a name may be loopback here and another address elsewhere (Debian's /etc/hosts)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
@@ -59,32 +58,31 @@ def listen_at(address: str, port: int) -> socket.socket | None:
 
 
 def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -> dict[str, str]:
-    """What tells Gloo, and NCCL on machines without Slurm, the device by which this node reaches the others.
+    """Return the variables that give Gloo, and NCCL without Slurm, the interface to the other nodes.
 
-    Gloo takes the address that the host's own name resolves to, if it can be bound (torch's ProcessGroupGloo,
-    `doesHostnameResolveToUsableAddress`): by Debian's /etc/hosts that is 127.0.1.1, on any cluster. NCCL looks at all
-    devices, and a site's nodes are made for that.
+    By default Gloo uses the address of the host's own name, which is 127.0.1.1 with Debian's /etc/hosts (torch's
+    ProcessGroupGloo, `doesHostnameResolveToUsableAddress`). NCCL examines all interfaces, which is right on Slurm.
 
     Args:
-        env: what the user exported and the plan sets; a device named there stays.
+        env: environment of the user and the plan; an interface named there stays.
 
     Raises:
-        BringUpError: this machine has no device of the name.
+        BringUpError: this machine has no interface of that name.
     """
     if len(role.hosts) < 2:
         return {}
     named = env.get(GLOO)
-    devices = [name for _, name in socket.if_nameindex()]
-    if named and named not in devices:
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if named and named not in interfaces:
         raise BringUpError(
-            "cluster.network_interface must be a device of every machine",
-            seen=f"{named}; this one has {', '.join(devices)}",
+            "cluster.network_interface must be an interface of every machine",
+            seen=f"{named}; this one has {', '.join(interfaces)}",
             where=os.uname().nodename,
             action="network=auto finds it by the route to the head, or name another",
         )
     found = named or interface_of(own_address(role.hosts[-1] if role.is_head else role.hosts[0]))
     if found is None:
         return {}
-    tells_nccl = LAUNCHERS[plan.launcher].by_node and plan.accelerator != "cpu"
-    wanted = {GLOO: found} | ({NCCL: found} if tells_nccl else {})
+    sets_nccl = LAUNCHERS[plan.launcher].by_node and plan.accelerator != "cpu"
+    wanted = {GLOO: found} | ({NCCL: found} if sets_nccl else {})
     return {name: value for name, value in wanted.items() if not env.get(name)}

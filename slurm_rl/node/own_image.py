@@ -1,6 +1,6 @@
-"""What a node agent asks of the image around it before anything starts there. Standard library alone.
+"""Checks of the image around a node agent, before anything starts there. Standard library only.
 
-The agent asks, and no step before it, because the runtime unpacks an image again for every step.
+The agent checks, and not an earlier step, because some runtimes unpack an image again for every step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ _DEADLINE_S = 120.0
 
 
 def check_own_image(plan: JobPlan) -> Versions | None:
-    """Versions in the image; None for a plan without one.
-
-    Raises:
-        ConfigError: something is not as the plan expects; each with its remedy.
-    """
+    """Return the versions in the image; None without one. Raises ConfigError if they differ from the plan."""
     if plan.container["image"] is None:
         return None
     versions = _read_versions(plan.expected)
@@ -32,25 +28,21 @@ def check_own_image(plan: JobPlan) -> Versions | None:
 
 
 def check_same_image(head: HeadRecord, host: str, versions: Versions | None) -> None:
-    """Hold this node's image against the head's.
-
-    Raises:
-        ConfigError: a version differs.
-    """
+    """Raise ConfigError if a version differs from the head's."""
     differences = find_differences(head.host, head.versions or {}, host, versions or {})
     if differences:
         raise ConfigError("all nodes must have the same image", seen="\n  " + "\n  ".join(differences))
 
 
 def _read_versions(names: Iterable[str]) -> Versions:
-    # By a process of its own: RCCL, asked for its version, starts threads that stay.
+    # In a process of its own: RCCL starts threads when it reports its version.
     argv = [sys.executable, "-m", "slurm_rl.node.image_report", *names]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)
-        report, seen = parse_report(done.stdout), done.stderr.strip()[-500:] or "no word"
+        report, seen = parse_report(done.stdout), done.stderr.strip()[-500:] or "no output"
     except subprocess.TimeoutExpired:
-        report, seen = None, f"no word in {_DEADLINE_S:g} s"
+        report, seen = None, f"no answer within {_DEADLINE_S:g} s"
     if report is None:
-        raise ConfigError("the image's Python must tell its versions", seen=seen)
+        raise ConfigError("the image's Python must report its versions", seen=seen)
     versions: Versions = report["versions"]
     return versions

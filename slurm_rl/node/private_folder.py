@@ -1,8 +1,7 @@
-"""Folders in a place where everybody may write, that are this user's alone. Standard library only.
+"""Private folders in a place where every user may write. Standard library only.
 
-A name in /tmp can be foreseen, and a stranger may have made it first: a folder of his own, in which he reads and
-replaces what we put there, or a link to somewhere else. So a folder is made by mkdir, which fails where there is
-anything, and what is there already is looked at without following links.
+A name in /tmp can be predicted, and another user may have created it first, as a folder or a link. So the folder is
+created by mkdir, which fails if the name exists, and an existing one is used only if this user owns it.
 """
 
 from __future__ import annotations
@@ -16,23 +15,19 @@ from pathlib import Path
 from slurm_rl.errors import BringUpError
 from slurm_rl.run_dir.disk import naming
 
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# Not held up by a pipe, which is no regular file.
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-
 
 def make_private_folder(path: Path) -> None:
-    """Make `path` as a folder that this user alone may enter, or take the one that is.
+    """Create `path` for this user only, or use the existing one.
 
     Raises:
-        BringUpError: somebody else made it first, or may put another in its place.
+        BringUpError: another user created it first, or could replace it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    around = path.parent.stat()
-    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
+    parent = path.parent.stat()
+    if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         raise BringUpError(
-            "cluster.tmp_root must not let everybody rename what lies in it",
-            seen=f"{path.parent} with mode {stat.S_IMODE(around.st_mode):o}",
+            "cluster.tmp_root must not let every user rename what is in it",
+            seen=f"{path.parent} with mode {stat.S_IMODE(parent.st_mode):o}",
             action="have its sticky bit set (chmod +t), or set cluster.tmp_root to another node-local folder",
         )
     for _ in range(2):
@@ -47,18 +42,16 @@ def make_private_folder(path: Path) -> None:
                 "a node's temp folder must be this user's own",
                 seen=f"{path} is {kind} of {name_of_user(found.st_uid)}",
                 where=os.uname().nodename,
-                action="ask him to remove it, or set cluster.tmp_root to another node-local folder",
+                action="ask that user to remove it, or set cluster.tmp_root to another node-local folder",
             )
         if not stat.S_IMODE(found.st_mode) & 0o077:
             return
-        shutil.rmtree(path)  # ours, but others could put things into it
-    raise BringUpError(
-        "a node's temp folder must stay what it was made as", seen=f"{path} comes back with other rights"
-    )
+        shutil.rmtree(path)  # ours, but other users could put files into it
+    raise BringUpError("a node's temp folder must keep its mode", seen=f"{path} has other rights again")
 
 
 def is_our_folder(path: Path) -> bool:
-    """Whether it is a folder of this user, and no link to one."""
+    """Return whether it is a folder of this user, and not a link."""
     try:
         found = path.lstat()
     except OSError:
@@ -67,48 +60,24 @@ def is_our_folder(path: Path) -> bool:
 
 
 def copy_own_files(source: Path, target: Path, most_bytes: int) -> None:
-    """Copy the regular files of this user that lie in the folder `source` and hold at most so much.
+    """Copy the non-empty regular files of up to `most_bytes` in a private folder, with their modes but no group writes.
 
-    Nothing is followed that is a link; a copy may be read by nobody who may not read the file.
+    Links are not followed.
     """
-    try:
-        folder = os.open(source, _OPEN_FOLDER)
-    except OSError:
-        return
-    try:
-        for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor: the name may be another's by now
-            if (found := _read_own_file(folder, name, most_bytes)) is not None:
-                _copy(found[0], target / name, found[1])
-    finally:
-        os.close(folder)
-
-
-def _read_own_file(folder: int, name: str, most_bytes: int) -> tuple[bytes, int] | None:
-    """Content and mode; None of what is not to be copied."""
-    try:
-        fd = os.open(name, _OPEN_FILE, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        # Before a file is made of it, which fails of a folder: Ray has some among its logs.
-        found = os.fstat(fd)
-        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-        if not (is_own and 0 < found.st_size <= most_bytes):
-            return None
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read(most_bytes), found.st_mode & 0o644
-    finally:
-        os.close(fd)
-
-
-def _copy(content: bytes, target: Path, mode: int) -> None:
-    with naming(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
-            file.write(content)
+    for file in source.iterdir() if is_our_folder(source) else ():
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not 0 < found.st_size <= most_bytes:
+            continue
+        copied = target / file.name
+        with naming(copied):
+            target.mkdir(parents=True, exist_ok=True)
+            mode = found.st_mode & 0o644
+            with os.fdopen(os.open(copied, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as out:
+                out.write(file.read_bytes()[:most_bytes])
 
 
 def name_of_user(uid: int) -> str:
+    """Return the user's name, or `user <uid>`."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,13 +1,11 @@
-"""Which processes are ours, and how each of them is ended, and no other.
+"""Find and end the processes of an attempt, and no others.
 
-A process tree is not enough to find them: Ray daemonises, vLLM starts its own sessions, and whoever
-loses its parent hangs on init. What every descendant keeps is the environment it was born with, so
-the agent gives its children a mark there and later looks for it in /proc/<pid>/environ. This finds
-children that left the session, the process group and the tree, and spares a second job of the same
-user on the same node, which `ray stop` or a pkill by name would end too.
+A process tree is not enough: Ray daemonises, vLLM starts sessions, and orphans become children of init. All descendants
+keep the environment they were started with, so the agent puts a mark there and searches /proc/<pid>/environ for it. A
+second job of the same user on the node has another mark; `ray stop` or pkill would end it too.
 
-The agent calls `become_subreaper` once, starts everything with `mark_env` in the environment, and
-calls `end_marked` at the end of the attempt.
+The agent calls `become_subreaper` once, starts everything with `mark_env` in the environment, and calls `end_marked` at
+the end of the attempt.
 """
 
 from __future__ import annotations
@@ -28,60 +26,56 @@ from slurm_rl.run_dir.holder import read_stat
 from slurm_rl.run_dir.run_dir import RunDir
 
 MARK = "SLURM_RL_ATTEMPT"
-"""The environment variable; its value names run, attempt and node rank."""
+"""Environment variable with run, attempt and node rank."""
 
 LIFE, LIFE_BEFORE = "SLURM_RL_ACTOR", "SLURM_RL_ACTOR_BEFORE"
-"""Environment variables of a Ray actor: the name of this life of it, and of the one that it replaces, which is over."""
+"""Environment variables of a Ray actor: the name of this instance, and of the one that it replaces."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.03
-# SIGKILL works at once, except on a process that hangs in the kernel (a dead NFS server, a GPU reset).
 _KILL_DEADLINE_S = 20.0
-# Loaded here and not in the functions: after a fork, dlopen may wait for a lock that nobody will free.
+"""SIGKILL works at once, except on a process that hangs in the kernel (a dead NFS server, a GPU reset)."""
+# Loaded at import: after a fork, dlopen may wait for a lock forever.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mark_env(mark_value: str) -> dict[str, str]:
-    """The variables by which everything a process starts can be found again.
+    """Return the variables that mark a process and its descendants.
 
-    SPT_NOENV is a part of the mark: without it setproctitle (in every Ray worker and vLLM engine)
-    writes the title over /proc/<pid>/environ, and with the environment the mark is gone.
+    SPT_NOENV keeps setproctitle (in every Ray worker and vLLM engine) from overwriting /proc/<pid>/environ.
     """
     return {MARK: mark_value, "SPT_NOENV": "1"}
 
 
 def attempt_mark(run: RunDir, job_key: str, attempt: int, rank: int) -> str:
-    """The mark of everything that one node's agent starts in one attempt."""
+    """Return the mark of the processes of one node's agent in one attempt."""
     return f"{job_key}:{attempt}:{rank}:{run.path}"
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children instead of init's, so that it can reap them."""
+    """Make orphans below this process its children instead of init's, so that it can reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> None:
-    """To run in a child between fork and exec: the child gets the signal when its parent dies.
-
-    The kernel means the parent's thread that forked, so start such children from the main thread.
-    """
+    """Let this process get a signal when the parent's thread that forked it ends; to be called before exec."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # it ended before the line above
         os.kill(os.getpid(), signal_number)
 
 
 def has_ended(process: subprocess.Popen[bytes] | None) -> bool:
-    """Whether there was a process, and it is no more."""
+    """Return whether the process was started and has ended."""
     return process is not None and process.poll() is not None
 
 
 def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_signal: int) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+    """Start a process in its own session, which a terminal's Ctrl-C does not reach.
 
     Args:
-        log: gets its output, behind what is there.
-        death_signal: what it gets when this process dies.
+        log: its output is appended there.
+        death_signal: signal that it gets when this process dies.
     """
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -95,20 +89,20 @@ def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_si
 
 
 def write_into(log: Path) -> None:
-    """All that this process and its children say from here on goes there: srun names files by numbers of its own."""
+    """Redirect the output of this process and its children: srun names its log files by other numbers."""
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 def find_marked(mark_value: str) -> list[int]:
-    """Living processes of this user that carry the mark; never this process or one it descends from."""
+    """Return the living processes of this user with the mark, except this process and its ancestors."""
     spared = _self_and_ancestors()
-    return sorted(pid for pid in all_pids() if pid not in spared and _is_marked(pid, mark_value))
+    return sorted(pid for pid in all_pids() if pid not in spared and _has_variable(pid, MARK, mark_value))
 
 
 def all_pids() -> list[int]:
-    """Every process that this one can see."""
+    """Return every process that this one can see."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
@@ -116,21 +110,19 @@ def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = 
     """End every marked process: SIGTERM, after `grace_s` SIGKILL, until none is left.
 
     Args:
-        mark_value: what `mark_env` was given.
-        grace_s: how long a process may take to end by itself.
-        own_children: pids that the caller will `wait()` for; the others are reaped here, and a Popen
-            whose child somebody else has reaped reports the exit code 0.
+        own_children: pids that the caller waits for; the others are reaped here, and their Popen would
+            report the exit code 0.
 
     Returns:
-        The pids that did not end by themselves.
+        The pids that needed SIGKILL.
 
     Raises:
         SlurmRLError: a process outlived SIGKILL.
     """
-    asked = _signal_until_gone(mark_value, signal.SIGTERM, grace_s)
-    killed = _signal_until_gone(mark_value, signal.SIGKILL, _KILL_DEADLINE_S)
-    for pid in (asked | killed) - set(own_children):
-        with contextlib.suppress(ChildProcessError):  # not ours to reap: its own parent lives, or it is gone
+    terminated = _signal_until_ended(mark_value, signal.SIGTERM, grace_s)
+    killed = _signal_until_ended(mark_value, signal.SIGKILL, _KILL_DEADLINE_S)
+    for pid in (terminated | killed) - set(own_children):
+        with contextlib.suppress(ChildProcessError):  # not our child
             os.waitpid(pid, os.WNOHANG)
     if left := find_marked(mark_value):
         raise SlurmRLError(
@@ -143,49 +135,65 @@ def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = 
 
 
 def end_life_before() -> list[int]:
-    """SIGKILL to what is left of the actor whose place this process takes: one that is stopped, or hangs, or its
-    children, who hold a GPU. Returns their pids; waits until they are gone."""
+    """Kill the processes of the actor that this process replaces, and return the pids: they may hold a GPU."""
     life = os.environ.get(LIFE_BEFORE, "")
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_DEADLINE_S
-    while life and (found := [pid for pid in all_pids() if _has(pid, LIFE, life)]) and time.monotonic() < deadline:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        killed |= set(found)
+    while life and time.monotonic() < deadline:
+        pids = [pid for pid in all_pids() if _has_variable(pid, LIFE, life)]
+        if not pids:
+            break
+        _kill_all(pids)
+        killed |= set(pids)
         time.sleep(_POLL_S)
     return sorted(killed)
 
 
-def _signal_until_gone(mark_value: str, signal_number: int, timeout_s: float) -> set[int]:
-    """Signal every marked process once, also those born meanwhile; returns who was signalled."""
+def end_descendants(timeout_s: float) -> None:
+    """Kill all descendants of this process, by their parents: the environment of a hanging process is unreadable."""
+    deadline = time.monotonic() + timeout_s
+    while (pids := find_descendants()) and time.monotonic() < deadline:
+        _kill_all(pids)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+def _kill_all(pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _signal_until_ended(mark_value: str, signal_number: int, timeout_s: float) -> set[int]:
+    """Signal every marked process once, including new ones; return those that were signalled."""
     deadline = time.monotonic() + timeout_s
     signalled: set[int] = set()
     empty_scans = 0
-    # Twice empty, because in the middle of an exec a process has no environment for an instant.
+    # Two empty scans: during an exec a process has no environment.
     while empty_scans < 2:
-        found = find_marked(mark_value)
-        empty_scans = 0 if found else empty_scans + 1
-        signalled.update(pid for pid in set(found) - signalled if _send(pid, mark_value, signal_number))
-        if found and time.monotonic() >= deadline:
+        pids = find_marked(mark_value)
+        empty_scans = 0 if pids else empty_scans + 1
+        signalled.update(pid for pid in set(pids) - signalled if _send(pid, mark_value, signal_number))
+        if pids and time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
     return signalled
 
 
 def _send(pid: int, mark_value: str, signal_number: int) -> bool:
-    """Signal the process if it carries the mark now; its pid may have become another's. True: signalled."""
+    """Signal the process if it has the mark; its pid may belong to another process by now."""
     with contextlib.ExitStack() as stack, contextlib.suppress(ProcessLookupError):
         pidfd = _open_pidfd(pid)
         if pidfd is not None:
             stack.callback(os.close, pidfd)
-        # The mark is read after the pidfd was opened: if it is there, the pidfd is either that process
-        # or one that is dead already. Without pidfds the gap between look and signal is microseconds.
-        if not _is_marked(pid, mark_value):
+        # Checked after the pidfd was opened: then it refers to this process. Without pidfds the race is microseconds.
+        if not _has_variable(pid, MARK, mark_value):
             return False
         _kill(pid, pidfd, signal_number)
         with contextlib.suppress(ProcessLookupError):
-            _kill(pid, pidfd, signal.SIGCONT)  # a stopped process acts on SIGTERM only once it goes on
+            _kill(pid, pidfd, signal.SIGCONT)  # a stopped process handles SIGTERM only after this
         return True
     return False
 
@@ -198,7 +206,7 @@ def _kill(pid: int, pidfd: int | None, signal_number: int) -> None:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """None where the kernel (before 5.3), the Python build or a seccomp filter has no pidfds."""
+    """Return None if the kernel (before 5.3), the Python build or a seccomp filter has no pidfds."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -207,12 +215,8 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
-def _is_marked(pid: int, mark_value: str) -> bool:
-    return _has(pid, MARK, mark_value)
-
-
-def _has(pid: int, variable: str, value: str) -> bool:
-    """False for other users' processes, zombies (they have no environment) and those that just left."""
+def _has_variable(pid: int, variable: str, value: str) -> bool:
+    """Return False for other users' processes, zombies (without environment) and those that have ended."""
     entry = Path("/proc", str(pid))
     try:
         if entry.stat().st_uid != os.getuid():
@@ -223,24 +227,8 @@ def _has(pid: int, variable: str, value: str) -> bool:
     return os.fsencode(f"{variable}={value}") in environ.split(b"\0")
 
 
-def end_descendants(timeout_s: float) -> None:
-    """SIGKILL to all processes below this one, orphans too where it is a subreaper, until none is left or it is late.
-
-    By /proc/<pid>/stat alone: the environment of a process that hangs in the kernel cannot always be read.
-    """
-    deadline = time.monotonic() + timeout_s
-    while (pids := find_descendants()) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(_POLL_S)
-
-
 def find_descendants(of: int | None = None) -> list[int]:
-    """Return the children of a process (None: this one), theirs, and so on."""
+    """Return the descendants of a process, by default of this one."""
     root = os.getpid() if of is None else of
     parents, found = {pid: parent_of(pid) for pid in all_pids()}, {root}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -258,13 +246,13 @@ def _self_and_ancestors() -> set[int]:
 
 
 def parent_of(pid: int) -> int:
-    """0 for a process that is gone."""
+    """Return the parent's pid; 0 if the process has ended."""
     fields = read_stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def command_line(pid: int | str) -> list[bytes]:
-    """The words that a process was started with; none of one that is gone."""
+    """Return the arguments of a process; empty if it has ended."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,8 +1,7 @@
-"""One rank under torchrun: `python -m slurm_rl.node.rank <module or file.py> <arguments>`. Standard library alone.
+"""One rank under torchrun: `python -m slurm_rl.node.rank <module or file.py> <arguments>`. Standard library only.
 
-torchrun leaves two things open. Its ranks outlive it when it is killed: here each asks the kernel to die with
-it. And it takes every status but 0 for a failure, at which it ends the other ranks, although one of them may
-still be writing: so a rank that saved and left as it was asked ends with 0, and outcome.json has the rest.
+Ranks outlive a torchrun that is killed, so each asks the kernel to die with it. torchrun ends all ranks if one has a
+status other than 0, while others may still be saving, so a rank that saved and left on request ends with 0.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from slurm_rl.node.processes import die_with_parent
 
 
 def run_rank(words: list[str]) -> None:
-    """Run the program in this process, and leave as `python <file>` or `python -m <module>` would."""
+    """Run the program in this process, like `python <file>` or `python -m <module>`."""
     program, sys.argv = words[0], words
     try:
         if program.endswith(".py"):

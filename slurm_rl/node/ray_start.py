@@ -1,14 +1,13 @@
-"""`ray start` with as much time as the plan gives. Ray gives its raylet 30 s, and no option says otherwise.
+"""`ray start` with a longer timeout: Ray gives its raylet 30 s, without an option.
 
     python -m slurm_rl.node.ray_start 300 start --block ...
 
-Thirty seconds are soon over where many nodes read Ray from one file system, or where others compute. What ends for
-another reason is still told at once. A raylet itself gives its agent, which is Python, 15 s to write down the port that
-it listens on, and dies: so it is told the port. Nor does this start the server of Ray's client, which nobody here asks
-and no option omits: that has 30 s, too, and takes the head with it.
+Thirty seconds are too short where many nodes read Ray from one file system, or other jobs use the cores. Other failures
+are still reported at once. Three more changes to `ray start`:
 
-`ray start` also imports what its other commands need, pandas and FastAPI among it: two thirds of its own time, on each
-node, and thousands of files. It goes on where they cannot be imported, so they are not.
+* The raylet gives its agent, which is Python, 15 s to report its port, and dies otherwise: it gets the port as a flag.
+* The server of Ray Client is not started. It has a timeout of 30 s as well, and takes the head down with it.
+* Imports of other commands (pandas, FastAPI), two thirds of its start time, are skipped; `ray start` tolerates that.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ OTHER_COMMANDS: Final = ("ray.util.state.state_cli", "ray.dashboard.modules.job.
 """Modules of `ray list`, `ray job` and `ray serve`."""
 
 
-def wait_patiently(
+def with_timeout(
     get_node: Callable[..., Any], find_end: Callable[[], int | None], timeout_s: float
 ) -> Callable[..., Any]:
-    """`get_node`, asked until the node is there; SystemExit when its raylet has ended, RuntimeError after the deadline.
+    """Return `get_node` with retries until the deadline; SystemExit if the raylet has ended.
 
     Args:
-        find_end: the exit status of the raylet, or None while it lives.
+        find_end: returns the exit status of the raylet, or None while it runs.
     """
     deadline = time.monotonic() + timeout_s
 
@@ -52,27 +51,27 @@ def wait_patiently(
     return get
 
 
-def tell_port(start_process: Callable[..., Any], words: Sequence[str]) -> Callable[..., Any]:
-    """`start_process` of Ray, that tells its raylet the port of the agent that the words of `ray start` have."""
+def with_agent_port(start_process: Callable[..., Any], words: Sequence[str]) -> Callable[..., Any]:
+    """Return Ray's `start_process`, which passes the agent's port of `ray start` to the raylet."""
     ports = [word.removeprefix(_PORT_OPTION) for word in words if word.startswith(_PORT_OPTION)]
 
     def start(command: list[str], process_type: str, **fields: Any) -> Any:
-        if process_type == "raylet" and ports and knows_port(Path(command[0])):
+        if process_type == "raylet" and ports and has_port_flag(Path(command[0])):
             command = [*command, f"--{_PORT_FLAG}={ports[0]}"]
         return start_process(command, process_type, **fields)
 
     return start
 
 
-def knows_port(raylet: Path) -> bool:
-    """Whether this raylet takes the port; of another version of Ray it may not, and would die of an unknown flag."""
+def has_port_flag(raylet: Path) -> bool:
+    """Return whether this version of the raylet has the flag; it would exit on an unknown one."""
     with raylet.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as binary:
         return binary.find(b"FLAGS_no" + _PORT_FLAG.encode()) >= 0
 
 
 @contextlib.contextmanager
 def without_modules(names: Sequence[str]) -> Iterator[None]:
-    """Within it these cannot be imported."""
+    """Make imports of these modules fail in the block."""
     hidden = dict.fromkeys(name for name in names if name not in sys.modules)
     sys.modules.update(hidden)  # type: ignore[arg-type]  # None: the import fails
     try:
@@ -90,7 +89,7 @@ def main() -> None:
 
     start_raylet, raylets = services.start_raylet, []
 
-    def start_and_remember(*args: Any, **fields: Any) -> Any:
+    def start_and_keep(*args: Any, **fields: Any) -> Any:
         info = start_raylet(*args, **fields)
         raylets.append(info.process)
         return info
@@ -98,9 +97,9 @@ def main() -> None:
     def find_end() -> int | None:
         return next((status for raylet in raylets if (status := raylet.poll()) is not None), None)
 
-    services.start_raylet = start_and_remember
-    services.get_node = wait_patiently(services.get_node, find_end, float(sys.argv.pop(1)))
-    services.start_ray_process = tell_port(services.start_ray_process, sys.argv)
+    services.start_raylet = start_and_keep
+    services.get_node = with_timeout(services.get_node, find_end, float(sys.argv.pop(1)))
+    services.start_ray_process = with_agent_port(services.start_ray_process, sys.argv)
     scripts.get_ray_client_dependency_error = lambda: "not wanted"
     scripts.main()
 

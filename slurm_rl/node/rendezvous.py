@@ -1,7 +1,4 @@
-"""How the nodes of an attempt find each other: the head publishes, the others wait with a deadline.
-
-Standard library alone.
-"""
+"""How the nodes of an attempt find each other: the head publishes its address. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,22 +11,22 @@ from slurm_rl.errors import BringUpError
 from slurm_rl.run_dir.run_dir import AttemptDir, read_json, write_json
 
 POLL_S = 0.05
-# Between two processes that end for the same reason.
 _SAME_CAUSE_S = 1.5
+"""Time between the ends of two processes with the same cause."""
 
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """Where the head's Ray, or torchrun's store, listens; in attempts/<n>/head.json, with Ray once it does."""
+    """Address of the head's Ray, once it is up, or of torchrun's store; attempts/<n>/head.json."""
 
     host: str
     ip: str
     port: int
     pid: int
     versions: Mapping[str, str | None] | None = None
-    """What is in its image; None without one."""
+    """Versions in its image; None without one."""
     checkpoint: tuple[str, int] | None = None
-    """Of an external trainer: name and step of the one that all ranks of this attempt go on from."""
+    """Name and step of the checkpoint that all ranks of an external trainer resume from."""
 
     @property
     def address(self) -> str:
@@ -41,14 +38,14 @@ def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
 
 
 def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool]) -> HeadRecord:
-    """Wait until the head has published its address.
+    """Wait for the head's record.
 
     Args:
-        deadline: a time.monotonic() value.
-        should_stop: polled; when true the wait ends with BringUpError.
+        deadline: by time.monotonic().
+        should_stop: polled; if true, BringUpError is raised.
     """
     while True:
-        # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+        # Listing the folder: NFS caches that a file is missing.
         if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:
             return HeadRecord(**read_json(attempt.head))
         _sleep_or_fail(deadline, should_stop, f"the head node must publish {attempt.head}")
@@ -65,7 +62,7 @@ def wait_for_port(host: str, port: int, deadline: float, should_stop: Callable[[
 
 
 def is_port_open(host: str, port: int) -> bool:
-    """Whether `host:port` accepts a connection now."""
+    """Return whether `host:port` accepts a connection now."""
     try:
         with socket.create_connection((host, port), timeout=2.0):
             return True
@@ -74,7 +71,7 @@ def is_port_open(host: str, port: int) -> bool:
 
 
 def comes_true(condition: Callable[[], bool], within_s: float = _SAME_CAUSE_S, poll_s: float = POLL_S) -> bool:
-    """Whether it does in time; by default a moment: two processes that end for one reason do so one after the other."""
+    """Poll the condition and return whether it became true in time."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -95,10 +92,10 @@ def _sleep_or_fail(deadline: float, should_stop: Callable[[], bool], rule: str) 
 
 
 def own_address(peer: str) -> str:
-    """The IP by which this host is reached from `peer`, a host name or address.
+    """Return the IP by which `peer`, a host name or address, reaches this host.
 
-    A UDP connect sends nothing; it only asks the routing table, so it picks the right one of several
-    interfaces. `hostname --ip-address` may answer 127.0.1.1 or two addresses.
+    A UDP connect sends nothing, but selects the interface by the routing table. `hostname --ip-address` may answer
+    127.0.1.1 or several addresses.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

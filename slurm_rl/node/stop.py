@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.errors import OutOfMemory, SlurmRLError, StopRequested, first_line
-from slurm_rl.node.beats import pulse
+from slurm_rl.node import heartbeat
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
-from slurm_rl.node.memory import RanOut, is_out_of_memory, note_out_of_memory
+from slurm_rl.node.oom import RanOut, is_out_of_memory, note_out_of_memory
 from slurm_rl.run_dir.disk import explain_refusal, say
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_last
 
@@ -32,7 +32,7 @@ class Timer:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with pulse.phase(name):
+        with heartbeat.phase(name):
             yield
         key = f"time/{name}_s"
         self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
@@ -97,7 +97,9 @@ def run_to_outcome(
     except Exception as error:
         if is_out_of_memory(error):
             # Every rank says so for itself, since the first one may only see that another is gone.
-            note_out_of_memory(attempt, RanOut(pulse.own_name() or "trainer", pulse.last_phase(), first_line(error)))
+            note_out_of_memory(
+                attempt, RanOut(heartbeat.process_name() or "trainer", heartbeat.last_phase(), first_line(error))
+            )
         if cause := explain_refusal(error, run.path):
             say(cause)
             return end("failed", 1, cause=f"{cause}, then resume", error=type(error).__name__)

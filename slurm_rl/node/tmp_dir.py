@@ -1,8 +1,7 @@
-"""The node-local folder of an attempt: `srl-<run>-<attempt>-<word>` below cluster.tmp_root. Standard library alone.
+"""The node-local folder of an attempt: `srl-<run>-<attempt>-<secret>` in cluster.tmp_root. Standard library only.
 
-Run and attempt are in it so that whoever cleans a node finds it by them. The word is so that nobody can take the name
-first: of an attempt with Ray, whose folder must have one path on all nodes, it comes from the attempt's token, which
-every node has and nobody else; else each node draws its own.
+Run and attempt let the cleaning find it. The secret keeps other users from creating the name first. Ray needs the
+same path on all nodes, so there it derives from the attempt's token; else each node draws its own.
 """
 
 from __future__ import annotations
@@ -20,25 +19,20 @@ from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
 
-# <tmp>/r/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
-_LONGEST_TMP = 107 - len("/r/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
-_RUN_CHARACTERS, _WORD_CHARACTERS = 6, 7
+# <tmp>/r/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit into 107 bytes.
+_MAX_LENGTH = 107 - len("/r/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
 _REMOVE_DEADLINE_S = 5.0
 _POLL_S = 0.02
 
 
 def choose_tmp_dir(run: RunDir, plan: JobPlan, attempt: int) -> Path:
-    """Where this node's agent is to make it.
-
-    Raises:
-        BringUpError: Ray's sockets would have longer paths than the kernel takes.
-    """
+    """Return the folder of this node. Raises BringUpError if its path is too long for Ray's sockets."""
     token = token_file(run, attempt)
     secret = token.read_bytes() if token.is_file() else secrets.token_bytes(16)
-    path = Path(plan.tmp_root) / f"{tmp_stem(plan)}{attempt}-{_letters(b'folder' + secret, _WORD_CHARACTERS)}"
-    if len(str(path)) > _LONGEST_TMP:
+    path = Path(plan.tmp_root) / f"{tmp_stem(plan)}{attempt}-{_letters(b'folder' + secret, 7)}"
+    if len(str(path)) > _MAX_LENGTH:
         raise BringUpError(
-            f"cluster.tmp_root must leave room for Ray's sockets: at most {_LONGEST_TMP} characters with the run's tag",
+            f"cluster.tmp_root must leave room for Ray's sockets: at most {_MAX_LENGTH} characters with the run's tag",
             seen=f"{path} ({len(str(path))} characters)",
             action="set cluster.tmp_root=/tmp or another short node-local folder",
         )
@@ -46,16 +40,16 @@ def choose_tmp_dir(run: RunDir, plan: JobPlan, attempt: int) -> Path:
 
 
 def tmp_stem(plan: JobPlan) -> str:
-    """How the names of all of the run's folders begin."""
-    return f"srl-{_letters(plan.run_dir.encode(), _RUN_CHARACTERS)}-"
+    """Return the common prefix of the names of the run's folders."""
+    return f"srl-{_letters(plan.run_dir.encode(), 6)}-"
 
 
 def remove_tmp_dirs(plan: JobPlan, attempt: int | None = None, *, before: int | None = None) -> None:
-    """Remove what attempts of the run have on this machine, once their processes here are gone.
+    """Remove the run's folders on this machine, after its processes here have ended.
 
     Args:
-        attempt: of this one alone.
-        before: of those with a lower number alone, which Slurm killed before they could.
+        attempt: only of this attempt.
+        before: only of earlier attempts than this one, which Slurm killed before they could clean up.
     """
     for path in Path(plan.tmp_root).glob(f"{tmp_stem(plan)}*"):
         number = path.name.removeprefix(tmp_stem(plan)).partition("-")[0]
@@ -64,10 +58,10 @@ def remove_tmp_dirs(plan: JobPlan, attempt: int | None = None, *, before: int | 
 
 
 def remove_tmp_dir(path: Path) -> None:
-    """Remove a folder whose processes were ended just now.
+    """Remove a folder right after its processes were ended.
 
-    A thread of a killed process may end its write after the process has no environment any more, by which we know
-    it; a file that comes while the folder is removed keeps the folder. So it is removed until it is gone.
+    A thread of a killed process may finish a write after its process can no longer be found by its mark, and a new file
+    keeps the folder, so the removal is repeated.
     """
     if not is_our_folder(path):
         return
@@ -79,5 +73,5 @@ def remove_tmp_dir(path: Path) -> None:
 
 
 def _letters(text: bytes, number: int) -> str:
-    """Five bits each."""
+    """Return a hash in base 32."""
     return base64.b32encode(hashlib.sha256(text).digest()).decode()[:number].lower()

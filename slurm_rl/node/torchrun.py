@@ -1,4 +1,4 @@
-"""torchrun as a node's agent sees it: started, its ranks told to save, judged by its end. Standard library alone."""
+"""torchrun as a child of the node agent: its start, the signals to its ranks, its end. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,101 +12,98 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.driver import HANDLER_S, catches, describe_status, find_lack_in
 from slurm_rl.node.processes import find_marked, parent_of, start_child
+from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 from slurm_rl.run_dir.run_dir import AttemptDir, read_json
 
 
 def torchrun_log(attempt: AttemptDir, role: NodeRole) -> Path:
-    """Where torchrun and the ranks of this node write; on the head node it is the log that people look at first."""
+    """Return the log of torchrun and its ranks: driver.log on the head."""
     return attempt.log("driver" if role.is_head else f"torchrun-{role.rank}")
 
 
 def start_torchrun(
-    plan: JobPlan, attempt: AttemptDir, role: NodeRole, meet: Rendezvous, env: Mapping[str, str]
+    plan: JobPlan, attempt: AttemptDir, role: NodeRole, rendezvous: Rendezvous, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start this node's ranks; they die with torchrun, and torchrun with its agent."""
+    """Start this node's ranks, which die with torchrun, and torchrun with its agent."""
     assert plan.torchrun is not None
-    # Without it torchrun gives every rank one thread. Only here are the node's cores known, where a plan has no number.
-    if "OMP_NUM_THREADS" not in plan.env:
+    if "OMP_NUM_THREADS" not in plan.env:  # torchrun's default is one thread per rank
         share = max(1, len(os.sched_getaffinity(0)) // plan.torchrun.ranks_per_node)
         env = {**env, "OMP_NUM_THREADS": str(plan.torchrun.num_threads or share)}
     rank_argv = (*plan.driver_argv, "--attempt", str(attempt.number))
     argv = build_torchrun_argv(
-        plan.torchrun, plan.python, rank_argv, node=role.rank, num_nodes=role.num_nodes, meet=meet
+        plan.torchrun, plan.python, rank_argv, node=role.rank, num_nodes=role.num_nodes, meet=rendezvous
     )
     return start_child(argv, env, torchrun_log(attempt, role), signal.SIGKILL)
 
 
 class RankSignals:
-    """Tells every rank of this node once to save and leave, and none before it can hear it."""
+    """Signals each rank of the node once to save and leave, as soon as it has a handler."""
 
     def __init__(self, mark: str, num_ranks: int) -> None:
         self.mark, self.num_ranks = mark, num_ranks
-        self.told: set[int] = set()
+        self.signalled: set[int] = set()
         self.is_done = False
 
-    def tell(self, torchrun: subprocess.Popen[bytes], asked_at: float) -> None:
-        """SIGUSR2 to those that have a handler; a node whose ranks have none for too long is ended.
+    def send(self, torchrun: subprocess.Popen[bytes], asked_at: float) -> None:
+        """Send SIGUSR2 to ranks with a handler; terminate torchrun if some have none for too long.
 
-        SIGUSR2 to torchrun itself would kill it, and ranks that import torch have no handler yet. Call it
-        until `is_done`.
+        SIGUSR2 would kill torchrun itself, and ranks that still import torch. To be called until `is_done`.
 
         Args:
-            asked_at: when the stop was asked for, by time.monotonic().
+            asked_at: time.monotonic() of the stop request.
         """
-        # Without what the ranks started themselves.
-        ranks = [pid for pid in find_marked(self.mark) if parent_of(pid) == torchrun.pid and pid not in self.told]
-        for pid in filter(lambda pid: catches(pid, signal.SIGUSR2), ranks):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
-            self.told.add(pid)
-        self.is_done = len(self.told) >= self.num_ranks
+        # Direct children only, not those of the ranks.
+        children = [pid for pid in find_marked(self.mark) if parent_of(pid) == torchrun.pid]
+        for pid in children:
+            if pid not in self.signalled and catches(pid, signal.SIGUSR2):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+                self.signalled.add(pid)
+        self.is_done = len(self.signalled) >= self.num_ranks
         if not self.is_done and time.monotonic() > asked_at + HANDLER_S:
             torchrun.terminate()
             self.is_done = True
 
 
 def describe_torchrun_end(log: Path, returncode: int) -> str:
-    """Which rank of this node failed first, by torchrun's own word: `rank 3 was killed by SIGKILL`."""
+    """Return the first rank that failed, from torchrun's log: `rank 3 was killed by SIGKILL`."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     cause = text.rpartition("Root Cause")[2] if "Root Cause" in text else ""
-    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
-    if found is None:
+    match = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
+    if match is None:
         return f"torchrun {describe_status(returncode)}"
-    return f"rank {found[1]} {describe_status(int(found[2]))}"
+    return f"rank {match[1]} {describe_status(int(match[2]))}"
 
 
 def judge_torchrun(
     plan: JobPlan, attempt: AttemptDir, role: NodeRole, returncode: int, *, is_late: bool = False
 ) -> int:
-    """The exit status of this node, once its torchrun has ended.
+    """Return the exit status of this node after its torchrun has ended.
 
-    Rank 0 says in outcome.json how the run ended. Ranks whose peers died fail too, by an error of the network;
-    so a rank that a signal killed is named together with what rank 0 said, as are all that failed on other nodes.
+    Rank 0 reports in outcome.json how the run ended. The peers of a dead rank fail as well, by network errors, so a
+    rank that was killed by a signal is reported even if rank 0 reported a failure.
 
     Args:
-        is_late: the head node had ended before. What ends then ends of that, unless SIGKILL ended a rank: torchrun
-            takes its seconds to say so, and Slurm's own SIGKILL would have met this agent too.
+        is_late: the head had ended before, so that other ranks fail for that reason. A rank killed by SIGKILL is still
+            reported: torchrun takes seconds to notice it, and Slurm's SIGKILL would have ended this agent too.
 
     Raises:
-        TrainingError: a rank of this node did not end in order.
+        TrainingError: a rank of this node failed.
         BringUpError: this node's Python has no torch.
     """
-    seen = describe_torchrun_end(torchrun_log(attempt, role), returncode)
-    found = read_json(attempt.outcome) if role.is_head and attempt.outcome.is_file() else None
-    if found is not None and (found["outcome"] != "failed" or "was killed by" not in seen):
-        return int(found["exit_code"])
+    log = torchrun_log(attempt, role)
+    seen = describe_torchrun_end(log, returncode)
+    outcome = read_json(attempt.outcome) if role.is_head and attempt.outcome.is_file() else None
+    if outcome is not None and (outcome["outcome"] != "failed" or "was killed by" not in seen):
+        return int(outcome["exit_code"])
     is_blameless = returncode == 0 or (is_late and not re.match(r"rank \d+ was killed by SIGKILL", seen))
     if not role.is_head and is_blameless:
         return 0
-    if lack := find_lack_in(plan.python, torchrun_log(attempt, role)):
+    if lack := find_lack_in(plan.python, log):
         raise lack
-    raise TrainingError(
-        "every rank under torchrun must end in order, and rank 0 must say how the run ended",
-        seen=seen,
-        where=torchrun_log(attempt, role).name,
-    )
+    rule = "every rank under torchrun must end in order, and rank 0 must report how the run ended"
+    raise TrainingError(rule, seen=seen, where=log.name)

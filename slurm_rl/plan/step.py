@@ -76,7 +76,8 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: contains `code/` and the request, and receives the results.
     """
-    return _wrap(plan, [plan.python, "-m", "slurm_rl.plugins.health.doctor.node", folder], folder, name, user)
+    argv = [plan.python, "-m", "slurm_rl.plugins.health.doctor_node", folder]
+    return _wrap(plan, argv, folder, name, user, rdma=plan.num_nodes > 1)
 
 
 def wrap_fabric(
@@ -88,7 +89,7 @@ def wrap_fabric(
         words: address of the leader.
         inherited: variable with the token for the leader.
     """
-    argv = [plan.python, "-m", "slurm_rl.plugins.health.gate.fabric_node", plan.run_dir, *words]
+    argv = [plan.python, "-m", "slurm_rl.plugins.health.fabric_node", plan.run_dir, *words]
     return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from slurm_rl.errors import SlurmRLError, TrainingError
-from slurm_rl.node.hang import read_told
-from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence
+from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 
@@ -109,7 +108,7 @@ class EngineCare:
     def _find_late(self) -> dict[str, tuple[int, str]]:
         """Name of each engine that its agent finds late -> which generation of it, and how late, in words."""
         found = {}
-        for told in read_told(self.attempt):
+        for told in read_node_reports(self.attempt):
             for one in told["late"]:
                 name, _, generation = one["name"].partition(".")
                 usual = f"at most {one['deadline_s']:g} s are usual"
@@ -165,9 +164,10 @@ class EngineCare:
     def _suspect(self, place: int, name: str, why: str) -> None:
         with contextlib.suppress(SlurmRLError, OSError, IndexError, StopIteration):
             rank = next(one.node for one in self.cluster.plan.actors if one.role == "rollout" and one.index == place)
-            node = next(told["host"] for told in read_told(self.attempt) if told["rank"] == rank)
+            node = next(told["host"] for told in read_node_reports(self.attempt) if told["rank"] == rank)
             said = f"{name} was replaced {MOST} times: {why}"
-            note_evidence(self.run_dir, Evidence.found(node, "engine", said, "soft", attempt=self.attempt.number))
+            finding = {"check": "engine", "value": said, "strength": "soft"}
+            append_event(self.run_dir, "node/unfit", node=node, attempt=self.attempt.number, **finding)
 
 
 def _kill(handle: Any) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rollout.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 

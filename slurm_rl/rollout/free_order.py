@@ -27,9 +27,9 @@ from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.beats.pulse import tick
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.heartbeat import beat
 from slurm_rl.node.stop import Timer
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.ended import gather_groups, score_episodes
@@ -124,7 +124,7 @@ class FreeEpisodes:
             cluster.while_waiting()
             if batch.num_events != seen:
                 seen = batch.num_events
-                tick()
+                beat()
                 if within_s is None:
                     deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:

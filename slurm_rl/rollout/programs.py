@@ -28,9 +28,9 @@ from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.beats.pulse import tick
-from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.heartbeat import beat
 from slurm_rl.node.stop import Timer
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rewards.values import describe_error
@@ -143,7 +143,7 @@ class Programs:
             # Each program has a deadline of its own, and so has this.
             while not all(job.done() for job in jobs):
                 self._answer_requests()
-                tick()
+                beat()
                 cluster.while_waiting()
                 if deadline is None:
                     cluster.stop.check()

@@ -13,11 +13,11 @@ from typing import Any
 
 import slurm_rl
 from slurm_rl.errors import OutOfMemory, SlurmRLError, TrainingError, first_line
-from slurm_rl.node.beats.pulse import beating, tick
-from slurm_rl.node.joined import POLL_S
-from slurm_rl.node.memory import is_out_of_memory
+from slurm_rl.node.heartbeat import beat, with_heartbeat
+from slurm_rl.node.oom import is_out_of_memory
 from slurm_rl.node.processes import LIFE, LIFE_BEFORE, MARK
 from slurm_rl.node.stop import StopFlag
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES
@@ -78,7 +78,7 @@ class Cluster:
         # The name of one that is being killed is still taken.
         own = f"{name}.{generation}" if generation else name
         before = self._life(name, generation - 1) if generation else ""
-        remote = ray.remote(beating(cls, own)).options(
+        remote = ray.remote(with_heartbeat(cls, own)).options(
             name=own,
             num_cpus=0,
             max_concurrency=max_concurrency,
@@ -141,7 +141,7 @@ class Cluster:
         while pending:
             if stoppable:
                 self.stop.check()
-            tick()
+            beat()
             self.while_waiting()
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             for reference in ready:

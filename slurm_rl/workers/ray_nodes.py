@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.node.joined import POLL_S, wait_for_nodes
 from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels
 from slurm_rl.node.stop import StopFlag
+from slurm_rl.node.wait_for_ray_nodes import POLL_S, wait_for_nodes
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.placement import ActorPlan
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.plan.accelerator import AcceleratorKind
-from slurm_rl.plugins.health.doctor.gpus import TOOLS
-from slurm_rl.plugins.health.doctor.smi import Gpu, parse_nvidia_smi, parse_rocm_smi
+from slurm_rl.plugins.health.gpus import TOOLS, Gpu, parse_gpus
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.gpu.cases import CASES, Case, device_words, fill
 from tests.gpu.models import MODELS
@@ -84,7 +83,7 @@ def read_gpus() -> list[Gpu]:
     """All of the machine, as the vendor's tool sees them."""
     kind = vendor()
     said = subprocess.run(TOOLS[kind], capture_output=True, text=True, errors="replace").stdout
-    return parse_nvidia_smi(said) if kind == "nvidia" else parse_rocm_smi(said)
+    return parse_gpus(kind, said)
 
 
 @contextmanager

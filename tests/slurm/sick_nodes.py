@@ -1,33 +1,32 @@
-"""Nodes that a fake nvidia-smi makes sick: it prints the recorded XML, changed as a file of the node says."""
+"""Sick nodes: a fake nvidia-smi prints a recorded output, changed per node by a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_rl.plugins.health.nodes.evidence import find_bad, read_evidence
+from slurm_rl.plugins.health.evidence import find_bad, read_evidence
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster
 
-SAMPLE = Path(__file__).parents[1] / "samples" / "nvidia-smi-qx.driver575.xml"
-REMAP_FAILED = "s/<remapped_row_failure>No/<remapped_row_failure>Yes/"
+SAMPLE = Path(__file__).parents[1] / "samples" / "nvidia-smi-q.h100-healthy.txt"
+REMAP_FAILED = "s/Remapping Failure Occurred        : No/Remapping Failure Occurred        : Yes/"
 
 
 def make_nvidia_smi(folder: Path) -> Path:
-    """A folder for PATH; `<folder>/<node>` holds what sed does to that node's answer. Two GPUs without a fault."""
-    head, _, rest = SAMPLE.read_text(encoding="utf-8").partition("\t<gpu ")
-    gpu = f"\t<gpu {rest.partition('</nvidia_smi_log>')[0]}"
-    gpu = gpu.replace("<sram_uncorrectable_parity>N/A", "<sram_uncorrectable_parity>0")
-    gpu = gpu.replace("<type>G<", "<type>X<").replace("<used>2026 MiB<", "<used>0 MiB<")
-    (folder / "two.xml").write_text(head.replace(">1</attached", ">2</attached") + 2 * gpu + "</nvidia_smi_log>\n")
-    (folder / "one.xml").write_text(head + gpu + "</nvidia_smi_log>\n")
+    """Return a folder for PATH. The file `<folder>/<node>` holds a sed program for that node's output of two GPUs."""
+    text = SAMPLE.read_text(encoding="utf-8").replace("Attached GPUs                             : 8", "")
+    head, _, rest = text.partition("GPU 0000")
+    gpu = f"GPU 0000{rest}"
+    (folder / "two.txt").write_text(head + 2 * gpu)
+    (folder / "one.txt").write_text(head + gpu)
     program = folder / "nvidia-smi"
     program.write_text(
         f"""#!/bin/sh
 [ "$1" = -q ] || exit 1
-sick={folder}/$SLURMD_NODENAME xml={folder}/two.xml
-[ -e $sick.lies ] && xml={folder}/one.xml
-[ -r $sick ] && exec sed "$(cat $sick)" $xml
-exec cat $xml
+sick={folder}/$SLURMD_NODENAME text={folder}/two.txt
+[ -e $sick.lies ] && text={folder}/one.txt
+[ -r $sick ] && exec sed "$(cat $sick)" $text
+exec cat $text
 """
     )
     program.chmod(0o755)

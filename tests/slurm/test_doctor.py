@@ -1,4 +1,4 @@
-"""`doctor` in an allocation: one srun, every node looked at, and an all-reduce between them."""
+"""`doctor` in an allocation: one srun checks every node, and an all-reduce between them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,30 @@ pytestmark = pytest.mark.slurm
 WORDS = ("doctor", "--json", "+exp=sft_tiny", "+cluster=slurm_cpu")
 
 
-def test_one_srun_looks_at_every_node_of_an_allocation(cluster: Cluster, shared_dir: Path) -> None:
-    argv = [sys.executable, "-m", "slurm_rl", *WORDS, f"cluster.run_root={shared_dir}"]
+def run_doctor(cluster: Cluster, run_root: Path) -> subprocess.CompletedProcess[str]:
+    argv = ["salloc", "-N2", "--quiet", sys.executable, "-m", "slurm_rl", *WORDS, f"cluster.run_root={run_root}"]
     env = {**os.environ, **cluster.env, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["salloc", "-N2", "--quiet", *argv], cwd=shared_dir, env=env, capture_output=True, text=True, timeout=600
-    )
+    return subprocess.run(argv, cwd=run_root, env=env, capture_output=True, text=True, timeout=600)
+
+
+def test_doctor_checks_every_node_of_an_allocation(cluster: Cluster, shared_dir: Path) -> None:
+    done = run_doctor(cluster, shared_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     nodes = json.loads(done.stdout)["nodes"]
     assert sorted(nodes) == sorted(cluster.nodes[:2])
     for found in nodes.values():
-        states = {one["what"]: one["state"] for one in found}
-        assert states["all-reduce between nodes"] == states["run_root"] == states["tmp_root"] == "ok"
-        assert states["driver"] == states["rdma"] == "unseen"
-    seen = {one["what"]: one["seen"] for one in nodes[cluster.nodes[0]]}
-    assert "4 ranks" in seen["all-reduce between nodes"]
+        states = {name: found[name]["state"] for name in ("fabric", "start", "tmp_root", "versions")}
+        assert states == dict.fromkeys(states, "ok"), found
+        assert found["files"]["state"] in ("ok", "warn") and "bus bandwidth" in found["fabric"]["seen"]
     steps = cluster.run(["scontrol", "show", "job", "--oneliner"]).stdout
     assert "JobState=COMPLETED" in steps
     assert not list(shared_dir.glob(".doctor-*"))
 
 
-def test_a_node_that_does_not_see_the_folder_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """pytest's folder lies in /tmp, of which each node has its own."""
-    argv = [sys.executable, "-m", "slurm_rl", *WORDS, f"cluster.run_root={tmp_path}"]
-    env = {**os.environ, **cluster.env, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["salloc", "-N2", "--quiet", *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
-    )
+def test_doctor_names_nodes_without_the_shared_folder(cluster: Cluster, tmp_path: Path) -> None:
+    """Each node has its own /tmp, where pytest's folder is."""
+    done = run_doctor(cluster, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    [(who, [finding])] = json.loads(done.stdout)["nodes"].items()
-    assert who == ", ".join(cluster.nodes[:2])
-    assert finding["state"] == "wrong" and "cluster.run_root" in finding["action"]
+    [(nodes, found)] = json.loads(done.stdout)["nodes"].items()
+    assert nodes == ", ".join(cluster.nodes[:2])
+    assert found["node"]["state"] == "bad" and "cluster.run_root" in found["node"]["action"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.node.hang import read_told
+from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
@@ -167,7 +167,7 @@ def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
     host, found = run.hosts(1)[1], list[int]()
 
     def has_worked() -> bool:
-        told = [beat for one in read_told(run.run_dir.attempt(1)) for beat in one["beats"]]
+        told = [beat for one in read_node_reports(run.run_dir.attempt(1)) for beat in one["beats"]]
         found.extend(beat["pid"] for beat in told if beat["name"] == "counter-1" and beat["num_calls"] >= 5)
         return bool(found)
 

@@ -1,4 +1,4 @@
-"""Sick nodes: found before an attempt, left out, remembered over requeues, forgotten."""
+"""Sick nodes are found before an attempt, left out, remembered over requeues, and cleared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.plugins.health.nodes.evidence import Evidence, find_bad
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, find_bad
+from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def start(cluster: Cluster, folder: Path, *words: str, name: str = "run") -> tuple[Path, str]:
-    """A light run on two nodes with two GPUs each, of which the fake nvidia-smi in `folder` tells; and its job."""
+    """Submit a light run on two nodes, each with two GPUs of the fake nvidia-smi in `folder`; return run and job."""
     run = folder / name
     gpus = ["cluster.accelerator=nvidia", "cluster.gpus_per_node=2", "rollout.colocate=true", "model.dtype=float32"]
     small = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
@@ -43,7 +43,7 @@ def finish(run: Path) -> dict[str, Any]:
     return wait_for_end(run)
 
 
-def test_a_spare_takes_the_place_of_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
+def test_spare_replaces_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, third, _ = cluster.nodes
     (shared_dir / second).write_text(REMAP_FAILED)
@@ -60,7 +60,7 @@ def test_a_spare_takes_the_place_of_a_sick_node(cluster: Cluster, shared_dir: Pa
     assert events(run, "job/requeued") == []
 
 
-def test_what_all_nodes_have_is_nobodys_fault(cluster: Cluster, shared_dir: Path) -> None:
+def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     for node in cluster.nodes:
         (shared_dir / f"{node}.lies").touch()
@@ -72,14 +72,14 @@ def test_what_all_nodes_have_is_nobodys_fault(cluster: Cluster, shared_dir: Path
     assert (remembered(run), excluded(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
 
 
-def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster: Cluster, shared_dir: Path) -> None:
+def test_sick_node_is_remembered_over_requeues_and_by_the_next_run(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, *_ = cluster.nodes
     (shared_dir / second).write_text(REMAP_FAILED)
     site = shared_dir / "site"
-    # Of a node that the cluster does not have, and of one that was booted since.
+    # A node that is not in the cluster, and one that has rebooted since.
     for node, at in (("gone", time.time()), (first, 1.0)):
-        row = Evidence.found(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
+        row = Evidence.new(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
         publish(str(site), [{**row, "time": at}], now=at)
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}")
     wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
@@ -103,10 +103,8 @@ def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster
 
 
 @pytest.mark.versions
-def test_a_sick_node_of_one_kind_is_left_out_of_all_components_after_one_requeue(
-    cluster: Cluster, shared_dir: Path
-) -> None:
-    """Of two old nodes and two new ones the job has one each; Slurm gives it the first of them."""
+def test_sick_node_of_one_kind_is_excluded_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
+    """The job has one of two old and one of two new nodes; Slurm assigns the first of each."""
     make_nvidia_smi(shared_dir)
     sick, well = cluster.nodes[:2]
     (shared_dir / sick).write_text(REMAP_FAILED)
@@ -118,14 +116,16 @@ def test_a_sick_node_of_one_kind_is_left_out_of_all_components_after_one_requeue
     assert (unfit["node"], unfit["check"], unfit["strength"]) == (sick, "ecc", "hard")
     [passed] = events(run, "preflight/passed")
     assert passed["nodes"][0] in cluster.nodes[2:] and passed["nodes"][1:] == [well]
-    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(run, "nodes/kept")
+    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(
+        run, "nodes/exclusion_skipped"
+    )
     shown = cluster.run(["scontrol", "show", "job", job]).stdout
     assert shown.count(f"ExcNodeList={sick}\n") == 2, shown
     assert finish(run)["state"] == "finished"
     assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
 
 
-def test_a_kind_that_needs_all_of_its_nodes_is_told_which_is_kept(cluster: Cluster, shared_dir: Path) -> None:
+def test_kind_that_needs_all_nodes_keeps_a_sick_one(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[0]).write_text(REMAP_FAILED)
     kinds = ["cluster.num_nodes=3", "+cluster.nodes.old.count=2", "+cluster.nodes.new.count=1"]
@@ -138,14 +138,14 @@ def test_a_kind_that_needs_all_of_its_nodes_is_told_which_is_kept(cluster: Clust
 
 
 def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
-    """As Slurm does before a time limit."""
+    """Send the signal that Slurm sends before a time limit."""
     words = f"submitit.core._submit {run / 'submitit'}"
     (pid, *_) = [process.pid for process in cluster.processes(node) if words in process.cmdline]
     cluster.signal(node, pid, signal.SIGUSR2)
 
 
 def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
-    """The operator sees the node, clears it, and puts another one there."""
+    """The operator lists the node, clears it, and adds another one."""
     shown = refused(cluster, folder, "nodes", "list", "--site-dir", str(site))
     assert shown.returncode == 0, shown.stderr
     assert f"{node}  " in shown.stdout
@@ -157,8 +157,8 @@ def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_missed_is_made_up_for_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
-    """A node that turns bad while the job waits: it starts there, remembers, and goes elsewhere."""
+def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
+    """A node is marked bad while the job waits for it."""
     make_nvidia_smi(shared_dir)
     site = shared_dir / "site"
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}", "+cluster.slurm.extra.hold=true")
@@ -177,7 +177,7 @@ def test_what_was_missed_is_made_up_for_by_one_requeue(cluster: Cluster, shared_
 
 
 @pytest.mark.slow
-def test_elements_of_a_plain_users_array_are_kept_off_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
+def test_array_of_a_plain_user_avoids_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
     other = find_other_user()
     folder = other.own(shared_dir / "theirs")
     make_nvidia_smi(shared_dir)
@@ -204,7 +204,7 @@ def test_elements_of_a_plain_users_array_are_kept_off_a_sick_node(cluster: Clust
     assert [finish(run)["state"] for run in runs] == ["finished", "finished"]
 
 
-def test_no_more_nodes_are_excluded_than_the_job_can_spare(cluster: Cluster, shared_dir: Path) -> None:
+def test_exclusion_leaves_enough_nodes_for_the_job(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[1]).write_text(REMAP_FAILED)
     run, job = start(cluster, shared_dir, "cluster.num_nodes=4", "job.max_failures=0")
@@ -214,7 +214,7 @@ def test_no_more_nodes_are_excluded_than_the_job_can_spare(cluster: Cluster, sha
     assert (excluded(cluster, job), events(run, "job/requeued")) == ("(null)", [])
 
 
-def test_a_node_that_lies_about_its_gpus_and_one_whose_shm_is_full(cluster: Cluster, shared_dir: Path) -> None:
+def test_node_with_missing_gpus_or_full_shm_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, third, fourth = cluster.nodes
     (shared_dir / f"{second}.lies").touch()
@@ -231,7 +231,7 @@ def test_a_node_that_lies_about_its_gpus_and_one_whose_shm_is_full(cluster: Clus
 
 @contextmanager
 def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
-    """A small one: filling the node's own would take as much of this machine's memory."""
+    """Remount it small: filling it would take as much of this machine's memory."""
     full = "mount -o remount,size=64k /dev/shm && head -c 100000 /dev/zero > /dev/shm/full"
     cluster.run(["sh", "-c", full], node=node)
     yield
@@ -239,7 +239,7 @@ def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_node_whose_disk_is_slow_is_named_among_its_peers(cluster: Cluster, shared_dir: Path) -> None:
+def test_node_with_a_slow_disk_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     slow = cluster.nodes[1]
     with slow_disk(cluster, slow, shared_dir) as tmp_root:
@@ -255,7 +255,7 @@ def test_a_node_whose_disk_is_slow_is_named_among_its_peers(cluster: Cluster, sh
 
 @contextmanager
 def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
-    """A folder that on this one node is a file system of its own, which stands still most of the time."""
+    """Mount a file system on this node that is frozen most of the time."""
     place, image = folder / "scratch", folder / "disk.img"
     place.mkdir()
     place.chmod(0o1777)
@@ -263,7 +263,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
     done = cluster.run(["sh", "-c", f"{mount} && chmod 1777 {place}"], node=node)
     if done.returncode:
         pytest.skip(f"no loop device here: {done.stderr.strip()}")
-    # Whoever waits for a frozen file system cannot be killed, so this outlives a test that ends early.
+    # A process that waits for a frozen file system cannot be killed, so the loop ends by a file.
     beat = f"fsfreeze -f {place}; sleep 4; fsfreeze -u {place}; sleep 0.05"
     loop = f"trap '' INT TERM HUP; while [ ! -e {folder}/thaw ]; do {beat}; done; umount -l {place}"
     with subprocess.Popen(cluster.on_node(node, ["sh", "-c", loop]), start_new_session=True):
@@ -271,7 +271,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
         (folder / "thaw").touch()
 
 
-def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, shared_dir: Path) -> None:
+def test_node_with_a_throttled_network_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     slow = cluster.nodes[1]
     with changed_network(cluster, slow, "tc qdisc {} dev eth0 root tbf rate 200mbit burst 64kb latency 50ms"):
@@ -286,10 +286,8 @@ def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_level_full_names_a_slow_processor_and_a_slow_network_by_what_a_run_does(
-    cluster: Cluster, shared_dir: Path
-) -> None:
-    """Without the test of sockets, which would find the network first: the budget leaves it out."""
+def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
+    """The budget excludes the measurement of sockets, which would find the network first."""
     first, second, third, fourth = cluster.nodes
     python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
     words = ["preflight.level=full", "preflight.budget_s=1", "job.num_spare_nodes=2"]
@@ -304,28 +302,28 @@ def test_level_full_names_a_slow_processor_and_a_slow_network_by_what_a_run_does
     assert "its all-reduce is slow" in passed["left_out"][second]
     assert remembered(run) == {second: "fabric", third: "matmul"}
     assert "pairs" in passed["not_checked"] and sorted(passed["fabric"]["nodes"]) == cluster.nodes
-    told = [row["node"] for row in read_rows(run / "nodes.jsonl") if row.get("passed") == "fabric"]
-    assert sorted(told) == [first, fourth], "they need no other test for a day"
+    passed_nodes = [row["node"] for row in read_rows(run / "nodes.jsonl") if row.get("passed") == "fabric"]
+    assert sorted(passed_nodes) == [first, fourth]
 
 
 @pytest.mark.slow
-def test_a_cut_link_between_two_nodes_is_named_and_neither_is_blamed(cluster: Cluster, shared_dir: Path) -> None:
+def test_cut_link_between_two_nodes_excludes_neither(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
-    # Not the first, by which Slurm itself starts everything.
+    # Not the first node, where the controller runs.
     *_, first, second = cluster.nodes
     with changed_network(cluster, first, f"ip route {{}} blackhole {cluster.ip(second)}/32"):
         run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
         wait_until(lambda: events(run, "preflight/passed"), "the preflight")
         cluster.run(["scancel", job])
     (passed,) = events(run, "preflight/passed")
-    assert f"pairs: the link between {first} and {second}: silence" in passed["warned"]
+    assert f"pairs: the link between {first} and {second}: no answer" in passed["warned"]
     assert "left_out" not in passed
     assert remembered(run) == {}
 
 
 @contextmanager
 def changed_network(cluster: Cluster, node: str, command: str) -> Iterator[None]:
-    """In the node's own network namespace; `{}` is add, then del."""
+    """Run the command in the node's network namespace; `{}` is add, then del."""
 
     def run(action: str) -> None:
         argv = ["ip", "netns", "exec", cluster.slot.namespace(node), *command.format(action).split()]

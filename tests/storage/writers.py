@@ -18,8 +18,8 @@ import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.plugins.health.nodes.evidence import Evidence, note_evidence, note_passed
-from slurm_rl.plugins.health.nodes.site import publish, read_site
+from slurm_rl.plugins.health.evidence import Evidence, note_evidence, note_passed
+from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
@@ -198,7 +198,7 @@ def attempt_start(folder: Path) -> Case:
     "launch.controller.controller.Controller._end",
     "node.stop.run_to_outcome.end",
     "launch.controller.supervisor.drive",
-    "node.agent.NodeAgent.write_record",
+    "node.node_state.NodeState.write_record",
 )
 def last_words(folder: Path) -> Case:
     run = RunDir(folder)
@@ -220,7 +220,7 @@ def last_words(folder: Path) -> Case:
     "launch.controller.agents.settle_silent_agent",
     "launch.controller.agents.settle_late_agents",
     "launch.controller.watch.AttemptWatch._look_for_dead_nodes",
-    "launch.slurm.preflight.run_preflight",
+    "plugins.health.preflight.run_preflight",
     "launch.machines.place.write_place",
     "launch.machines.nodes.take_file",
     "launch.machines.nodes.MachineNodes._end_others",
@@ -229,15 +229,15 @@ def last_words(folder: Path) -> Case:
     "launch.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
     "workers.ray_nodes.SharedRayNodes.wait",
-    "node.hang.HangWatch.look",
-    "node.hang.HangWatch._answer",
-    "node.hang.HangWatch._tell",
-    "node.hang.HangWatch._dump",
-    "node.hang.HangWatch._judge",
-    "node.hang.dump_stacks",
-    "node.hang.ask_recorders",
-    "node.beats.pulse.Pulse.__init__",
-    "node.memory.note_out_of_memory",
+    "node.hang_monitor.HangMonitor.check",
+    "node.hang_monitor.HangMonitor._react",
+    "node.hang_monitor.HangMonitor._report",
+    "node.hang_monitor.HangMonitor._dump",
+    "node.hang_monitor.HangMonitor._judge",
+    "node.hang_monitor.dump_stacks",
+    "node.hang_monitor.trigger_flight_recorders",
+    "node.heartbeat.Heartbeat.__init__",
+    "node.oom.note_out_of_memory",
     "launch.controller.memory.remedy_memory",
     "run_dir.run_dir.write_text",
     "run_dir.run_dir.write_bytes",
@@ -261,9 +261,9 @@ def agent_records(folder: Path) -> Case:
     "node.processes.start_child",
     "node.processes.write_into",
     "node.driver.start_driver",
-    "node.joined.start_waiting",
+    "node.wait_for_ray_nodes.start_waiting",
     "node.torchrun.start_torchrun",
-    "node.ray_share.RayShare._start_ray",
+    "node.ray_node.RayNode._start_ray",
     "launch.controller.agents.start_agent",
     "launch.slurm.guard.Guard.keep",
     "launch.slurm.srun.start_slurm_agents",
@@ -285,7 +285,7 @@ def logs(folder: Path) -> Case:
 
 @writer(
     "kept copies of Ray's logs",
-    "node.private_folder._copy",
+    "node.private_folder.copy_own_files",
 )
 def ray_logs(folder: Path) -> Case:
     from slurm_rl.node.ray_cluster import keep_ray_logs
@@ -378,7 +378,7 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("<site>/nodes/<name>.json", "plugins.health.nodes.site.publish")
+@writer("<site>/nodes/<name>.json", "plugins.health.site.publish")
 def site_nodes(folder: Path) -> Case:
     def tell(check: str) -> None:
         publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
@@ -397,15 +397,14 @@ def site_nodes(folder: Path) -> Case:
 
 @writer(
     "nodes.jsonl",
-    "plugins.health.nodes.evidence.note_evidence",
-    "plugins.health.nodes.evidence.note_passed",
+    "plugins.health.evidence._append_rows",
     "cli.nodes._write",
 )
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
     def note(name: str) -> None:
-        note_evidence(run, Evidence.found(name, "ecc", "a row could not be remapped", "hard", attempt=1))
+        note_evidence(run, Evidence.new(name, "ecc", "a row could not be remapped", "hard", attempt=1))
         note_passed(run, [f"{name}-passed"], "fabric")
 
     def names() -> list[str]:
@@ -912,19 +911,11 @@ OUTSIDE = {
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
-    "plugins.health.doctor.finding.save_answer": "in that folder; a node without an answer is named",
-    "plugins.health.doctor.finding.save_question": "in that folder",
-    "plugins.health.doctor.meeting._meet": "in that folder; who does not come is named",
-    "plugins.health.doctor.probe.main": "its own standard output",
-    "plugins.health.doctor.probes._start": "the words of a probe, in the temporary folder",
-    "plugins.health.doctor.rank.main": "its own standard output",
-    "plugins.health.doctor.ranks._meet": "the ranks' temporary folder",
-    "plugins.health.doctor.ranks._start": "the ranks' temporary folder",
-    "plugins.health.doctor.ranks.watch": "the ranks' temporary folder",
-    "plugins.health.gate.fabric_rank.main": "its own standard output",
-    "launch.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
-    "plugins.health.doctor.system._may_open": "asks whether a device may be opened",
-    "plugins.health.doctor.system.look_at_run_root": "a probe of that folder; a failure is the finding",
+    "plugins.health.doctor_node.measure": "doctor's own folder; a node without an answer is named",
+    "plugins.health.doctor_node.main": "likewise",
+    "plugins.health.probes.main": "its own standard output",
+    "plugins.health.fabric_rank.main": "its own standard output",
+    "plugins.health.fabric_leader.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.node.beats.pulse import BEATS
-from slurm_rl.node.hang import read_beats
+from slurm_rl.node.heartbeat import HEARTBEATS
+from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.train.test_run import find_processes
@@ -57,7 +57,7 @@ def find_beats(run: RunDir) -> Path | None:
     for pid in find_processes(run.path):
         with contextlib.suppress(OSError):
             for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if variable.startswith(f"{BEATS}=".encode()):
+                if variable.startswith(f"{HEARTBEATS}=".encode()):
                     return Path(os.fsdecode(variable.partition(b"=")[2]))
     return None
 

@@ -1,4 +1,4 @@
-"""Ranks that hang, and a slow one: named, and the run goes on. Real torchrun and torch on CPU."""
+"""A stopped and a slow rank are named, and the run continues. Real torchrun and torch on CPU."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.node.hang import read_told
-from slurm_rl.plugins.health.nodes.evidence import read_evidence
+from slurm_rl.node.hang_monitor import read_node_reports
+from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.train.test_sft_run import WORDS, start, wait_for
 
 pytestmark = pytest.mark.slow
 
-# So small a model steps in milliseconds: nobody here waits for 60 s that a large one may need.
+# Steps take milliseconds here.
 SOON = ("job.heartbeat_timeout_s=4", "job.max_failures=0")
 
 
 def pid_of(run: RunDir, name: str) -> int:
-    """Of a process that has trained long enough to have a deadline of its own."""
+    """Return the pid of a rank that has finished enough calls to have a deadline."""
     found = [0]
 
     def has_trained() -> bool:
-        for told in read_told(run.attempt(1)):
-            for beat in told["beats"]:
+        for report in read_node_reports(run.attempt(1)):
+            for beat in report["beats"]:
                 if beat["name"] == name and beat["num_calls"] >= 5 and beat["phase"] == "train":
                     found[0] = beat["pid"]
         return found[0] > 0
@@ -39,8 +39,8 @@ def pid_of(run: RunDir, name: str) -> int:
     return found[0]
 
 
-def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    """SIGSTOP of one of two ranks; no failure is allowed, so that only the hang's own attempt may follow."""
+def test_stopped_rank_is_named_and_the_run_continues(tmp_path: Path) -> None:
+    """No failure is allowed: only a hang starts another attempt."""
     run = RunDir(tmp_path / "hung")
     process = start(run.path, words=(*WORDS, *SOON, "supervised.num_epochs=1000"))
     os.kill(pid_of(run, "rank-1"), signal.SIGSTOP)
@@ -48,7 +48,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     [hung] = [row for row in read_rows(run.events) if row["kind"] == "rank/hung"]
     assert hung["rank"] == "rank-1" and hung["phase"] in ("train", "step"), hung
     assert "suspect: rank-1" in hung["verdict"] and "stopped (SIGSTOP)" in hung["verdict"]
-    assert "rank-0" in hung["verdict"] and "gloo" in hung["verdict"]
+    assert "rank-0" in hung["verdict"]
     stacks = run.attempt(1).logs / "stacks"
     assert "most recent call first" in (stacks / "rank-0.txt").read_text() and not (stacks / "rank-1.txt").exists()
     wait_for(lambda: len([r for r in read_rows(run.events) if r["kind"] == "trainer/started"]) == 2, "a new attempt")
@@ -60,10 +60,10 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
 
 @contextmanager
 def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Iterator[None]:
-    """A process that gets a tenth of its core, whatever else this machine does."""
+    """Give the process a tenth of its core."""
     done = threading.Event()
 
-    def beat() -> None:
+    def throttle() -> None:
         while not done.is_set():
             for signum, seconds in ((signal.SIGSTOP, stops_s), (signal.SIGCONT, runs_s)):
                 try:
@@ -72,7 +72,7 @@ def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Itera
                     return
                 time.sleep(seconds)
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=throttle)
     thread.start()
     try:
         yield
@@ -81,8 +81,8 @@ def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Itera
         thread.join()
 
 
-def test_a_throttled_rank_is_named_though_parameters_are_split(tmp_path: Path) -> None:
-    """FSDP2 over two ranks: each pass waits for both, so that their passes take the same time."""
+def test_throttled_rank_is_named_with_sharded_parameters(tmp_path: Path) -> None:
+    """With FSDP2 each pass waits for both ranks, so that their passes take the same time."""
     run = RunDir(tmp_path / "slow")
     process = start(run.path, words=(*WORDS, "supervised.num_epochs=1000", "job.max_failures=0"))
 
@@ -91,9 +91,9 @@ def test_a_throttled_rank_is_named_though_parameters_are_split(tmp_path: Path) -
         return [row for row in events if row["rank"] == "rank-1"]
 
     with throttled(pid_of(run, "rank-1")):
-        wait_for(lambda: bool(named()), "the slow rank's name")
+        wait_for(lambda: bool(named()), "the straggler")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     [slow] = named()
     assert slow["score"] < 0.75 and slow["attempt"] == 1  # type: ignore[operator]
-    assert read_evidence(run) == [], "of one node nobody could say that it is slow"
+    assert read_evidence(run) == [], "a single node has no peers"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.node.hang import read_beats
+from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import PATIENCE_S, Game
 from tests.killed_game.modes import MODES, Mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT, AttemptEnd
-from slurm_rl.node.memory import RanOut, find_out_of_memory
+from slurm_rl.node.oom import RanOut, find_out_of_memory
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 
@@ -47,7 +47,7 @@ def remedy_memory(run: RunDir, plan: JobPlan, attempt: AttemptDir, end: AttemptE
 
 def _may_be_batches(found: RanOut, plan: JobPlan) -> bool:
     """Return whether smaller micro-batches of ours may help: not an engine, and not host memory of nodes with GPUs."""
-    if plan.external is not None or found.who.startswith(_ENGINES):
+    if plan.external is not None or found.name.startswith(_ENGINES):
         return False
     return found.phase != "" or plan.accelerator == "cpu"
 
@@ -55,7 +55,7 @@ def _may_be_batches(found: RanOut, plan: JobPlan) -> bool:
 def _explain(found: RanOut, plan: JobPlan, before: int | None) -> str:
     if plan.external is not None:
         keys = _EXTERNALS_KEYS
-    elif found.who.startswith(_ENGINES):
+    elif found.name.startswith(_ENGINES):
         keys = _ENGINES_KEYS
     else:
         keys = _POLICYS_KEYS if _may_be_batches(found, plan) else _HOSTS_KEYS

@@ -25,6 +25,7 @@ from slurm_rl.launch.slurm.commands import (
     query_jobs,
     requeue,
 )
+from slurm_rl.launch.slurm.exclude import exclude_at_requeue
 from slurm_rl.launch.slurm.guard import Guard
 from slurm_rl.launch.slurm.hosts import Hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
@@ -82,8 +83,8 @@ class SlurmAllocation(Allocation):
         return {"kill_wait_s": kill_wait_s(), "job_id": self.job_id}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
-        self.chosen, found = self.hosts.choose(attempt, os.environ)
-        fields = {**found.to_event(), **({"left_out": self.hosts.unfit} if self.hosts.unfit else {})}
+        self.chosen, fields = self.hosts.choose(attempt, os.environ)
+        fields |= {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
         if is_stopped():
             return None
@@ -96,7 +97,7 @@ class SlurmAllocation(Allocation):
         settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        if end.outcome == "failed" and self.hosts.lacks_good:
+        if end.outcome == "failed" and self.hosts.wants_requeue:
             # Nothing was started: other nodes are wanted, and the run has not failed.
             return replace(end, outcome="lost", has_begun=False)
         silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
@@ -149,13 +150,13 @@ class SlurmAllocation(Allocation):
     def _plan_exclusion(self) -> Callable[[], None]:
         """What tells Slurm to keep the next start off bad nodes; decided before the requeue, since there is little
         time after it."""
-        memory, within_s = self.hosts.memory, max(1.0, kill_wait_s() - 2.0)
+        within_s = max(1.0, kill_wait_s() - 2.0)
         try:
-            found = memory.choose(self.hosts.names)
+            found = self.hosts.checks.exclusion(self.hosts.names)
         except SlurmRLError as error:
             append_event(self.run_dir, "nodes/not_excluded", job=self.job_id, cause=str(error))
             return lambda: None
-        return lambda: memory.tell_slurm(self.job_id, found, within_s)
+        return lambda: exclude_at_requeue(self.run_dir, self.plan, self.job_id, found, within_s)
 
     def abandon(self, cause: str) -> None:
         """By a signal that nobody handles: of SIGTERM and SIGKILL Slurm's own process on a node writes a line into the

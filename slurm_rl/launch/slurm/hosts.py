@@ -1,34 +1,33 @@
-"""The nodes of the allocation: which of them the next attempt runs on, after the preflight."""
+"""Choose the nodes of the job on which the next attempt runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.launch.slurm.components import granted_hosts, split_hosts
-from slurm_rl.launch.slurm.memory import NodeMemory, describe
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
-from slurm_rl.launch.slurm.preflight import Preflight, run_preflight
 from slurm_rl.launch.slurm.switches import order_by_topology, read_topology
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health.gate import fabric
-from slurm_rl.plugins.health.nodes.evidence import Evidence
+from slurm_rl.plugins import open_node_checks
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 
 class Hosts:
-    """All nodes of a Slurm job, and those that are out of the game."""
+    """All nodes of a Slurm job, and those that are unfit."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         self.run_dir, self.plan = run, plan
         self.names = granted_hosts(os.environ)
-        self.memory = NodeMemory(run, plan)
+        self.checks = open_node_checks(run, plan)
         self.unfit: dict[str, str] = {}
-        """Host -> why; what is unfit once stays so for this start of the job."""
-        self.lacks_good = False
-        """Too few are fit, and a requeue would give others."""
+        """Host -> reason. A host stays unfit until the job starts again."""
+        self.wants_requeue = False
+        """Whether too few hosts are fit and a requeue would bring others."""
+        self._found_bad = False
 
     @property
     def fit(self) -> list[str]:
@@ -36,101 +35,80 @@ class Hosts:
 
     @property
     def are_enough(self) -> bool:
-        return len(self.fit) >= self.plan.num_nodes and not self.lacks_good
+        return len(self.fit) >= self.plan.num_nodes and not self.wants_requeue
 
-    def choose(self, attempt: AttemptDir, env: Mapping[str, str]) -> tuple[list[str], Preflight]:
-        """Exactly as many nodes as the run needs, all of which passed the preflight; and what that found.
+    def choose(self, attempt: AttemptDir, env: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+        """Return exactly as many nodes as the run needs, and the fields of the event preflight/passed.
 
         Raises:
-            BringUpError: there are fewer, naming each of the others with its trouble; or so many have the same trouble
-                that it is not theirs; or a check found one for which preflight.on_failure is refuse.
+            BringUpError: too few nodes are fit, or the checks found a fault that is not of single nodes.
         """
-        avoided = self._recall(attempt)
-        found = run_preflight(self.plan, attempt, self.fit, env, self.memory.passed("fabric", fabric.HOLDS_S))
-        require_sense(found, self.fit)
-        for host, troubles in found.judged.unfit.items():
-            for check, seen in troubles.items():
-                self.memory.note(
-                    Evidence.found(host, check, seen, "hard", attempt=attempt.number, holds_s=found.holds_s(check))
-                )
-            self.unfit[host] = "; ".join(troubles.values())
-        if found.fabric.passed:
-            self.memory.note_passed(found.fabric.passed, "fabric")
-        for host in found.silent:
-            self.unfit[host] = f"did not answer ({found.srun_said or 'no word'})"
-            self.memory.note(Evidence.found(host, "answer", "it did not answer", "soft", attempt=attempt.number))
+        remembered = self._recall(attempt)
+        verdicts = self.checks.before_attempt(attempt, self.fit, env)
+        self.unfit |= verdicts.unfit
+        self._found_bad |= bool(verdicts.unfit)
         if self.are_enough:
-            return self._choose_fit(avoided), found
+            return self._choose_fit(remembered), verdicts.fields
         raise self._too_few()
 
-    def _choose_fit(self, avoided: Mapping[str, Evidence]) -> list[str]:
-        """As many as the run needs, in the order of its ranks: by kind, and then neighbours beside each other.
-
-        Of those that are remembered as bad only as many as must be.
-        """
+    def _choose_fit(self, remembered: Collection[str]) -> list[str]:
+        """Return nodes in the order of ranks: by kind, then by topology. Remembered nodes are the last choice."""
         topology = read_topology() if self.plan.num_nodes > 1 else {}
-        good = order_by_topology([host for host in self.fit if host not in avoided], topology)
-        chosen = [*good, *(host for host in self.fit if host in avoided)][: self.plan.num_nodes]
+        good = order_by_topology([host for host in self.fit if host not in remembered], topology)
+        chosen = [*good, *(host for host in self.fit if host in remembered)][: self.plan.num_nodes]
         parts = split_hosts(self.plan, [host for host in self.fit if host in chosen], os.environ)
         return [host for part in parts for host in order_by_topology(part.nodes, topology)]
 
-    def _recall(self, attempt: AttemptDir) -> dict[str, Evidence]:
-        """The nodes of this job that are remembered as bad, where the run and Slurm could not keep it off them.
+    def _recall(self, attempt: AttemptDir) -> dict[str, str]:
+        """Return the nodes of this job that are remembered as bad.
 
         Raises:
             BringUpError: without them there are too few, and a requeue will exclude them; once for the same nodes.
         """
-        if self.plan.preflight.level == "off":
-            return {}
         try:
-            avoided = {host: one for host, one in self.memory.recall().items() if host in self.fit}
-            if not avoided or len(self.fit) - len(avoided) >= self.plan.num_nodes:
-                return avoided
-            names = sorted(avoided)
-            will_go = set(names) <= set(self.memory.choose(self.names).names)
+            remembered = self.checks.remembered(self.fit)
+            if not remembered or len(self.fit) - len(remembered) >= self.plan.num_nodes:
+                return remembered
+            names = sorted(remembered)
+            can_exclude = set(names) <= set(self.checks.exclusion(self.names).names)
         except SlurmRLError:
-            return {}  # Slurm is away; the preflight says how they are
-        told = {"job": os.environ["SLURM_JOB_ID"], "nodes": names}
-        before = (row for row in read_rows(self.run_dir.events) if row["kind"] == "nodes/avoided")
-        if not will_go or any(told.items() <= row.items() for row in before):
-            return avoided
-        append_event(self.run_dir, "nodes/avoided", attempt=attempt.number, **told)
-        self.lacks_good = True
+            return {}  # Slurm does not answer; the preflight checks the nodes
+        fields = {"job": os.environ["SLURM_JOB_ID"], "nodes": names}
+        earlier = (row for row in read_rows(self.run_dir.events) if row["kind"] == "nodes/avoided")
+        if not can_exclude or any(fields.items() <= row.items() for row in earlier):
+            return remembered
+        append_event(self.run_dir, "nodes/avoided", attempt=attempt.number, **fields)
+        self.wants_requeue = True
         raise BringUpError(
             f"the run needs exactly {self.plan.num_nodes} nodes that are not remembered as bad",
-            seen=describe(avoided),
+            seen="; ".join(f"{host}: {reason}" for host, reason in remembered.items()),
             action="the job is requeued without them; see `python -m slurm_rl nodes`",
         )
 
     def _too_few(self) -> BringUpError:
         try:
-            kept = {host: why for host, why in self.memory.choose(self.names).kept.items() if host in self.unfit}
+            skipped = {
+                host: why for host, why in self.checks.exclusion(self.names).skipped.items() if host in self.unfit
+            }
         except SlurmRLError as error:
-            kept = {"Slurm": str(error)}
-        self.lacks_good = bool(self.memory.now_bad) and not kept
-        troubles = "; ".join(f"{host} {trouble}" for host, trouble in self.unfit.items())
-        why = "".join(f"; {host} is not excluded: {words}" for host, words in kept.items())
-        return BringUpError(
-            f"the run needs exactly {self.plan.num_nodes} nodes that pass the preflight",
-            seen=f"{len(self.fit)} of {len(self.names)}: {troubles or ', '.join(self.names)}{why}",
-            action="the job is requeued without them" if self.lacks_good else self._advise(),
-        )
-
-    def _advise(self) -> str:
-        """What helps where no requeue would: a job of several kinds can hold no spares."""
+            skipped = {"Slurm": str(error)}
+        self.wants_requeue = self._found_bad and not skipped
+        reasons = "; ".join(f"{host} {reason}" for host, reason in self.unfit.items())
+        notes = "".join(f"; {host} is not excluded: {why}" for host, why in skipped.items())
         fewer = (
             "ask for fewer of its kind (cluster.nodes)"
             if self.plan.node_groups
             else "hold spares (job.num_spare_nodes)"
         )
-        return f"exclude the node (cluster.slurm.exclude), or {fewer}"
+        advice = f"exclude the node (cluster.slurm.exclude), or {fewer}"
+        return BringUpError(
+            f"the run needs exactly {self.plan.num_nodes} nodes that pass the preflight",
+            seen=f"{len(self.fit)} of {len(self.names)}: {reasons or ', '.join(self.names)}{notes}",
+            action="the job is requeued without them" if self.wants_requeue else advice,
+        )
 
     def note_losses(self, named: list[str]) -> list[str]:
-        """Take out the nodes that Slurm gave up; returns them.
-
-        Args:
-            named: those that srun named already; Slurm is asked about the others.
-        """
+        """Mark the nodes unfit that srun named or that Slurm has taken out of service; return them."""
         try:
             down = nodes_out_of_service()
         except SlurmRLError:
@@ -138,26 +116,3 @@ class Hosts:
         lost = [host for host in self.fit if host in named or host in down]
         self.unfit |= dict.fromkeys(lost, "was lost")
         return lost
-
-
-def require_sense(found: Preflight, hosts: Sequence[str]) -> None:
-    """Raise BringUpError for what no node can be blamed for, and for what the user lets no node have."""
-    if len(found.silent) >= 2 and 2 * len(found.silent) >= len(hosts):
-        raise BringUpError(
-            "the nodes must answer the preflight",
-            seen=f"{', '.join(found.silent)} did not ({found.srun_said or 'no word'})",
-            action="see whether srun starts anything on them: srun -N2 hostname",
-        )
-    for check, seen in found.judged.refused.items():
-        raise BringUpError(
-            f"no node may fail the check {check}",
-            seen=seen,
-            action=f"have the node repaired, or leave it out by +preflight.on_failure.{check}=exclude",
-        )
-    for check, seen in found.judged.common.items():
-        raise BringUpError(
-            f"the check {check} of the preflight must not fail on half of the nodes or more, so no node is blamed",
-            seen=seen,
-            action="mend what all of them share: put run_dir (cluster.run_root) on a file system that every node sees, "
-            f"see cluster and driver; or +preflight.on_failure.{check}=warn",
-        )

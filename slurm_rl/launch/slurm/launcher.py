@@ -14,7 +14,7 @@ from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.admission import check_admission
 from slurm_rl.launch.slurm.commands import JobInfo
 from slurm_rl.launch.slurm.dependency import explain_end, run_before
-from slurm_rl.launch.slurm.memory import avoid_bad_nodes
+from slurm_rl.launch.slurm.exclude import exclude_at_submit
 from slurm_rl.launch.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launch.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launch.slurm.states import JobState
@@ -43,7 +43,7 @@ class SlurmLauncher(Launcher):
             for now, before in zip((spelled.sbatch, *spelled.het), (plan.sbatch, *plan.het), strict=True):
                 if now != before:
                     notes.insert(0, f"gpus    {now['gres']}, as this cluster spells {before['gres']}")
-        _, excluded = avoid_bad_nodes(RunDir(plan.run_dir), spelled)
+        _, excluded = exclude_at_submit(RunDir(plan.run_dir), spelled)
         if excluded.names:
             notes.append(f"nodes   left out as bad: {', '.join(excluded.names)}; see python -m slurm_rl nodes")
         return spelled, notes
@@ -51,7 +51,7 @@ class SlurmLauncher(Launcher):
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
         from slurm_rl.launch.slurm.submitit_slurm import PlanExecutor, submit_with_umask
 
-        plan, _ = avoid_bad_nodes(run, plan)
+        plan, _ = exclude_at_submit(run, plan)
         return Submitted(str(submit_with_umask(PlanExecutor(plan), load_entry(), str(run.path)).job_id))
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:

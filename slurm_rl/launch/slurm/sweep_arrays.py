@@ -17,7 +17,7 @@ from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launch.controller.record import record_job
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.dependency import with_dependency
-from slurm_rl.launch.slurm.memory import avoid_bad_nodes
+from slurm_rl.launch.slurm.exclude import exclude_at_submit
 from slurm_rl.launch.sweep.create import PlannedRun, for_all
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, save_ledger
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv
@@ -75,7 +75,7 @@ def _submit_array(sweep: SweepDir, name: str, array: Sequence[PlannedRun], previ
         (folder / str(index)).symlink_to(os.path.relpath(sweep.run(run.index).path, folder))
     script = folder / "job.sh"
     write_text(script, render_array_script(array, sweep.path, folder))
-    plan, _ = avoid_bad_nodes(sweep.run(array[0].index), array[0].plan)
+    plan, _ = exclude_at_submit(sweep.run(array[0].index), array[0].plan)
     array = [replace(array[0], plan=plan), *array[1:]]
     return commands.submit([*array_argv(array, folder, name, previous_job), str(script)])
 

@@ -16,7 +16,7 @@ from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError, run_slurm
 from slurm_rl.launch.slurm.commands import parse_settings
 from slurm_rl.launch.slurm.shared_paths import read_mounts
-from slurm_rl.plugins.health.doctor.gpus import find_accelerator
+from slurm_rl.node.environment import find_accelerator
 from slurm_rl.plugins.site.accounts import SACCTMGR_FORMAT, parse_associations
 from slurm_rl.plugins.site.fabric import Fabric, read_fabric
 from slurm_rl.plugins.site.findings import Findings

@@ -12,7 +12,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.node.beats.pulse import tick
+from slurm_rl.node.heartbeat import beat
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rewards.values import describe_error
@@ -87,7 +87,7 @@ class VLLMEngine:
         step = self.llm.llm_engine.step
 
         def beating_step(*args: Any, **kwargs: Any) -> Any:
-            tick()  # a token of each completion: how long a whole one takes says nothing
+            beat()  # a token of each completion: how long a whole one takes says nothing
             return step(*args, **kwargs)
 
         self.llm.llm_engine.step = beating_step

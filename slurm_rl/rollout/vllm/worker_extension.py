@@ -14,7 +14,7 @@ import torch
 
 from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.models.tied_names import find_tied, name_tied
-from slurm_rl.node.beats.pulse import listen
+from slurm_rl.node.heartbeat import enable_stack_dump
 from slurm_rl.node.processes import LIFE
 from slurm_rl.rollout.vllm import gloo_transfer, random_weights
 from slurm_rl.rollout.weights.checksum import WeightChecksum
@@ -24,7 +24,7 @@ from slurm_rl.rollout.weights.weight_record import WeightRecord
 gloo_transfer.register()
 random_weights.register()
 # Where an engine hangs, its worker knows where: the actor only waits for it.
-_ears = listen(f"{os.environ.get(LIFE, 'engine').partition(' ')[0]}.worker-{os.getpid()}")
+_stack_dump = enable_stack_dump(f"{os.environ.get(LIFE, 'engine').partition(' ')[0]}.worker-{os.getpid()}")
 
 
 class RolloutWorkerExtension:

@@ -18,7 +18,7 @@ from slurm_rl.data.groups import Prompts
 from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
-from slurm_rl.node.beats.pulse import start_pulse
+from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rollout.care import EngineCare
@@ -71,7 +71,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
-    start_pulse("driver")
+    start_heartbeat("driver")
     stop = StopFlag()
     stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))

@@ -16,7 +16,7 @@ from slurm_rl.models.model_folder import load_text_config, prepare_model, report
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.reward_model import describe_scores
 from slurm_rl.models.vision import load_image_reader
-from slurm_rl.node.beats.pulse import start_pulse
+from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plan.fit import fill_in
 from slurm_rl.plugins.report.metrics import MetricsLogger
@@ -36,7 +36,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: A
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
-    start_pulse(f"rank-{rank_info.rank}")
+    start_heartbeat(f"rank-{rank_info.rank}")
     stop = StopFlag()
     stop.install()
     rank_info.join(timeout_s=config.trainer.step_timeout_s)

@@ -1,4 +1,4 @@
-"""When a stop may be handed to the trainer, and what its end means."""
+"""When a stop is sent to the trainer, and the meaning of its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEAF = "import time; print('up', flush=True); time.sleep(60)"
 
 
 @pytest.mark.parametrize(("body", "expected"), [(HANDLES, True), (DEAF, False)])
-def test_a_handler_is_seen_from_outside(body: str, expected: bool) -> None:
+def test_may_signal_follows_the_signal_handler(body: str, expected: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -29,11 +29,11 @@ def test_a_handler_is_seen_from_outside(body: str, expected: bool) -> None:
         process.kill()
 
 
-def test_a_process_that_is_gone_catches_nothing() -> None:
+def test_catches_is_false_for_an_ended_process() -> None:
     assert not catches(2**22 + 1, signal.SIGUSR2)
 
 
-def test_an_end_without_a_word_is_an_error_that_names_the_signal(tmp_path: Path) -> None:
+def test_check_driver_end_names_the_signal(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     with pytest.raises(TrainingError, match=r"killed by SIGKILL, exit status 137"):
         check_driver_end(attempt, -9)

@@ -1,4 +1,4 @@
-"""The environment that a node agent gives to all it starts."""
+"""The environment of a node agent's children, and the GPUs of the node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.node.discovery import NodeRole
-from slurm_rl.node.environment import child_environment
+from slurm_rl.node.environment import child_environment, find_accelerator, read_device_uuids
 from slurm_rl.node.ports import derive_port_block
+from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -21,24 +21,52 @@ def environment_of(run: Path, *words: str, rank: int = 0) -> dict[str, str]:
     return child_environment(RunDir(run), plan, 1, NodeRole(rank, 2, "7"), ports, "mark", run / "tmp")
 
 
-def test_what_the_user_sets_is_there_on_every_node_before_ray_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "of one node's shell")
+def test_child_environment_has_the_users_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ["+cluster.env.VLLM_USE_V1=1", "+cluster.env.HF_HUB_OFFLINE=0"]
     nodes = [environment_of(tmp_path, *words, rank=rank) for rank in range(2)]
     assert [(env["VLLM_USE_V1"], env["HF_HUB_OFFLINE"]) for env in nodes] == [("1", "0")] * 2
-    # And every node offers free ports of its own block.
     assert nodes[0]["SLURM_RL_SPARE_PORTS"] != nodes[1]["SLURM_RL_SPARE_PORTS"]
 
 
 @pytest.mark.parametrize(
-    ("handed_on", "seen"), [("/tmp/torchinductor_me", None), ("/scratch/compiled", "/scratch/compiled")]
+    ("inherited", "seen"), [("/tmp/torchinductor_me", None), ("/scratch/compiled", "/scratch/compiled")]
 )
-def test_a_compile_cache_counts_if_the_user_chose_it_not_if_torch_did_where_the_run_was_submitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handed_on: str, seen: str | None
+def test_child_environment_drops_torchs_default_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inherited: str, seen: str | None
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", handed_on)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inherited)
     env = environment_of(tmp_path)
     assert env.get("TORCHINDUCTOR_CACHE_DIR") == seen
     assert env["TMPDIR"] == str(tmp_path / "tmp")
+
+
+def make_node(topology: Path, index: int, simd_count: int, unique_id: int, minor: int) -> None:
+    folder = topology / str(index)
+    folder.mkdir(parents=True)
+    text = f"simd_count {simd_count}\nunique_id {unique_id}\ndrm_render_minor {minor}\n"
+    (folder / "properties").write_text(text)
+
+
+def test_read_device_uuids_returns_accessible_gpus_in_order(tmp_path: Path) -> None:
+    topology, dri = tmp_path / "nodes", tmp_path / "dri"
+    dri.mkdir()
+    make_node(topology, 0, 0, 0, 0)
+    for index, minor in ((2, 128), (10, 136), (9, 129)):
+        make_node(topology, index, 304, 0xABC0 + index, minor)
+    for minor in (128, 136):
+        (dri / f"renderD{minor}").touch()
+    assert read_device_uuids(topology, dri) == ["GPU-000000000000abc2", "GPU-000000000000abca"]
+
+
+def test_read_device_uuids_without_a_driver_is_empty(tmp_path: Path) -> None:
+    assert read_device_uuids(tmp_path / "absent", tmp_path) == []
+
+
+def test_find_accelerator_counts_device_files(tmp_path: Path) -> None:
+    assert find_accelerator(tmp_path) == ("cpu", 0)
+    (tmp_path / "nvidiactl").touch()
+    assert find_accelerator(tmp_path) == ("cpu", 0), "a driver without a device"
+    for number in range(3):
+        (tmp_path / f"nvidia{number}").touch()
+    assert find_accelerator(tmp_path) == ("nvidia", 3)

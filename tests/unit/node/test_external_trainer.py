@@ -1,4 +1,4 @@
-"""Somebody else's trainer on the head node: started, stopped, and judged by how it ended."""
+"""An external trainer on the head node: its start, its stop, and the report of its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESUME = ("--from", "at ${checkpoint:name}, ${checkpoint:step}")
 def start(
     run_dir: Path, argv: list[str], *more: str, attempt: int = 1, rank: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """The process that starts the program; with a rank as torchrun starts it."""
+    """Start the program; with a rank, as torchrun does."""
     more = (*more, "external.start=torchrun") if rank is not None else more
     words = ["+exp=command", *more]
     plan = build_plan(load_config(words), str(run_dir), SubmitFacts(python=sys.executable, num_cpus=2, version="0"))
@@ -56,17 +56,17 @@ def outcome(run_dir: Path, attempt: int = 1) -> dict[str, Any]:
         ("import os; os.kill(os.getpid(), 9)", 1, "failed", "python3 was killed by SIGKILL"),
     ],
 )
-def test_its_end_is_told_as_that_of_our_own(tmp_path: Path, body: str, status: int, wanted: str, cause: str) -> None:
+def test_external_end_is_reported_in_outcome(tmp_path: Path, body: str, status: int, wanted: str, cause: str) -> None:
     assert start(tmp_path, ["python3", "-c", body]).wait(60) == status
     assert outcome(tmp_path)["outcome"] == wanted and cause in outcome(tmp_path).get("cause", "")
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_external_names_a_missing_program(tmp_path: Path) -> None:
     assert start(tmp_path, ["no-such-program"]).wait(60) == 1
     assert "no-such-program could not be started: No such file" in outcome(tmp_path)["cause"]
 
 
-def test_it_finds_the_run_in_its_environment_and_the_modules_beside_it(tmp_path: Path) -> None:
+def test_external_environment_names_the_run(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("found = True")
     (tmp_path / "mine.py").write_text(
         "import beside, json, os\n"
@@ -81,7 +81,7 @@ def test_it_finds_the_run_in_its_environment_and_the_modules_beside_it(tmp_path:
     assert [row["kind"] for row in read_rows(RunDir(run_dir).events)] == ["external/started"]
 
 
-# Says what it was given: its last words on the command line, and what the environment says of a checkpoint.
+# Writes its last arguments and the checkpoint in its environment.
 TELL = "import json, os, sys; e = os.environ; f = open(e['SLURM_RL_RUN_DIR'] + '/seen', 'w'); " + (
     "json.dump([sys.argv[1:], e['SLURM_RL_CHECKPOINT'], e['SLURM_RL_CHECKPOINT_STEP']], f)"
 )
@@ -95,7 +95,7 @@ TELL = "import json, os, sys; e = os.environ; f = open(e['SLURM_RL_RUN_DIR'] + '
         (["checkpoint-4", "checkpoint-20"], 2, [["--from", "at checkpoint-4, 4"], "checkpoint-4", "4"]),
     ],
 )
-def test_a_later_attempt_is_told_the_newest_whole_checkpoint(
+def test_external_resumes_from_the_newest_complete_checkpoint(
     tmp_path: Path, folders: list[str], attempt: int, seen: list[Any]
 ) -> None:
     for name in folders:
@@ -108,8 +108,8 @@ def test_a_later_attempt_is_told_the_newest_whole_checkpoint(
     assert row["kind"] == "external/started" and row["checkpoint"] == (seen[1] or None)
 
 
-def test_a_tracker_that_a_kill_left_empty_is_mended(tmp_path: Path) -> None:
-    """verl reads it before anything else and dies of an empty one."""
+def test_external_repairs_an_empty_tracker_file(tmp_path: Path) -> None:
+    """verl reads it first and fails if it is empty."""
     (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
     (tmp_path / "checkpoints/global_step_20/data.pt").write_text("x")
     tracker = tmp_path / "checkpoints/latest_checkpointed_iteration.txt"
@@ -118,7 +118,7 @@ def test_a_tracker_that_a_kill_left_empty_is_mended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "seen").read_text())[1] == "global_step_20" and tracker.read_text() == "20"
 
 
-def test_one_that_saves_at_a_stop_and_leaves_with_0_is_not_finished(tmp_path: Path) -> None:
+def test_external_stopped_with_status_0_is_checkpointed(tmp_path: Path) -> None:
     body = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -132,7 +132,7 @@ def test_one_that_saves_at_a_stop_and_leaves_with_0_is_not_finished(tmp_path: Pa
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
+def test_external_stop_ends_children(tmp_path: Path, deaf: bool) -> None:
     body = (
         "import os, signal, subprocess, sys, time\n"
         f"if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -150,7 +150,7 @@ def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text())
 
 
-def test_of_all_ranks_the_first_says_how_it_ended(tmp_path: Path) -> None:
+def test_external_rank_0_reports_for_all(tmp_path: Path) -> None:
     other = start(tmp_path, ["python3", "-c", "pass"], rank=1)
     assert other.wait(60) == 0
     run = RunDir(tmp_path)
@@ -164,8 +164,8 @@ SLEEPS = "import os; open(os.environ['SLURM_RL_RUN_DIR'] + '/up', 'w'); import t
 ENDS_LATER = "import os, time\nwhile not os.path.exists(os.environ['SLURM_RL_RUN_DIR'] + '/end'): time.sleep(0.05)\n"
 
 
-def test_a_stopped_rank_is_none_that_failed(tmp_path: Path) -> None:
-    """torchrun would end the other ranks, which may be saving still."""
+def test_external_stopped_rank_returns_0(tmp_path: Path) -> None:
+    """Else torchrun would end the other ranks, which may still be saving."""
     process = start(tmp_path, ["python3", "-c", SLEEPS], rank=0)
     wait_for((tmp_path / "up").is_file)
     process.send_signal(signal.SIGUSR2)
@@ -173,7 +173,7 @@ def test_a_stopped_rank_is_none_that_failed(tmp_path: Path) -> None:
     assert (outcome(tmp_path)["outcome"], outcome(tmp_path)["exit_code"]) == ("checkpointed", 75)
 
 
-def test_a_rank_that_torchrun_ends_leaves_the_cause_to_torchrun(tmp_path: Path) -> None:
+def test_external_rank_ended_by_torchrun_reports_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, ["python3", "-c", SLEEPS], rank=0)
     wait_for((tmp_path / "up").is_file)
     process.terminate()
@@ -181,7 +181,7 @@ def test_a_rank_that_torchrun_ends_leaves_the_cause_to_torchrun(tmp_path: Path) 
     assert not RunDir(tmp_path).attempt(1).outcome.exists()
 
 
-def test_a_rank_whose_peers_were_stopped_before_it_was_stopped_too(tmp_path: Path) -> None:
+def test_external_rank_waits_for_its_own_stop(tmp_path: Path) -> None:
     process = start(tmp_path, ["python3", "-c", f"{ENDS_LATER}raise SystemExit(1)"], rank=0)
     wait_for(lambda: RunDir(tmp_path).events.exists())
     (tmp_path / "end").touch()
@@ -202,7 +202,7 @@ def test_a_rank_whose_peers_were_stopped_before_it_was_stopped_too(tmp_path: Pat
         ("_actor/x", -1),
     ],
 )
-def test_checkpoints_of_each_trainer_count_as_progress(tmp_path: Path, folder: str, step: int) -> None:
+def test_newest_step_knows_checkpoints_of_each_trainer(tmp_path: Path, folder: str, step: int) -> None:
     (tmp_path / "checkpoints" / folder).mkdir(parents=True)
     assert newest_step(RunDir(tmp_path)) == step
 

@@ -1,4 +1,4 @@
-"""From the mask that Slurm gives a task to the masks of the actors there: each actor's GPUs are the task's own."""
+"""From the mask of a Slurm task to the masks of its actors: each actor gets GPUs of the task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nodes_of_ray(*masks: list[str]) -> list[dict[str, Any]]:
 
 
 @given(first=MASKS, second=MASKS)
-def test_an_actor_gets_the_tasks_own_gpus_by_the_names_that_the_mask_has(first: list[str], second: list[str]) -> None:
+def test_actor_gets_gpus_by_the_names_in_the_mask(first: list[str], second: list[str]) -> None:
     count = min(len(first), len(second))
     names = []
     for mask in (first, second):
@@ -54,7 +54,7 @@ def test_an_actor_gets_the_tasks_own_gpus_by_the_names_that_the_mask_has(first: 
     assert cluster._visible_gpus(actor) == {MASK_VARIABLES["nvidia"]: ",".join(second[:count])}
 
 
-def test_without_a_mask_gpus_are_counted_and_without_gpus_nothing_is_said() -> None:
+def test_gpu_names_without_a_mask_are_indices() -> None:
     assert gpu_names({}, "nvidia", 2) == ["0", "1"]
     assert gpu_names({}, "cpu", 0) == []
     assert [parse_gpu_labels(node["Labels"]) for node in find_ours(nodes_of_ray([]), 1)] == [[]]
@@ -70,7 +70,7 @@ def test_without_a_mask_gpus_are_counted_and_without_gpus_nothing_is_said() -> N
         ("policy", (), None, {}),
     ],
 )
-def test_who_trains_on_a_gpu_has_its_part_of_the_cores(
+def test_trainers_on_gpus_share_the_cores(
     role: str, gpus: tuple[int, ...], num_threads: int | None, expected: dict[str, str]
 ) -> None:
     nodes = OwnRayNodes.__new__(OwnRayNodes)

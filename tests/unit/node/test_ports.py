@@ -1,8 +1,7 @@
-"""Ports: derivation, proof by binding, the guard between two jobs."""
+"""Ports: derivation, checks by binding, and the guard between two jobs."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -25,10 +23,10 @@ from slurm_rl.node.ports import (
     check_dashboard_port,
     choose_ports,
     derive_port_block,
-    prove_free,
+    find_busy,
 )
 
-# Keys of this test process alone, so that two test runs on one machine do not disturb each other.
+# Differs between two test runs on one machine.
 JOB = str(os.getpid())
 
 
@@ -54,7 +52,7 @@ def chosen(job_key: str, attempt: int = 0) -> Iterator[PortPlan]:
     attempt=st.integers(0, 1000),
     candidate=st.integers(0, 100),
 )
-def test_a_block_is_in_range_and_its_ports_are_distinct(job_key: str, attempt: int, candidate: int) -> None:
+def test_port_block_is_in_range_and_distinct(job_key: str, attempt: int, candidate: int) -> None:
     plan = derive_port_block(job_key, attempt, candidate)
     numbers = plan.all_ports()
     assert len(numbers) == len(set(numbers))
@@ -65,43 +63,35 @@ def test_a_block_is_in_range_and_its_ports_are_distinct(job_key: str, attempt: i
 
 
 @given(job_key=st.text(min_size=1, max_size=20), attempt=st.integers(0, 50))
-def test_the_candidates_visit_every_block_once(job_key: str, attempt: int) -> None:
+def test_port_candidates_visit_every_block(job_key: str, attempt: int) -> None:
     blocks = {derive_port_block(job_key, attempt, candidate).gcs for candidate in range(NUM_BLOCKS)}
     assert len(blocks) == NUM_BLOCKS
 
 
 @given(first=st.integers(1, 10**9), second=st.integers(1, 10**9))
-def test_two_blocks_are_the_same_or_disjoint(first: int, second: int) -> None:
+def test_port_blocks_are_equal_or_disjoint(first: int, second: int) -> None:
     one, other = (set(derive_port_block(str(key), 0, 0).all_ports()) for key in (first, second))
     assert one == other or not one & other
 
 
 @given(job=st.integers(1, 10**9), step=st.integers(1, NUM_BLOCKS - 1))
-def test_neighbouring_job_ids_never_start_with_the_same_block(job: int, step: int) -> None:
+def test_port_block_differs_for_neighbouring_jobs(job: int, step: int) -> None:
     assert derive_port_block(str(job), 0, 0).gcs != derive_port_block(str(job + step), 0, 0).gcs
-
-
-def test_an_attempt_does_not_begin_on_the_ports_of_the_one_before() -> None:
-    assert derive_port_block("7", 0, 0).gcs != derive_port_block("7", 1, 0).gcs
-
-
-def test_the_plan_is_json() -> None:
-    plan = derive_port_block("7", 0, 0)
-    assert PortPlan(**json.loads(json.dumps(asdict(plan)))) == plan
+    assert derive_port_block(str(job), 0, 0).gcs != derive_port_block(str(job), 1, 0).gcs
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_a_listener_on_any_address_is_busy(address: str) -> None:
+def test_find_busy_sees_a_listener_on_any_address(address: str) -> None:
     with socket.socket() as server:
         server.bind((address, 0))
         server.listen()
         port = server.getsockname()[1]
-        assert prove_free([port]) == [port]
-    assert prove_free([port]) == []
+        assert find_busy([port]) == [port]
+    assert find_busy([port]) == []
 
 
 @pytest.mark.parametrize("name", ["gcs", "rendezvous", "spare_max", "worker_min", "worker_max"])
-def test_one_busy_port_moves_the_job_to_the_next_candidate(name: str) -> None:
+def test_choose_ports_skips_a_block_with_a_busy_port(name: str) -> None:
     with chosen(JOB) as plan:
         pass
     with listening(getattr(plan, name)), chosen(JOB) as moved:
@@ -109,39 +99,39 @@ def test_one_busy_port_moves_the_job_to_the_next_candidate(name: str) -> None:
         assert not set(moved.all_ports()) & set(plan.all_ports())
 
 
-def test_two_jobs_with_the_same_first_choice_do_not_meet() -> None:
+def test_choose_ports_separates_jobs_with_one_first_choice() -> None:
     other = str(int(JOB) + NUM_BLOCKS)
     with chosen(JOB) as mine, chosen(other) as theirs:
         assert not set(mine.all_ports()) & set(theirs.all_ports())
 
 
-def test_the_ports_of_a_chosen_block_can_be_bound() -> None:
+def test_choose_ports_returns_ports_that_can_be_bound() -> None:
     with chosen(JOB) as plan, ExitStack() as stack:
         for port in plan.all_ports():
             if port != plan.guard:
                 stack.enter_context(listening(port, "0.0.0.0"))
 
 
-def test_a_block_is_free_again_when_its_process_is_killed() -> None:
+def test_choose_ports_frees_the_block_of_a_killed_process() -> None:
     script = f"from slurm_rl.node.ports import *; print(choose_ports({JOB!r}, 3).guard, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
         guard = int(owner.stdout.readline())
-        assert prove_free([guard]) == [guard]
+        assert find_busy([guard]) == [guard]
         owner.kill()
-    assert prove_free([guard]) == []
+    assert find_busy([guard]) == []
 
 
 def ports_of(plans: list[PortPlan]) -> list[int]:
     return [port for plan in plans for port in plan.all_ports()]
 
 
-def test_the_error_lists_what_was_busy_and_survives_pickling() -> None:
-    # Two blocks that no run of another test, beside this one, listens in.
+def test_choose_ports_lists_busy_ports_in_its_error() -> None:
+    # Two blocks without listeners of another test run.
     pairs = ([derive_port_block(JOB, attempt, candidate) for candidate in range(2)] for attempt in range(5, 100))
-    attempt, plans = next((n, pair) for n, pair in enumerate(pairs, 5) if not prove_free(ports_of(pair)))
+    attempt, plans = next((n, pair) for n, pair in enumerate(pairs, 5) if not find_busy(ports_of(pair)))
     with listening(plans[0].dashboard), listening(plans[1].guard), pytest.raises(BringUpError) as caught:
         choose_ports(JOB, attempt, tries=2)
     text = str(caught.value)
@@ -149,7 +139,7 @@ def test_the_error_lists_what_was_busy_and_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
-def test_a_dashboard_port_that_is_taken_is_named() -> None:
+def test_check_dashboard_port_names_a_taken_port() -> None:
     check_dashboard_port(None, "n0")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BringUpError) as caught:
         check_dashboard_port(taken.getsockname()[1], "n0")

@@ -1,4 +1,4 @@
-"""Process hygiene, on real processes: what carries the mark ends, whatever it did to hide; nothing else does."""
+"""Processes with the mark are found and ended, whatever they do; no other process is. With real processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 from slurm_rl.node import processes
 from slurm_rl.node.processes import MARK, die_with_parent, end_marked, find_marked, mark_env
 
-# No exec after the line of output: in the middle of one, the mark cannot be read.
+# No exec after the line of output: during an exec the mark cannot be read.
 PATIENT = "echo ready; while :; do sleep 0.05; done"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A value no other process carries; whatever a failed test left is killed."""
+    """A unique mark; what a failed test left is killed."""
     value = f"test-{uuid.uuid4()}"
     yield value
     for pid in find_marked(value):
@@ -32,7 +32,7 @@ def mark() -> Iterator[str]:
 
 
 def start(script: str, mark_value: str | None = None) -> subprocess.Popen[str]:
-    """A shell that runs the script; returns after its first line of output."""
+    """Return a shell that runs the script, after its first line of output."""
     env = {"PATH": os.environ["PATH"], **(mark_env(mark_value) if mark_value else {})}
     process = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -54,7 +54,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_daemon_that_left_session_and_tree_is_found_and_ended(mark: str) -> None:
+def test_end_marked_finds_a_daemon(mark: str) -> None:
     parent = start("setsid sh -c 'sleep 300 >/dev/null 2>&1 & echo started'", mark)
     parent.wait(timeout=60)
     wait_until(lambda: len(find_marked(mark)) == 1)
@@ -64,37 +64,37 @@ def test_a_daemon_that_left_session_and_tree_is_found_and_ended(mark: str) -> No
     assert not is_alive(daemon)
 
 
-def test_one_that_ignores_sigterm_is_killed_and_named(mark: str) -> None:
+def test_end_marked_kills_what_ignores_sigterm(mark: str) -> None:
     stubborn = start(STUBBORN, mark)
     assert stubborn.pid in end_marked(mark, grace_s=0.3)
     assert find_marked(mark) == []
 
 
-def test_sigterm_is_enough_for_the_others_and_does_not_take_the_whole_grace(mark: str) -> None:
+def test_end_marked_returns_before_the_grace_period_ends(mark: str) -> None:
     started = time.monotonic()
     start("echo ready; exec sleep 300", mark)
     assert end_marked(mark, grace_s=300) == []
     assert time.monotonic() - started < 100
 
 
-def test_a_stopped_process_gets_its_chance(mark: str, tmp_path: Path) -> None:
+def test_end_marked_continues_a_stopped_process(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
-    # By the shell itself: a child that it starts now carries the mark too, and may be ended before it did anything.
+    # By the shell itself: a new child has the mark as well, and may be ended before it does anything.
     process = start(f"trap ': > {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     os.kill(process.pid, signal.SIGSTOP)
     assert end_marked(mark, grace_s=30) == []
     assert note.exists()
 
 
-def test_a_child_born_during_the_end_is_ended_too(mark: str) -> None:
+def test_end_marked_ends_children_born_meanwhile(mark: str) -> None:
     start("trap 'setsid sleep 300 & exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     end_marked(mark, grace_s=30)
     assert find_marked(mark) == []
 
 
-def test_unmarked_and_otherwise_marked_neighbours_survive(mark: str) -> None:
+def test_end_marked_spares_other_processes(mark: str) -> None:
     neighbours = [start(f"echo ready; {MARK}=x exec sleep 300")]
-    # The same text elsewhere, a value that only begins alike, and another name.
+    # The same text elsewhere, a longer value, and another name.
     neighbours.append(start(f"echo ready; OTHER='{MARK}={mark}' exec sleep 300"))
     neighbours.append(start("echo ready; exec sleep 300", f"{mark}0"))
     start("echo ready; exec sleep 300", mark)
@@ -108,9 +108,7 @@ def test_unmarked_and_otherwise_marked_neighbours_survive(mark: str) -> None:
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_a_pid_that_became_anothers_is_not_signalled(
-    mark: str, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_spares_a_reused_pid(mark: str, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open")
     innocent, ours = start(PATIENT), start(PATIENT, mark)
@@ -123,7 +121,7 @@ def test_a_pid_that_became_anothers_is_not_signalled(
     innocent.wait()
 
 
-def test_zombies_are_reaped_and_never_waited_for(mark: str) -> None:
+def test_end_marked_reaps_zombies(mark: str) -> None:
     zombie = start("echo ready", mark)
     wait_until(lambda: not is_alive(zombie.pid))
     assert find_marked(mark) == []
@@ -134,13 +132,13 @@ def test_zombies_are_reaped_and_never_waited_for(mark: str) -> None:
     zombie.wait()
 
 
-def test_the_caller_keeps_the_exit_code_of_its_own_children(mark: str) -> None:
+def test_end_marked_leaves_own_children_to_the_caller(mark: str) -> None:
     child = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
     end_marked(mark, grace_s=30, own_children=[child.pid])
     assert child.wait() == 7
 
 
-def test_this_process_and_those_above_it_are_spared(mark: str) -> None:
+def test_end_marked_spares_this_process_and_ancestors(mark: str) -> None:
     code = (
         "import os; from slurm_rl.node.processes import *;"
         f"print(find_marked({mark!r}), end_marked({mark!r}, 1), flush=True)"
@@ -151,7 +149,7 @@ def test_this_process_and_those_above_it_are_spared(mark: str) -> None:
     assert result.stdout.splitlines() == ["[] []", "the shell lives"], result.stderr
 
 
-def test_the_mark_survives_a_new_process_title(mark: str) -> None:
+def test_mark_survives_setproctitle(mark: str) -> None:
     pytest.importorskip("setproctitle")
     code = "import setproctitle as s, time; s.setproctitle('ray::IDLE'); print('ready', flush=True); time.sleep(300)"
     process = start(f'exec {sys.executable} -c "{code}"', mark)
@@ -159,7 +157,7 @@ def test_the_mark_survives_a_new_process_title(mark: str) -> None:
     end_marked(mark, grace_s=30)
 
 
-def test_a_subreaper_adopts_and_reaps_a_daemon() -> None:
+def test_subreaper_adopts_and_reaps_a_daemon() -> None:
     code = """
 import os, subprocess, time
 from pathlib import Path
@@ -175,7 +173,7 @@ print(int(parent) == os.getpid(), Path(f"/proc/{found[0]}").exists())
     assert result.stdout.split() == ["True", "False"], result.stderr
 
 
-def test_a_child_dies_with_its_parent(mark: str) -> None:
+def test_die_with_parent_kills_the_child(mark: str) -> None:
     code = """
 import functools, os, signal, subprocess, time
 from slurm_rl.node.processes import *
@@ -194,6 +192,6 @@ time.sleep(300)
     wait_until(lambda: not is_alive(child))
 
 
-def test_a_child_whose_parent_was_already_gone_does_not_start() -> None:
+def test_die_with_parent_kills_a_late_child() -> None:
     late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)
     assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=60) == -signal.SIGKILL

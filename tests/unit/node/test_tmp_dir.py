@@ -1,4 +1,4 @@
-"""The node-local folder is ours alone, and goes, also while something still writes into it."""
+"""The node-local folder: private, with an unpredictable name, and removed at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from tests.other_user import STRANGER, as_stranger
 
 
-def test_a_folder_into_which_a_dying_process_writes_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_tmp_dir_repeats_after_a_late_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "srl"
     folder.mkdir()
     remove, late = shutil.rmtree, [folder / "first", folder / "second"]
@@ -40,14 +40,14 @@ def test_a_folder_into_which_a_dying_process_writes_is_removed(tmp_path: Path, m
     assert not late
 
 
-def test_a_folder_that_is_not_there_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_tmp_dir_does_not_wait_for_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"slept for {seconds} s"))
     remove_tmp_dir(tmp_path / "absent")
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A /tmp: everybody may make something there."""
+    """A folder like /tmp, where every user may write."""
     place = tmp_path / "t"
     place.mkdir()
     place.chmod(0o1777)
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_new_folder_is_for_its_user_alone_and_may_be_taken_again(place: Path) -> None:
+def test_make_private_folder_is_private_and_reusable(place: Path) -> None:
     folder = place / "srl-0-1"
     before = os.umask(0)
     try:
@@ -79,7 +79,9 @@ def test_a_new_folder_is_for_its_user_alone_and_may_be_taken_again(place: Path) 
         (lambda path: path.symlink_to(path.parent / "nowhere"), "a link"),
     ],
 )
-def test_what_a_stranger_made_first_is_refused_by_name(place: Path, plant: Callable[[Path], None], kind: str) -> None:
+def test_make_private_folder_refuses_what_another_user_made(
+    place: Path, plant: Callable[[Path], None], kind: str
+) -> None:
     folder = place / "srl-0-1"
     as_stranger(lambda: plant(folder))
     with pytest.raises(BringUpError, match=rf"{kind} of .*Next: .*cluster\.tmp_root"):
@@ -95,13 +97,12 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def plan(run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch) -> JobPlan:
-    monkeypatch.chdir(place)  # pytest's folders are too far from the root for Ray
+    monkeypatch.chdir(place)  # pytest's paths are too long for Ray
     plan = build_plan(load_config(["+exp=demo"]), str(run.path), SubmitFacts("/python", 4, "1"))
     return replace(plan, tmp_root=".")
 
 
-def test_nobody_can_take_the_name_first_and_all_nodes_have_the_same(run: RunDir, plan: JobPlan, place: Path) -> None:
-    """A stranger knows run, attempt and uid; he makes what he can think of."""
+def test_choose_tmp_dir_derives_from_the_secret_token(run: RunDir, plan: JobPlan, place: Path) -> None:
     create_token(run, 3)
     folder = choose_tmp_dir(run, plan, 3)
     assert folder == choose_tmp_dir(RunDir(run.path), plan, 3)
@@ -115,14 +116,12 @@ def test_nobody_can_take_the_name_first_and_all_nodes_have_the_same(run: RunDir,
     make_private_folder(place / folder)
     run2 = RunDir(run.path)
     create_token(run2, 3)
-    assert choose_tmp_dir(run2, plan, 3) != folder, "another token, another name"
+    assert choose_tmp_dir(run2, plan, 3) != folder
     (run.secrets / "ray-token-3").unlink()
-    assert choose_tmp_dir(run, plan, 3) != choose_tmp_dir(run, plan, 3), "without a token it is drawn"
+    assert choose_tmp_dir(run, plan, 3) != choose_tmp_dir(run, plan, 3)
 
 
-def test_cleaning_finds_the_folders_of_a_run_without_its_secret_and_none_of_others(
-    run: RunDir, plan: JobPlan, place: Path
-) -> None:
+def test_remove_tmp_dirs_finds_folders_of_the_run_only(run: RunDir, plan: JobPlan, place: Path) -> None:
     for attempt in (1, 2, 10):
         make_private_folder(choose_tmp_dir(run, plan, attempt))
     other = choose_tmp_dir(run, replace(plan, run_dir="/another"), 1)
@@ -142,20 +141,20 @@ def test_cleaning_finds_the_folders_of_a_run_without_its_secret_and_none_of_othe
     assert (place / f"{tmp_stem(plan)}1-theirs").stat().st_uid == STRANGER
 
 
-def test_a_place_that_is_too_long_for_rays_sockets_is_refused(run: RunDir, plan: JobPlan) -> None:
+def test_choose_tmp_dir_refuses_a_long_path(run: RunDir, plan: JobPlan) -> None:
     assert choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp"), 99)
     with pytest.raises(BringUpError, match="must leave room for Ray's sockets"):
         choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp/too"), 1)
 
 
-def test_a_link_that_is_ours_is_refused_too(place: Path) -> None:
+def test_make_private_folder_refuses_an_own_link(place: Path) -> None:
     (place / "real").mkdir(mode=0o700)
     (place / "srl-0-1").symlink_to(place / "real")
     with pytest.raises(BringUpError, match="a link of"):
         make_private_folder(place / "srl-0-1")
 
 
-def test_what_others_could_put_into_a_folder_of_ours_goes_with_it(place: Path) -> None:
+def test_make_private_folder_replaces_an_open_folder(place: Path) -> None:
     folder = place / "srl-0-1"
     folder.mkdir()
     folder.chmod(0o777)
@@ -164,44 +163,32 @@ def test_what_others_could_put_into_a_folder_of_ours_goes_with_it(place: Path) -
     assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_place_where_everybody_may_rename_is_refused(place: Path) -> None:
+def test_make_private_folder_needs_a_sticky_parent(place: Path) -> None:
     place.chmod(0o777)
-    with pytest.raises(BringUpError, match="everybody rename"):
+    with pytest.raises(BringUpError, match="every user rename"):
         make_private_folder(place / "srl-0-1")
 
 
-def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(place: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "key"
-    secret.write_text("a 0600 key")
-    secret.chmod(0o600)
-    logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
+def test_keep_ray_logs_copies_regular_files_only(place: Path, tmp_path: Path) -> None:
+    tmp_dir, kept = place / "srl-0-1", tmp_path / "kept"
+    make_private_folder(tmp_dir)
+    logs = tmp_dir / "r" / "session_2026" / "logs"
     logs.mkdir(parents=True)
-    (logs / "gcs.out").write_text("ours")
-    (logs / "private.out").write_text("ours alone")
+    (logs / "gcs.out").write_text("log")
+    (logs / "private.out").write_text("private log")
     (logs / "private.out").chmod(0o600)
-    (logs / "link.out").symlink_to(secret)
-    # Of another file: one with two names would be passed over for that alone.
-    (tmp_path / "other key").write_text("another")
-    os.link(tmp_path / "other key", logs / "hard.out")
+    (logs / "link.out").symlink_to("/etc/passwd")
     os.mkfifo(logs / "pipe.out")
     (logs / "empty.out").touch()
-    # As Ray has them, by any order of their names before or after its files.
-    for number in range(8):
-        (logs / f"events {number}").mkdir()
-    logs.chmod(0o777)
-    as_stranger(lambda: (logs / "theirs.out").write_text("theirs"))
-    (place / "srl-0-1" / "r" / "session_2027").symlink_to(logs.parent)
-    (place / "srl-0-1" / "r" / "session_2028").mkdir()
-    (place / "srl-0-1" / "r" / "session_2028" / "logs").symlink_to(tmp_path)
-    keep_ray_logs(place / "srl-0-1", tmp_path / "kept")
-    assert {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()} == {
-        "gcs.out": "ours",
-        "private.out": "ours alone",
-    }
-    assert stat.S_IMODE((tmp_path / "kept" / "private.out").stat().st_mode) == 0o600
+    (logs / "large.out").write_bytes(bytes(2_000_001))
+    (logs / "events").mkdir()
+    (tmp_dir / "r" / "session_2027").symlink_to(logs.parent)
+    keep_ray_logs(tmp_dir, kept)
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {"gcs.out": "log", "private.out": "private log"}
+    assert stat.S_IMODE((kept / "private.out").stat().st_mode) == 0o600
 
 
-def test_nothing_is_kept_from_a_folder_of_a_stranger(place: Path, tmp_path: Path) -> None:
+def test_keep_ray_logs_ignores_a_folder_of_another_user(place: Path, tmp_path: Path) -> None:
     def plant() -> None:
         logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
         logs.mkdir(parents=True)

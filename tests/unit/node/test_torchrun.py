@@ -1,8 +1,9 @@
-"""What the agent makes of torchrun: the cause of its end, signals to its ranks; and one rank by itself."""
+"""torchrun as a child of the agent: the cause of its end and the signals to its ranks; and a single rank."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node import torchrun
-from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
+from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.task import Rendezvous, TorchrunPlan
@@ -46,11 +47,11 @@ Root Cause (first observed failure):
 PLAN = build_plan(load_config(["+exp=demo"]), "/r", SubmitFacts("/env/bin/python", 2, "1"))
 HEAD, OTHER = NodeRole(0, 2, "7"), NodeRole(1, 2, "7")
 
-# Stands for torchrun: two children of the agent's child, each with a handler of its own after a while.
+# Instead of torchrun: two children of the agent's child, with or without a handler.
 RANK = """
 import os, signal, sys, time
-if sys.argv[1] == "hears":
-    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(open(sys.argv[2], "a").write("told\\n") and 0))
+if sys.argv[1] == "handles":
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(open(sys.argv[2], "a").write("saved\\n") and 0))
 os.write(1, b"up\\n")
 time.sleep(60)
 """
@@ -64,7 +65,7 @@ ranks = [subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]]) fo
 @pytest.mark.parametrize(
     ("code", "expected"), [("-9", "rank 3 was killed by SIGKILL"), ("2", "rank 3 ended with exit status 2")]
 )
-def test_the_first_rank_that_failed_is_named(tmp_path: Path, code: str, expected: str) -> None:
+def test_describe_torchrun_end_names_the_first_failure(tmp_path: Path, code: str, expected: str) -> None:
     log = tmp_path / "driver.log"
     log.write_text(LOG.format(code=code))
     assert describe_torchrun_end(log, 1).startswith(expected)
@@ -72,77 +73,85 @@ def test_the_first_rank_that_failed_is_named(tmp_path: Path, code: str, expected
     assert describe_torchrun_end(log, 2) == "torchrun ended with exit status 2"
 
 
-def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, **late: bool) -> int:
+FAILED, SAVED = {"outcome": "failed", "exit_code": 1}, {"outcome": "checkpointed", "exit_code": 75}
+
+
+def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, *, is_late: bool) -> int:
     attempt = RunDir(tmp_path).attempt(1)
-    attempt.logs.mkdir(parents=True, exist_ok=True)
+    attempt.logs.mkdir(parents=True)
     attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
     if outcome is not None:
         write_json(attempt.outcome, outcome)
-    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, **late)
+    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, is_late=is_late)
 
 
-def test_rank_0_has_the_word_on_how_the_run_ended(tmp_path: Path) -> None:
-    saved = {"outcome": "checkpointed", "exit_code": 75}
-    assert judge(tmp_path / "a", HEAD, "", saved) == 75
-    assert judge(tmp_path / "b", HEAD, "1", {"outcome": "failed", "exit_code": 2}) == 2
-    assert judge(tmp_path / "c", OTHER, "", saved) == 0
+@pytest.mark.parametrize(
+    ("role", "code", "outcome", "is_late", "status"),
+    [
+        (HEAD, "", SAVED, False, 75),
+        (HEAD, "1", {"outcome": "failed", "exit_code": 2}, False, 2),
+        (OTHER, "", SAVED, False, 0),
+        (OTHER, "1", FAILED, True, 0),
+        (OTHER, "-15", FAILED, True, 0),
+    ],
+)
+def test_judge_torchrun_returns_a_status(
+    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object], is_late: bool, status: int
+) -> None:
+    assert judge(tmp_path, role, code, outcome, is_late=is_late) == status
 
 
-def test_a_killed_rank_is_a_cause_whatever_rank_0_saw_of_it(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
-        judge(tmp_path / "a", HEAD, "-9", {"outcome": "failed", "exit_code": 1})
-    with pytest.raises(TrainingError, match=r"rank 3 ended with exit status 1 \[torchrun-1.log\]"):
-        judge(tmp_path / "b", OTHER, "1", {"outcome": "failed", "exit_code": 1})
+@pytest.mark.parametrize(
+    ("role", "code", "outcome", "is_late", "error"),
+    [
+        (HEAD, "-9", FAILED, False, "rank 3 was killed by SIGKILL"),
+        (OTHER, "-9", FAILED, True, "rank 3 was killed by SIGKILL"),
+        (OTHER, "1", FAILED, False, "rank 3 ended with exit status 1 [torchrun-1.log]"),
+        (HEAD, "", None, False, "rank 0 must report how"),
+    ],
+)
+def test_judge_torchrun_raises_for_a_failed_rank(
+    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, is_late: bool, error: str
+) -> None:
+    with pytest.raises(TrainingError, match=re.escape(error)):
+        judge(tmp_path, role, code, outcome, is_late=is_late)
 
 
-def test_a_node_that_ends_after_the_head_tells_of_a_killed_rank_and_of_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
-        judge(tmp_path / "a", OTHER, "-9", {"outcome": "failed", "exit_code": 1}, is_late=True)
-    for code in ("1", "-15"):
-        assert judge(tmp_path / code, OTHER, code, {"outcome": "failed", "exit_code": 1}, is_late=True) == 0
-
-
-def test_ranks_that_end_without_a_word_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="rank 0 must say how"):
-        judge(tmp_path, HEAD, "", None)
-
-
-def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
+def test_judge_torchrun_names_a_python_without_torch(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     attempt.logs.mkdir(parents=True)
-    # As Python says it of -m.
     words = "Error while finding module specification for 'torch.distributed.run'"
     attempt.log("driver").write_text(f"{words} (ModuleNotFoundError: No module named 'torch')\n")
     with pytest.raises(BringUpError, match=r"/env/bin/python must have.*No module named 'torch'.*set cluster.python"):
         judge_torchrun(PLAN, attempt, HEAD, 1)
 
 
-def start_ranks(mark: str, kind: str, heard: Path) -> subprocess.Popen[bytes]:
+def start_ranks(mark: str, kind: str, saved: Path) -> subprocess.Popen[bytes]:
     env = {**os.environ, **mark_env(mark)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK, kind, str(heard)], env=env, stdout=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK, kind, str(saved)], env=env, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     assert [parent.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
     return parent
 
 
-def test_every_rank_is_told_once_and_torchrun_itself_is_not(tmp_path: Path) -> None:
-    mark, heard = f"t{os.getpid()}:1:0:/x", tmp_path / "heard"
-    with start_ranks(mark, "hears", heard) as torchrun:
+def test_rank_signals_reach_each_rank_once(tmp_path: Path) -> None:
+    mark, saved = f"t{os.getpid()}:1:0:/x", tmp_path / "saved"
+    with start_ranks(mark, "handles", saved) as torchrun:
         signals = RankSignals(mark, 2)
-        signals.tell(torchrun, time.monotonic())
+        signals.send(torchrun, time.monotonic())
         assert signals.is_done
         assert torchrun.wait(timeout=120) == 0, "SIGUSR2 would have killed it"
-    assert heard.read_text() == "told\n" * 2
+    assert saved.read_text() == "saved\n" * 2
     assert find_marked(mark) == []
 
 
-def test_ranks_without_a_handler_are_spared_and_in_the_end_given_up(tmp_path: Path) -> None:
+def test_rank_signals_terminate_ranks_without_a_handler(tmp_path: Path) -> None:
     mark = f"d{os.getpid()}:1:0:/x"
-    with start_ranks(mark, "deaf", tmp_path / "heard") as torchrun:
+    with start_ranks(mark, "deaf", tmp_path / "saved") as torchrun:
         signals = RankSignals(mark, 2)
-        signals.tell(torchrun, time.monotonic())
+        signals.send(torchrun, time.monotonic())
         assert not signals.is_done and len(find_marked(mark)) == 3
-        signals.tell(torchrun, time.monotonic() - 60)
+        signals.send(torchrun, time.monotonic() - 60)
         assert signals.is_done
         assert torchrun.wait(timeout=120) == -signal.SIGTERM
         for pid in find_marked(mark):
@@ -157,13 +166,13 @@ def run_rank(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("code", "expected"), [("75", 0), ("0", 0), ("None", 0), ("3", 3), ("'why'", 1)])
-def test_a_rank_that_saved_is_no_failure_to_torchrun(code: str, expected: int, tmp_path: Path) -> None:
+def test_rank_maps_a_saved_exit_to_success(code: str, expected: int, tmp_path: Path) -> None:
     done = run_rank(f"import sys; print(sys.argv[1:], __name__); sys.exit({code})", tmp_path)
     assert done.stdout == "['one', 'two'] __main__\n"
     assert done.returncode == expected
 
 
-def test_a_rank_dies_with_its_torchrun(tmp_path: Path) -> None:
+def test_rank_dies_with_its_torchrun(tmp_path: Path) -> None:
     become_subreaper()
     script = tmp_path / "program.py"
     script.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
@@ -185,10 +194,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize(("num_threads", "expected"), [(None, "4"), (3, "3")])
-def test_ranks_share_the_cores_of_their_node(
+def test_start_torchrun_shares_the_cores(
     num_threads: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a number torchrun would give each of them one thread, and what waits in host memory would crawl."""
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     monkeypatch.setattr(torchrun, "start_child", lambda argv, env, *rest: seen.append(dict(env)))

@@ -15,7 +15,7 @@ from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.stop import StopFlag
-from slurm_rl.plugins.health.nodes.evidence import read_evidence
+from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.rollout.care import MOST, EngineCare
 from slurm_rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.run_dir.jsonl import read_rows

@@ -18,7 +18,7 @@ from slurm_rl.launch.controller.allocation import IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd, decide
 from slurm_rl.launch.controller.controller import Controller
 from slurm_rl.launch.controller.memory import remedy_memory
-from slurm_rl.node.memory import (
+from slurm_rl.node.oom import (
     KERNEL,
     RanOut,
     count_oom_kills,
@@ -217,7 +217,7 @@ def test_bad_input_and_other_ends_stay_what_they_are(tmp_path: Path) -> None:
     assert "torch" in sys.modules and not run.remedy.exists()
 
 
-AGENT = ("memory-n1.json", json.dumps({"who": "n1", "phase": "", "seen": KERNEL}))
+AGENT = ("memory-n1.json", json.dumps({"name": "n1", "phase": "", "seen": KERNEL}))
 SRUN = ("logs/srun.log", "srun: error: n1: task 0: Out Of Memory\nsrun: Terminating StepId=8.0\n")
 STEPD = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.\n"
 
@@ -270,4 +270,4 @@ def test_find_out_of_memory_puts_a_process_before_its_node(tmp_path: Path) -> No
     attempt.logs.mkdir(parents=True)
     for found in (RanOut("a1", "", KERNEL), RanOut("policy-1", "train", CUDA), RanOut("policy-0", "train", CUDA)):
         note_out_of_memory(attempt, found)
-    assert [one.who for one in find_out_of_memory(attempt)] == ["policy-0", "policy-1", "a1"]
+    assert [one.name for one in find_out_of_memory(attempt)] == ["policy-0", "policy-1", "a1"]

@@ -20,8 +20,8 @@ from slurm_rl.launch.machines.place import (
     secret_file,
     worker_secret,
 )
-from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.network import interface_of, network_environment
+from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 

@@ -1,4 +1,4 @@
-"""The guard of a job whose controller's node is lost, with stand-ins for Slurm's commands."""
+"""The guard of a job, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -9,42 +9,38 @@ import pytest
 
 from slurm_rl.launch.slurm.guard import render_guard
 
-# The job's nodes are those of the file `nodes`, and each command is written down.
+# squeue prints the file `nodes`; other commands are recorded in `commands`.
 SLURM = """
 squeue() { cat nodes; }
-scancel() { echo "scancel $*" >> asked; }
+scancel() { echo "scancel $*" >> commands; }
 scontrol() {
   case "$*" in
     "show hostnames "*) echo "$3" | tr , '\\n';;
     "show job "*) echo "   Requeue=1 Restarts=$RESTARTS BatchFlag=1 Reboot=0 ExitCode=0:0";;
-    *) echo "scontrol $*" >> asked; return $REFUSES;;
+    *) echo "scontrol $*" >> commands; return $REFUSES;;
   esac
 }
 sleep() { rounds=$((${rounds:-0} + 1)); [ $rounds -le $ROUNDS ]; }
 """
 
 
-def look(folder: Path, nodes: str, *, rounds: int = 1, refuses: int = 0, restarts: int = 1) -> list[str]:
-    (folder / "nodes").write_text(nodes)
-    (folder / "asked").touch()
+@pytest.mark.parametrize(
+    ("nodes", "rounds", "refuses", "restarts", "commands"),
+    [
+        ("n1,n2,n3", 3, 0, 1, []),
+        ("n3,n1", 3, 0, 1, []),
+        ("", 3, 0, 1, []),  # slurmctld does not answer
+        ("n11,n2", 1, 0, 1, ["scontrol requeue 7"]),
+        ("n2", 3, 0, 2, []),  # Slurm has restarted the job
+        ("n2", 3, 0, 11, []),
+        ("n2", 1, 1, 1, ["scontrol requeue 7", "scancel 7"]),  # requeues are forbidden
+    ],
+)
+def test_guard_requeues_a_job_without_its_controllers_node(
+    tmp_path: Path, nodes: str, rounds: int, refuses: int, restarts: int, commands: list[str]
+) -> None:
+    (tmp_path / "nodes").write_text(nodes)
+    (tmp_path / "commands").touch()
     script = f"ROUNDS={rounds} REFUSES={refuses} RESTARTS={restarts}\n{SLURM}{render_guard('n1', '7', 1)}"
-    subprocess.run(["sh", "-c", script], cwd=folder, check=False, timeout=60)
-    return (folder / "asked").read_text().splitlines()
-
-
-@pytest.mark.parametrize("nodes", ["n1,n2,n3", "n3,n1", ""])
-def test_it_asks_for_nothing_while_the_node_is_there_or_nobody_knows(tmp_path: Path, nodes: str) -> None:
-    assert look(tmp_path, nodes, rounds=3) == []
-
-
-def test_a_job_without_its_controllers_node_starts_again(tmp_path: Path) -> None:
-    assert look(tmp_path, "n11,n2") == ["scontrol requeue 7"]
-
-
-@pytest.mark.parametrize("restarts", [2, 11])
-def test_a_job_that_slurm_has_started_again_is_left_alone(tmp_path: Path, restarts: int) -> None:
-    assert look(tmp_path, "n2", rounds=3, restarts=restarts) == []
-
-
-def test_a_job_that_may_not_be_requeued_frees_its_nodes(tmp_path: Path) -> None:
-    assert look(tmp_path, "n2", refuses=1) == ["scontrol requeue 7", "scancel 7"]
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, check=False, timeout=60)
+    assert (tmp_path / "commands").read_text().splitlines() == commands

@@ -1,4 +1,4 @@
-"""Who answers at all: a machine that refuses lives, one that comes back in time is waited for, silence has an end."""
+"""Nodes that answer, refuse, come back in time, or stay silent."""
 
 from __future__ import annotations
 
@@ -35,28 +35,27 @@ def make(silences: int, monkeypatch: pytest.MonkeyPatch) -> Network:
 ASKED = {host: (host, 6818) for host in ("n1", "n2", "n3")}
 
 
-def test_one_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_answers_waits_for_a_node_that_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     network = make(2, monkeypatch)
     assert wait_for_answers(ASKED, 600.0) == []
-    # Whoever has answered is not asked again.
     assert sorted(network.tries) == ["n1", "n2", "n3", "n3", "n3"]
 
 
-def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_answers_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     make(10**9, monkeypatch)
     assert wait_for_answers(ASKED, 0.0) == ["n3"]
 
 
-def test_slurm_says_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_unreachable_uses_addresses_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     network = make(10**9, monkeypatch)
     monkeypatch.setattr(reach, "run_slurm", lambda argv: "a1 n1\na2 n3\na2 n3\n")
     monkeypatch.setattr(reach, "slurmd_port", lambda: 6818)
-    # Of a3 Slurm tells nothing.
+    # Slurm does not know a3.
     assert find_unreachable(["a1", "a2", "a3"], 0.0) == ["a2"]
     assert set(network.tries) == {"n1", "n3"}
 
 
-def test_where_slurm_does_not_answer_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_unreachable_without_slurm_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(argv: list[str]) -> str:
         raise SlurmRLError("Slurm must answer")
 

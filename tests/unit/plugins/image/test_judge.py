@@ -134,7 +134,7 @@ def test_an_agent_refuses_an_image_that_is_not_as_planned(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match=r"(?s)localhost/rl:1\).*numpy is .*, expected 0.1: build it again"):
         check_own_image(replace(wanted, expected={"numpy": "==0.1"}))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ConfigError, match="must tell its versions; got no word"):
+    with pytest.raises(ConfigError, match="must report its versions; got no output"):
         check_own_image(wanted)
 
 

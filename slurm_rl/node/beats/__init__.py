@@ -1,1 +1,0 @@
-"""Signs of life of every rank and engine: written on the node, judged there. Standard library alone."""

@@ -1,0 +1,255 @@
+"""Detect hanging ranks from the heartbeats of all nodes. Standard library only.
+
+    every agent   reads the heartbeats of its node, reports them in beats-<rank>.json, late ranks in overdue-<rank>.json
+    the head      sees a late rank and writes dump.json
+    every agent   dumps the stacks of its processes into stacks-<rank>.json
+    the head      groups them, names the suspect, writes hang.json and ends the attempt; the controller starts another
+
+Of a late rollout engine only the stacks are kept: the driver restarts it (rl/rollout/care.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.node.driver import catches
+from slurm_rl.node.heartbeat import DUMP_SIGNAL
+from slurm_rl.node.processes import find_marked
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.node.stacks import Stack, describe_groups, find_suspects, group_stacks, parse_stack
+from slurm_rl.node.stall_detector import Beat, find_late, find_stragglers, read_beats
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.holder import read_stat
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
+
+CHECK_S = 2.0
+REPORT_S = 10.0
+_ENGINES = "rollout-"
+_SILENT_S = 60.0
+_STACK_S = 3.0
+_GATHER_S = 30.0
+_ISOLATED_S = 60.0
+"""After this time an agent ends the attempt for its own late rank, if the head has not reacted."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A process with a last heartbeat older than its deadline."""
+
+    name: str
+    node: str
+    phase: str
+    age_s: float
+    deadline_s: float
+
+
+class HangMonitor:
+    """Monitor of one node during one attempt.
+
+    Args:
+        folder: heartbeats of this node.
+        mark: mark of the attempt's processes on this node.
+    """
+
+    def __init__(
+        self, run: RunDir, plan: JobPlan, attempt: AttemptDir, folder: Path, *, rank: int, host: str, mark: str
+    ) -> None:
+        self.run_dir, self.plan, self.attempt, self.folder = run, plan, attempt, folder
+        self.rank, self.host, self.mark = rank, host, mark
+        self._check_at = self._report_at = 0.0
+        self._reported: tuple[str, ...] = ()
+        self._late_since: float | None = None
+        self._has_dumped = False
+        self._dumped_engines: set[str] = set()
+        self._stragglers: set[str] = set()
+
+    def check(self, now: float | None = None) -> None:
+        """Check the heartbeats every few seconds; to be called in the agent's loop.
+
+        Raises:
+            TrainingError: a rank hangs.
+        """
+        now = time.monotonic() if now is None else now
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_S
+        # Processes that have ended are noticed elsewhere.
+        beats = [beat for beat in read_beats(self.folder, now) if next(iter(read_stat(beat.pid)), "Z") != "Z"]
+        limits = self.plan.limits
+        found = find_late(beats, limits.heartbeat_timeout_s, limits.step_timeout_s)
+        late = [Late(beat.name, self.host, beat.phase, round(beat.age_s, 1), round(at, 1)) for beat, at in found]
+        self._dump_engines({one.name for one in late if one.name.startswith(_ENGINES)} - self._dumped_engines)
+        self._report(beats, late, now)
+        ranks = [one for one in late if not one.name.startswith(_ENGINES)]
+        if ranks and self._late_since is None:
+            self._late_since = now
+            write_json(self.attempt.path / f"overdue-{self.rank}.json", [asdict(one) for one in ranks])
+        self._react({path.name for path in self.attempt.path.iterdir()}, ranks, now)
+
+    def _react(self, names: set[str], ranks: Sequence[Late], now: float) -> None:
+        is_requested = self.attempt.dump.name in names
+        reports = sorted(name for name in names if name.startswith("overdue-"))
+        if self.rank == 0 and reports and not is_requested:
+            write_json(self.attempt.dump, {"asked_by": self.host})
+            self._dump()
+            raise self._judge([Late(**row) for name in reports for row in read_json(self.attempt.path / name)])
+        if is_requested and not self._has_dumped:
+            self._dump()
+        if ranks and not is_requested and self._late_since is not None and now > self._late_since + _ISOLATED_S:
+            raise TrainingError(_rule(ranks[0]), seen=describe_groups(*_compare(self._dump(), ranks)), where=self.host)
+
+    def _report(self, beats: Sequence[Beat], late: Sequence[Late], now: float) -> None:
+        """Write the report for `status`, the driver and the head: at intervals, and when another process is late."""
+        names = tuple(one.name for one in late)
+        if not beats or (now < self._report_at and names == self._reported):
+            return
+        self._report_at, self._reported = now + REPORT_S, names
+        report = {"time": round(time.time(), 3), "rank": self.rank, "host": self.host}
+        report |= {"late": [asdict(one) for one in late], "beats": [asdict(beat) for beat in beats]}
+        with contextlib.suppress(OSError):
+            write_json(self.attempt.beats(self.rank), report)
+            if self.rank == 0:
+                self._report_stragglers()
+
+    def _report_stragglers(self) -> None:
+        """Log each straggler once, as soft evidence against its node where the run has several nodes."""
+        host_of, beats = {}, []
+        for report in read_node_reports(self.attempt):
+            for row in report["beats"]:
+                beats.append(Beat(**{**row, "speeds": tuple(row["speeds"])}))
+                host_of[row["name"]] = report["host"]
+        slow, number = find_stragglers(beats), self.attempt.number
+        for name in sorted(slow.keys() - self._stragglers):
+            self._stragglers.add(name)
+            node = host_of[name]
+            append_event(self.run_dir, "rank/straggling", attempt=number, rank=name, node=node, score=slow[name])
+            if len(set(host_of.values())) > 1:
+                self._suspect_node(node, "straggler", f"{name} runs at {slow[name]:.2f} of its peers' speed in 5 steps")
+
+    def _suspect_node(self, node: str, check: str, value: str) -> None:
+        finding = {"check": check, "value": value, "strength": "soft"}
+        append_event(self.run_dir, "node/unfit", node=node, attempt=self.attempt.number, **finding)
+
+    def _dump_engines(self, new: set[str]) -> None:
+        """Keep the stacks of late engines and their workers."""
+        if new:
+            self._dumped_engines |= new
+            prefixes = tuple(f"{name}." for name in new)
+            chooses = lambda name: name in new or name.startswith(prefixes)  # noqa: E731
+            dump_stacks(self.folder, self.attempt.logs, self.host, self.mark, chooses)
+
+    def _dump(self) -> list[Stack]:
+        self._has_dumped = True
+        trigger_flight_recorders(self.folder)
+        stacks = dump_stacks(self.folder, self.attempt.logs, self.host, self.mark)
+        write_json(self.attempt.path / f"stacks-{self.rank}.json", [asdict(stack) for stack in stacks])
+        return stacks
+
+    def _judge(self, late: Sequence[Late]) -> TrainingError:
+        """Gather the stacks of all nodes, log the suspects and write hang.json; return the error to raise."""
+        paths = [self.attempt.path / f"stacks-{rank}.json" for rank in range(self.plan.num_nodes)]
+        comes_true(lambda: set(paths) <= set(self.attempt.path.iterdir()), _GATHER_S)
+        rows = [row for path in paths if path.is_file() for row in read_json(path)]
+        groups, suspects = _compare([Stack(**{**row, "frames": tuple(row["frames"])}) for row in rows], late)
+        verdict = describe_groups(groups, suspects)
+        if self.plan.accelerator != "cpu":
+            verdict += f"; for collectives: torchfrtrace --prefix nccl_trace_rank_ {self.run_dir.path}"
+        if silent := [str(rank) for rank, path in enumerate(paths) if not path.is_file()]:
+            verdict += f"; no stacks came from node rank {', '.join(silent)}"
+        fields = {"attempt": self.attempt.number, "phase": late[0].phase, "verdict": verdict}
+        for one in suspects or [Stack(one.name, one.node) for one in late]:
+            append_event(self.run_dir, "rank/hung", rank=one.name, node=one.node, **fields)
+        nodes = {one.node for one in suspects}
+        for node in sorted(nodes) if len(nodes) < self.plan.num_nodes else ():
+            self._suspect_node(node, "hang", verdict)
+        seen, where = f"{late[0].age_s:.0f} s; {verdict}", f"{self.attempt.logs.name}/stacks"
+        error = TrainingError(_rule(late[0]), seen=seen, where=where)
+        write_json(self.attempt.hang, {"cause": str(error), "suspects": [asdict(one) for one in suspects]})
+        return error
+
+
+def read_node_reports(attempt: AttemptDir) -> list[dict[str, Any]]:
+    """Return the reports of all agents of an attempt, by node rank."""
+    paths = sorted(attempt.path.glob("beats-*.json"), key=lambda path: (len(path.name), path.name))
+    reports = []
+    for path in paths:
+        with contextlib.suppress(SlurmRLError, OSError):
+            reports.append(read_json(path))
+    return reports
+
+
+def describe_silent(reports: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Describe late processes, and nodes without reports of their agents.
+
+    Args:
+        now: Unix time.
+
+    >>> late = {"name": "rank-1", "phase": "train", "age_s": 70.2, "deadline_s": 60.0}
+    >>> describe_silent([{"time": 1000.0, "host": "n2", "late": [late]}], 1001.0)
+    ['rank-1 on n2: no heartbeat for 71 s in train, the deadline is 60 s']
+    >>> describe_silent([{"time": 900.0, "host": "n3", "late": []}], 1001.0)
+    ['n3: no report from its agent for 101 s']
+    """
+    lines = []
+    for report in reports:
+        age = now - report["time"]
+        if age > _SILENT_S:
+            lines.append(f"{report['host']}: no report from its agent for {age:.0f} s")
+        for one in report["late"]:
+            seen = f"no heartbeat for {one['age_s'] + age:.0f} s in {one['phase']}"
+            lines.append(f"{one['name']} on {report['host']}: {seen}, the deadline is {one['deadline_s']:.0f} s")
+    return lines
+
+
+def dump_stacks(
+    folder: Path, logs: Path, host: str, mark: str, chooses: Callable[[str], bool] = lambda name: True
+) -> list[Stack]:
+    """Let the attempt's processes on this node write their stacks; keep them in `logs`/stacks."""
+    beats = [beat for beat in read_beats(folder, time.monotonic()) if chooses(beat.name)]
+    files = {beat.name: folder / f"{beat.name}.stack" for beat in beats}
+    before, ours = {name: _size(file) for name, file in files.items()}, set(find_marked(mark))
+    for beat in beats:
+        # Without its handler the signal would kill the process; the pid may belong to another one by now.
+        if beat.pid in ours and catches(beat.pid, DUMP_SIGNAL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.pid, DUMP_SIGNAL)
+    comes_true(lambda: all(_size(file) > before[name] for name, file in files.items()), _STACK_S)
+    stacks = []
+    for beat in beats:
+        file, text = files[beat.name], ""
+        if _size(file) > before[beat.name]:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            write_text(logs / "stacks" / f"{beat.name}.txt", text)
+        stacks.append(Stack(beat.name, host, parse_stack(text), next(iter(read_stat(beat.pid)), "")))
+    return stacks
+
+
+def trigger_flight_recorders(folder: Path) -> None:
+    """Let NCCL's monitors on this node dump their flight recorders (nccl_trace_rank_* in the run directory)."""
+    for pipe in folder.glob("*.pipe"):
+        with contextlib.suppress(OSError):  # no reader
+            number = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(number, b"1\n")
+            os.close(number)
+
+
+def _compare(stacks: Sequence[Stack], late: Sequence[Late]) -> tuple[list[list[Stack]], list[Stack]]:
+    """Return groups and suspects among the processes with the roles of the late ones."""
+    roles = {one.name.rpartition("-")[0] or one.name for one in late}
+    groups = group_stacks(stack for stack in stacks if (stack.name.rpartition("-")[0] or stack.name) in roles)
+    return groups, find_suspects(groups)
+
+
+def _rule(late: Late) -> str:
+    return f"{late.name} on {late.node} must make progress in {late.phase} within {late.deadline_s:g} s"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,121 @@
+"""State of one node during one attempt, shared by the agent and its Ray or torchrun part. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from types import FrameType
+from typing import Any
+
+from slurm_rl.node.attempt import Leaving, time_to_leave
+from slurm_rl.node.controller_monitor import ControllerMonitor
+from slurm_rl.node.hang_monitor import HangMonitor
+from slurm_rl.node.oom import OomKills
+from slurm_rl.node.own_image import check_same_image
+from slurm_rl.node.processes import attempt_mark
+from slurm_rl.node.rank_discovery import NodeRole
+from slurm_rl.node.ray_cluster import explain_ray_end
+from slurm_rl.node.rendezvous import HeadRecord, own_address, wait_for_head
+from slurm_rl.node.tmp_dir import choose_tmp_dir
+from slurm_rl.plan.compat import Versions
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_last
+
+_LEASE_S = 5.0
+"""Interval at which the head checks that the run still belongs to this attempt."""
+
+
+class NodeState:
+    """Signals, deadlines, monitors and the record of one node."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, role: NodeRole) -> None:
+        self.run_dir, self.plan, self.attempt, self.role = run, plan, attempt, role
+        self.host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
+        self.stop_signal: int | None = None
+        self.stopped_at = 0.0
+        """time.monotonic() of the first signal; 0 before."""
+        self.must_leave_at: float | None = None
+        """time.monotonic() before Slurm's SIGKILL, after a SIGTERM."""
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.ray: subprocess.Popen[bytes] | None = None
+        self.versions: Versions | None = None
+        self.tmp_dir = choose_tmp_dir(run, plan, attempt.number)
+        self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
+        self.oom_kills = OomKills()
+        self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
+        folder = self.tmp_dir / "heartbeats"
+        self._hangs = HangMonitor(run, plan, attempt, folder, rank=role.rank, host=self.host, mark=self.mark)
+        self._controller = ControllerMonitor(run, attempt, role)
+        self._time_to_leave_s = time_to_leave(attempt)
+        self._check_lease_at = 0.0
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a stop signal; SIGTERM also starts the deadline for leaving."""
+        if signum == signal.SIGTERM and self.must_leave_at is None:
+            self.must_leave_at = time.monotonic() + self._time_to_leave_s
+        self.stop_signal = signum
+        self.stopped_at = self.stopped_at or time.monotonic()
+
+    def check(self) -> None:
+        """Check lease, deadlines and heartbeats; to be called in the loop of the Ray or torchrun part.
+
+        Raises:
+            Leaving: another node died, or the time to leave is over.
+            LeaseError: another controller owns the run.
+            TrainingError: a rank hangs.
+        """
+        self._check_end()
+        self.oom_kills.check()
+        self._controller.check()
+        if self.stop_signal is None:
+            self._hangs.check()
+
+    def _check_end(self) -> None:
+        if self.role.is_head and time.monotonic() > self._check_lease_at:
+            self._check_lease_at = time.monotonic() + _LEASE_S
+            self.run_dir.require_ours()
+            # Slurm's SIGTERM does not reach a task that has not been launched yet.
+            self._leave_if_aborted()
+        if self.must_leave_at is None:
+            return
+        if time.monotonic() > self.must_leave_at:
+            raise Leaving("the trainer must save and leave before Slurm's SIGKILL", seen="it has not")
+        self._leave_if_aborted()
+
+    def _leave_if_aborted(self) -> None:
+        # Listing the folder: NFS caches that a file is missing.
+        if self.attempt.abort in set(self.attempt.path.iterdir()):
+            raise Leaving("another node died", seen=read_json(self.attempt.abort)["cause"])
+
+    def meet_head(self, deadline: float) -> HeadRecord:
+        """Wait for the head's record and compare the images."""
+        head = wait_for_head(self.attempt, deadline, self.is_bring_up_over)
+        check_same_image(head, self.host, self.versions)
+        return head
+
+    def head_ip(self) -> str:
+        """Return the address by which other nodes reach this one."""
+        return own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
+
+    def head_has_ended(self) -> bool:
+        path = self.attempt.node(0)
+        return path.is_file() and read_json(path)["state"] in ("ending", "ended")
+
+    def is_bring_up_over(self) -> bool:
+        """Return whether the attempt is stopped; raise if Ray has ended."""
+        self.check_ray("this node")
+        return self.stop_signal is not None
+
+    def check_ray(self, where: str) -> None:
+        """Raise BringUpError with Ray's last message if it has ended; the trainer would notice only later."""
+        if self.ray is not None and self.ray.poll() is not None:
+            raise explain_ray_end(self.plan, self.attempt.log(f"ray-{self.role.rank}"), self.ray.returncode, where)
+
+    def write_record(self, **fields: Any) -> None:
+        """Update node-<rank>.json."""
+        self.record |= fields
+        self.record.setdefault("phases", {})[self.record["state"]] = round(time.time(), 3)
+        write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)

@@ -1,0 +1,137 @@
+"""Parsers for nvidia-smi and rocm-smi, shared by preflight, doctor and the GPU tests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurm_rl.plan.accelerator import AcceleratorKind
+from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names
+
+TOOLS: dict[AcceleratorKind, list[str]] = {
+    "nvidia": ["nvidia-smi", "-q"],
+    "amd": ["rocm-smi", "-a", "--showmeminfo", "vram", "--json"],
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; None where the driver does not report a value."""
+
+    name: str
+    uuid: str
+    memory_bytes: float | None
+    used_bytes: float | None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """All values of nvidia-smi by `section/key` in lower case."""
+    num_compute: int = 0
+    """Compute processes on the GPU, as listed by nvidia-smi."""
+
+    def number(self, part: str) -> float | None:
+        """Return the largest number among the fields with `part` in their name; None if there is none."""
+        numbers = [parse_number(value) for key, value in self.fields.items() if part in key]
+        return max((value for value in numbers if value is not None), default=None)
+
+
+def parse_gpus(kind: AcceleratorKind, text: str) -> list[Gpu]:
+    """Return the GPUs in the output of TOOLS[kind], in the tool's order."""
+    return parse_nvidia_smi(text) if kind == "nvidia" else parse_rocm_smi(text)
+
+
+def parse_nvidia_smi(text: str) -> list[Gpu]:
+    """Return the GPUs of `nvidia-smi -q`; empty for any other output."""
+    parts = re.split(r"^GPU ([0-9A-Fa-f:.]+)$", text, flags=re.MULTILINE)
+    return [_parse_nvidia_gpu(body) for body in parts[2::2]]
+
+
+def _parse_nvidia_gpu(body: str) -> Gpu:
+    fields = _flatten(body)
+    return Gpu(
+        name=fields.get("product_name", "unknown"),
+        uuid=fields.get("gpu_uuid", ""),
+        memory_bytes=parse_number(fields.get("fb_memory_usage/total"), 2**20),
+        used_bytes=parse_number(fields.get("fb_memory_usage/used"), 2**20),
+        fields=fields,
+        num_compute=len(re.findall(r"^\s+Type\s+: \S*C\b", body, re.MULTILINE)),
+    )
+
+
+def _flatten(body: str) -> dict[str, str]:
+    """Map `section/key` to its value, by indentation."""
+    fields: dict[str, str] = {}
+    sections: list[tuple[int, str]] = []
+    for line in body.splitlines():
+        if not line.strip():
+            continue
+        indent = len(line) - len(line.lstrip())
+        while sections and sections[-1][0] >= indent:
+            sections.pop()
+        key, colon, value = (part.strip() for part in line.partition(" : "))
+        name = key.lower().replace(" ", "_")
+        # A flag may have details below it, such as HW Slowdown.
+        fields.setdefault("/".join([*(name for _, name in sections), name]), value)
+        if not colon:
+            sections.append((indent, name))
+    return fields
+
+
+def count_attached(text: str) -> int | None:
+    """Return the number of GPUs in the header of nvidia-smi."""
+    match = re.search(r"^Attached GPUs\s*:\s*(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def parse_driver(text: str) -> str | None:
+    """Return the version of the NVIDIA driver.
+
+    >>> parse_driver("Driver Version                            : 535.183.01")
+    '535.183.01'
+    """
+    match = re.search(r"^Driver Version\s*:\s*(\S+)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_rocm_smi(text: str) -> list[Gpu]:
+    """Return the GPUs of `rocm-smi -a --json`; warnings may precede the JSON."""
+    try:
+        tree = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
+        return []
+    cards = {int(key[4:]): card for key, card in tree.items() if re.fullmatch(r"card\d+", key)}
+    found = []
+    for _, card in sorted(cards.items()):
+        fields = {key.lower(): str(value) for key, value in card.items()} if isinstance(card, dict) else {}
+        memory = parse_number(fields.get("vram total memory (b)"))
+        used = parse_number(fields.get("vram total used memory (b)"))
+        found.append(Gpu(fields.get("card series", "unknown"), fields.get("unique id", ""), memory, used))
+    return found
+
+
+def select_visible(gpus: list[Gpu], kind: AcceleratorKind, count: int, env: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs in the job's mask.
+
+    If the mask has an index out of range, the cgroup already hides the other GPUs and all are returned.
+    """
+    if env.get(MASK_VARIABLES[kind]) is None:
+        return gpus
+    chosen = []
+    for name in gpu_names(env, kind, count):
+        if not name.isdigit():
+            chosen += [gpu for gpu in gpus if gpu.uuid.startswith(name)]  # CUDA accepts a prefix of a UUID
+        elif int(name) >= len(gpus):
+            return gpus
+        else:
+            chosen.append(gpus[int(name)])
+    return chosen or gpus
+
+
+def parse_number(text: str | None, unit: float = 1.0) -> float | None:
+    """Return the first number in a value, times `unit`; None if there is none.
+
+    >>> parse_number("81559 MiB", 2**20) == 81559 * 2**20, parse_number("(1600Mhz)"), parse_number("N/A")
+    (True, 1600.0, None)
+    """
+    match = re.search(r"\d+(\.\d+)?", text or "")
+    return float(match[0]) * unit if match else None

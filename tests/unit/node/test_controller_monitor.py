@@ -1,0 +1,118 @@
+"""The last node reports a lost controller only if heartbeat and head are both silent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.cli.status import render_status
+from slurm_rl.launch.controller.record import RunState, record_job
+from slurm_rl.node.controller_monitor import SILENCE_S, ControllerMonitor
+from slurm_rl.node.rank_discovery import NodeRole
+from slurm_rl.node.rendezvous import HeadRecord, publish_head
+from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lease import BEAT_S
+from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
+from tests.storage.writers import demo_plan
+
+HOLDER = Holder("slurm", "7", 0, "n1", "", 9, 9)
+
+
+class Scene:
+    """Node 2 of three, a controller on n1 with heartbeats on request, and a head that may listen."""
+
+    def __init__(self, folder: Path, rank: int = 2) -> None:
+        self.run = RunDir(folder / "run")
+        demo_plan(self.run)
+        self.attempt = self.run.attempt(1)
+        self.attempt.logs.mkdir(parents=True)
+        self.run.lease.mkdir(parents=True)
+        write_json(self.run.lease / "1.json", vars(HOLDER))
+        self.server = socket.create_server(("127.0.0.1", 0))
+        publish_head(self.attempt, HeadRecord("n1", *self.server.getsockname(), pid=9))
+        self.monitor = ControllerMonitor(self.run, self.attempt, NodeRole(rank, 3, "7"))
+        self.beats = 0
+
+    def beat(self) -> None:
+        self.beats += 1
+        os.utime(self.run.lease / "1.json", (self.beats, self.beats))
+
+    def events(self) -> list[dict[str, Any]]:
+        rows = read_rows(self.run.events) if self.run.events.is_file() else []
+        return [row for row in rows if row["kind"].startswith("controller/")]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_controller_monitor_reports_a_lost_node_once(scene: Scene) -> None:
+    scene.beat()
+    scene.monitor.check(100.0)
+    scene.server.close()
+    seconds = 0
+    while not scene.events():
+        seconds += 1
+        scene.monitor.check(100.0 + seconds)
+    # The rest of the promised 20 s is for a connection without an answer.
+    assert BEAT_S < seconds <= SILENCE_S + 2
+    scene.monitor.check(200.0)
+    [row] = scene.events()
+    assert (row["kind"], row["host"], row["attempt"]) == ("controller/silent", "n1", 1)
+
+
+def test_controller_monitor_accepts_heartbeats(scene: Scene) -> None:
+    scene.server.close()
+    for seconds in range(0, 100, 5):
+        scene.beat()
+        scene.monitor.check(100.0 + seconds)
+    assert scene.events() == []
+
+
+def test_controller_monitor_accepts_a_listening_head(scene: Scene) -> None:
+    for seconds in range(100):
+        scene.monitor.check(100.0 + seconds)
+    assert scene.events() == []
+
+
+def test_controller_monitor_reports_a_recovery(scene: Scene) -> None:
+    scene.server.close()
+    for moment in (100.0, 120.0):
+        scene.monitor.check(moment)
+    scene.beat()
+    for moment in (130.0, 150.0):
+        scene.monitor.check(moment)
+    assert [row["kind"] for row in scene.events()] == ["controller/silent", "controller/recovered", "controller/silent"]
+
+
+def test_controller_monitor_ignores_an_ended_controller(scene: Scene) -> None:
+    scene.server.close()
+    (scene.run.lease / "1.ended").touch()
+    for seconds in range(100):
+        scene.monitor.check(100.0 + seconds)
+    assert scene.events() == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_controller_monitor_runs_on_the_last_node_only(tmp_path: Path, rank: int) -> None:
+    scene = Scene(tmp_path, rank)
+    scene.server.close()
+    for seconds in range(100):
+        scene.monitor.check(100.0 + seconds)
+    assert scene.events() == []
+
+
+def test_status_names_a_silent_controller(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_job(scene.run, "slurm", "7")
+    monkeypatch.setattr("slurm_rl.cli.status.read_states", lambda runs: [RunState("running", is_alive=True)])
+    append_event(scene.run, "attempt/started", attempt=1)
+    append_event(scene.run, "controller/silent", attempt=1, host="n1", seconds=15.2)
+    assert "silent  n1, the controller's node" in render_status(scene.run)
+    append_event(scene.run, "attempt/started", attempt=2)
+    assert "the controller's node" not in render_status(scene.run)

@@ -1,0 +1,180 @@
+"""Heartbeats of a process, and deadlines and stragglers computed from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.node import heartbeat
+from slurm_rl.node.heartbeat import HEARTBEATS, Heartbeat, with_heartbeat
+from slurm_rl.node.stall_detector import Beat, deadline_of, find_late, find_stragglers, parse_beat, read_beats
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Heartbeat:
+    return Heartbeat(tmp_path, "rank-0")
+
+
+def read_one(folder: Path, later: float = 0.0) -> Beat:
+    [beat] = read_beats(folder, time.monotonic() + later)
+    return beat
+
+
+def test_heartbeat_shows_the_innermost_phase(own: Heartbeat, tmp_path: Path) -> None:
+    assert read_one(tmp_path).phase == ""
+    own.enter("step")
+    own.enter("train")
+    beat = read_one(tmp_path, later=100.0)
+    assert (beat.name, beat.pid, beat.phase) == ("rank-0", os.getpid(), "train")
+    assert 100.0 <= beat.age_s < 160.0
+    own.leave("train")
+    assert read_one(tmp_path).phase == "step"
+    own.leave("step")
+    assert read_one(tmp_path).phase == ""
+
+
+def test_heartbeat_measures_intervals_by_phase(own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
+    for seconds in (1.0, 3.0, 2.0):
+        own.enter("train")
+        clock[0] += seconds
+        own.beat()
+        clock[0] += 0.5
+        own.leave("train")
+    clock[0] += 500.0  # waits are not part of it
+    own.enter("train")
+    [beat] = read_beats(tmp_path, clock[0])
+    assert (beat.num_calls, beat.longest_s) == (3, 3.0)
+
+
+def test_heartbeat_counts_threads_in_one_phase(own: Heartbeat, tmp_path: Path) -> None:
+    threads = [threading.Thread(target=own.enter, args=("generate",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    own.leave("generate")
+    assert read_one(tmp_path).phase == "generate"
+    own.leave("generate")
+    assert read_one(tmp_path).phase == ""
+
+
+def test_heartbeat_is_not_written_by_a_forked_child(own: Heartbeat, tmp_path: Path) -> None:
+    if (pid := os.fork()) == 0:
+        own.enter("forked")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert read_one(tmp_path).phase == ""
+
+
+def test_stack_dump_is_enabled_in_a_forked_child(
+    own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's worker is forked or spawned; if it is the actor's own process, that has a heartbeat already."""
+    monkeypatch.setenv(HEARTBEATS, str(tmp_path))
+    monkeypatch.setattr(heartbeat, "_own", own)
+    assert heartbeat.enable_stack_dump("rank-0.worker-1") is None
+    own.enter("generate")
+    if (pid := os.fork()) == 0:
+        os._exit(0 if heartbeat.enable_stack_dump("rank-0.worker-1") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    phases = {beat.name: beat.phase for beat in read_beats(tmp_path, time.monotonic())}
+    assert phases == {"rank-0": "generate", "rank-0.worker-1": ""}
+
+
+def test_read_beats_skips_incomplete_files(own: Heartbeat, tmp_path: Path) -> None:
+    text = (tmp_path / "rank-0.json").read_text()
+    assert len(text) == 1024 and text.endswith("\n")
+    assert [parse_beat(part, 0.0) for part in (text[:50], "", "[1]", "{}")] == [None] * 4
+    (tmp_path / "rank-1.json").write_text("\0" * 100)
+    assert [beat.name for beat in read_beats(tmp_path, 0.0)] == ["rank-0"]
+
+
+class Adder:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    def add(self, number: int) -> int:
+        self._seen = json.loads((Path(os.environ[HEARTBEATS]) / "adder-0.json").read_text())["phase"]
+        return self.base + number
+
+
+def test_with_heartbeat_survives_pickling_by_ray(tmp_path: Path) -> None:
+    from ray import cloudpickle
+
+    code = (
+        "import sys; from ray import cloudpickle; adder = cloudpickle.loads(sys.stdin.buffer.read())(1)\n"
+        "print(type(adder).__name__, adder.add(2), repr(adder._seen))"
+    )
+    env, root = {**os.environ, HEARTBEATS: str(tmp_path)}, Path(__file__).parents[3]
+    sent = cloudpickle.dumps(with_heartbeat(Adder, "adder-0"))
+    done = subprocess.run([sys.executable, "-c", code], input=sent, env=env, cwd=root, capture_output=True, timeout=120)
+    assert done.stdout.split() == [b"Adder", b"3", b"'add'"], done.stderr.decode()
+    assert pickle.loads(pickle.dumps(Adder)) is Adder
+
+
+def test_phase_without_an_agent_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HEARTBEATS, raising=False)
+    heartbeat.start_heartbeat("rank-0")
+    with heartbeat.phase("train"):
+        heartbeat.beat()
+    assert heartbeat.process_name() == ""
+
+
+def test_heartbeat_costs_microseconds(own: Heartbeat) -> None:
+    """12 phases with 60 beats take about 200 microseconds; the bound is ten times higher."""
+
+    def one_step() -> float:
+        start = time.perf_counter()
+        for _ in range(12):
+            own.enter("train")
+            for _ in range(5):
+                own.beat()
+            own.leave("train")
+        return time.perf_counter() - start
+
+    assert min(one_step() for _ in range(200)) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("calls", "longest", "deadline"),
+    [(0, 0.0, 3600.0), (4, 1.0, 3600.0), (5, 1.0, 60.0), (5, 12.1, 60.5), (9, 100.0, 500.0), (9, 1e4, 3600.0)],
+)
+def test_deadline_is_five_times_the_longest_interval(calls: int, longest: float, deadline: float) -> None:
+    assert deadline_of(calls, longest, 60.0, 3600.0) == pytest.approx(deadline)
+
+
+def test_find_late_ignores_waits_saves_and_the_driver() -> None:
+    names = [("rank-0", ""), ("rank-1", "save"), ("rank-2", "train"), ("driver", "rollout"), ("driver", "train")]
+    beats = [Beat(name, 1, phase, age_s=1e6, num_calls=9, longest_s=1.0) for name, phase in names]
+    late = [(beat.name, beat.phase, deadline) for beat, deadline in find_late(beats, 60.0, 3600.0)]
+    assert late == [("rank-2", "train", 60.0), ("driver", "train", 60.0)]
+
+
+USUAL, SLOW, ONCE_FAST = (1.0, 1.1, 1.0, 1.2, 1.0), (1.5, 1.6, 1.5, 1.4, 9.0), (9.0, 9.0, 9.0, 9.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "stragglers"),
+    [
+        ({"policy-0": USUAL, "policy-1": SLOW}, {"policy-1": 0.714}),
+        ({**{f"policy-{n}": USUAL for n in range(4)}, "policy-4": SLOW}, {"policy-4": 0.714}),
+        ({"policy-0": USUAL, "policy-1": ONCE_FAST}, {}),  # its work differs, not its speed
+        ({"policy-0": USUAL, "policy-1": SLOW[:4]}, {}),  # too few steps
+        ({"policy-0": USUAL, "critic-0": SLOW}, {}),  # different work
+        ({}, {}),
+    ],
+)
+def test_find_stragglers_compares_ranks_of_one_role(
+    speeds: dict[str, tuple[float, ...]], stragglers: dict[str, float]
+) -> None:
+    assert find_stragglers([Beat(name, 1, "", 0.0, speeds=one) for name, one in speeds.items()]) == stragglers

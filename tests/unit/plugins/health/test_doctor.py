@@ -1,0 +1,119 @@
+"""`python -m slurm_rl doctor` on this machine, its probes and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plugins.health import probes
+from slurm_rl.plugins.health.doctor_node import probe_verdict, run_probe
+from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render
+from slurm_rl.plugins.health.probes import PROBES
+from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("doctor")
+    # SFT does not sample: the import of vLLM takes longest.
+    argv = [sys.executable, "-m", "slurm_rl", "doctor", "--json", "+exp=sft_tiny"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not list((folder / "runs").iterdir()), "it leaves no files"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_doctor_on_a_cpu_runs_all_its_checks(report: dict[str, Any]) -> None:
+    [found] = report["nodes"].values()
+    assert report["healthy"] is True
+    assert set(found) == {"files", "start", "ports", "disks", "versions", "tmp_root", "vllm", "matmul"}
+    assert "TFLOP/s" in found["matmul"]["seen"]
+    assert found["vllm"]["state"] == "unknown"
+
+
+@pytest.mark.parametrize("words", [["no.such.key=1"], ["--frobnicate"], ["runs"]])
+def test_doctor_refuses_bad_arguments_first(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def make_plan(folder: Path, *words: str) -> JobPlan:
+    return build_plan(load_config(["+exp=demo", *words]), str(folder / "run"), SubmitFacts("python", 2, "test"))
+
+
+def test_versions_names_what_is_missing(tmp_path: Path) -> None:
+    found = probes.check_versions(make_plan(tmp_path, "+cluster=nvidia_h100"))
+    assert found.state == "bad" and "vllm missing" in found.seen and "nvidia driver missing" in found.seen
+
+
+def test_masks_compares_grant_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(tmp_path, "+cluster=nvidia_h100", "cluster.gpus_per_node=2")
+    for name in ("SLURM_GPUS_ON_NODE", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    found = probes.check_masks(plan)
+    assert found.state == "ok" and found.seen.endswith("a run gets 4,5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    found = probes.check_masks(plan)
+    assert found.state == "bad" and "scontrol show node" in found.seen
+
+
+@pytest.mark.parametrize(("name", "state"), [("", "ok"), ("missing", "bad"), ("x" * 110, "bad")])
+def test_tmp_root_must_take_sockets(tmp_path: Path, name: str, state: str) -> None:
+    root = tmp_path / name if name else Path("/tmp")
+    if len(name) > 10:
+        root.mkdir()
+    assert probes.check_tmp_root(replace(make_plan(tmp_path), tmp_root=str(root))).state == state
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("print('the last line', file=sys.stderr); os.kill(os.getpid(), 11)", "ended with SIGSEGV: the last line"),
+        ("sys.exit('no module')", "ended with exit status 1: no module"),
+        ("os.fork(); time.sleep(60)", "no answer within 2 s: no output"),
+    ],
+)
+def test_run_probe_reports_a_failed_process(code: str, failure: str) -> None:
+    output, found = run_probe([sys.executable, "-c", f"import os, sys, time; {code}"], os.environ, 2)
+    assert found == failure and probe_verdict(output, found) == Verdict("bad", failure)
+
+
+ANSWER = {"script": "n1|files|canary w\nn1|files|=rc 0\n", "host": "n1", "probes": {}, "fabric": {}}
+
+
+def test_judge_answers_joins_script_probes_and_fabric(tmp_path: Path) -> None:
+    plan, ok = make_plan(tmp_path), asdict(Verdict("ok", "seen"))
+    spec = NodeSpec("cpu", 0, 2, "w", False, (0.0, 1.0))
+    fabric = {"verdicts": {name: {"matmul": ok, "fabric": ok} for name in ("n1", "n2")}, "gb_s": 47.32}
+    second = {**ANSWER, "host": "n2", "script": ""}
+    verdicts = judge_answers(plan, spec, [{**ANSWER, "probes": {"versions": ok}, "fabric": fabric}, second])
+    assert verdicts["n1"]["files"].seen == "its answer is incomplete" and verdicts["n1"]["versions"].state == "ok"
+    assert verdicts["n2"]["fabric"].seen == "47.3 GB/s bus bandwidth over all nodes"
+    assert not is_healthy(verdicts)
+
+
+def test_render_groups_nodes_and_advises() -> None:
+    bad, ok = Verdict("bad", "a memory row could not be remapped"), Verdict("ok", "no uncorrectable error")
+    text = render({"n1": {"ecc": ok}, "n2": {"ecc": bad}, "n3": {"ecc": ok}}, width=100)
+    lines = text.splitlines()
+    assert lines[1].split() == ["WRONG", "ecc", "n2", *bad.seen.split()]
+    assert "do: drain the node" in text and "ok" in lines[-1] and "n1 n3" in lines[-1]
+    assert all(len(line) <= 40 for line in render({"n1": {"ecc": bad}}, width=40).splitlines())
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_have_deadlines_and_advice(name: str) -> None:
+    assert PROBES[name].deadline_s > 0 and PROBES[name].action
