@@ -41,7 +41,7 @@ from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver
-from slurm_rl.rl.rollout.dispatch import max_calls
+from slurm_rl.rl.rollout.load_balancer import max_calls
 from slurm_rl.rl.weights.sync import ObjectStore, WeightSync
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster

@@ -5,7 +5,7 @@
     every agent   has all its processes write their stacks, and tells them in stacks-<rank>.json
     the head      groups them, names the suspect, writes hang.json and ends the attempt; a new one follows
 
-A rollout engine is the driver's to replace (rl/rollout/care.py): of one that is late the stacks alone are kept.
+The driver replaces a late rollout engine (rl/rollout/engine_supervisor.py); here only its stacks are kept.
 """
 
 from __future__ import annotations

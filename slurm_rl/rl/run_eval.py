@@ -24,7 +24,7 @@ from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.loop.eval_sets import build_sets, set_metrics
 from slurm_rl.rl.loop.trainer_state import log_samples
-from slurm_rl.rl.rollout.care import EngineCare
+from slurm_rl.rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.train.stop import Timer
@@ -50,11 +50,11 @@ def evaluate_alone(
     engines = start_engines(cluster, config, model_path, prompts)
     start_timeout_s = config.rollout.start_timeout_s
     starts = functools.partial(start_engine, cluster, config, model_path, prompts)
-    care = EngineCare(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
-    sampler = build_sampler(cluster, engines, config, care)
+    supervisor = EngineSupervisor(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
+    sampler = build_sampler(cluster, engines, config, supervisor)
     wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
     append_event(run, "engine/ready", num_engines=len(engines))
-    cluster.while_waiting = care.check
+    cluster.while_waiting = supervisor.check
     measured = read_rows(run.metrics) if run.metrics.is_file() else []
     metrics.rewind(_STEP if measured else -1, len(measured))
     journal = open_journal(run, config, judges)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.rl.loop.trainer_state import replay_groups
-from slurm_rl.rl.rollout.journal_lines import build_histories, parse_lines
+from slurm_rl.rl.rollout.turn_log_format import build_histories, parse_lines
 from slurm_rl.run_dir import RunDir
 from tests.killed_game.game import Game
 

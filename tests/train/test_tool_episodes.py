@@ -29,7 +29,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
 from slurm_rl.train.stop import Timer
 
@@ -85,7 +85,7 @@ def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Grou
     prompts = encode_prompts(rows, tokenizer, template=template, **sizes)
     engine: Any = Engine(tokenizer, ToolCallReader(syntax, tokenizer), script)
     limits = Limits(max_turns=3, turn_tokens=24, max_tokens=64)
-    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, template), limits, Arithmetic())
+    episodes = LockstepEpisodes(engine, pool, TurnRenderer(tokenizer, template), limits, Arithmetic())
     return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
 
 

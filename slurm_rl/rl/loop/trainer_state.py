@@ -19,7 +19,7 @@ from slurm_rl.goodput.learned_file import lead_in_force, read_learned
 from slurm_rl.jsonl import read_lines
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, parse_group, save_rollouts
-from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.turn_log import TurnLog
 from slurm_rl.rl.workers.critic import Critic
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir, append_event, append_row, write_text
@@ -65,7 +65,7 @@ class RunSaver(StepSaver):
         critic: Critic | None = None,
         *,
         stopped_s: Callable[[], float | None] = lambda: None,
-        journal: Journal | None = None,
+        journal: TurnLog | None = None,
     ) -> None:
         self.config, self.policy, self.critic, self.journal = config, policy, critic, journal
         self.stopped_s = stopped_s

@@ -22,8 +22,8 @@ from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.envs.facts import Facts
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline, load_rollouts, save_rollouts
-from slurm_rl.rl.rollout.journal import PROGRAM, Journal
-from slurm_rl.rl.rollout.programs import Programs
+from slurm_rl.rl.rollout.agents import AgentRollouts
+from slurm_rl.rl.rollout.turn_log import PROGRAM, TurnLog
 from slurm_rl.run_dir import write_json
 from slurm_rl.train.stop import Timer
 from tests.unit.endpoint.kit import make_renderer
@@ -132,10 +132,10 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
             file.write(json.dumps({"kind": what, **fields}) + "\n")
 
     ahead = int(kind == "ahead")
-    journal = Journal(folder / "journal", Facts(PROGRAM, ""), keeps_all=False, staleness=ahead, report=report)
+    journal = TurnLog(folder / "journal", Facts(PROGRAM, ""), keeps_all=False, staleness=ahead, report=report)
     journal.resume(state["step"], None)
     engine, (argv, rows) = WatchedEngine(Watched(folder / "asked", kill_at)), build_argv(folder, kind)
-    programs = Programs(
+    programs = AgentRollouts(
         sampler_of(engine),
         make_renderer(chat=False),
         SamplingRule(1.0, 1.0, 4),
@@ -145,7 +145,7 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
         at_once=4,
         rows=rows,
         timeout_s=300.0,
-        journal=journal,
+        log=journal,
     )
     prompts = [EncodedPrompt(index=i, token_ids=[63 + i], text=chr(63 + i), answer=it) for i, it in enumerate(ANSWERS)]
 

@@ -17,10 +17,10 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, compute_advantages
 from slurm_rl.rl.groups import Branch, Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from slurm_rl.rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rl.rollout.turn_log import TurnLog
 from slurm_rl.rl.workers.ray_driver import ActorLost
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
@@ -29,13 +29,18 @@ LIMITS = Limits(max_turns=20, turn_tokens=4, max_tokens=400, max_prompt_tokens=2
 
 
 def play(
-    kind: str, sampler: Any, folder: Path, order: Any = Episodes, limits: Limits = LIMITS, lives_on: bool = False
+    kind: str,
+    sampler: Any,
+    folder: Path,
+    order: Any = LockstepEpisodes,
+    limits: Limits = LIMITS,
+    lives_on: bool = False,
 ) -> list[Group]:
     tokenizer: Any = Letters()
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{kind}", timeout_s=60.0)) as pool:
         journal = None
         if lives_on:
-            journal = Journal(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
+            journal = TurnLog(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
             journal.resume(3, None)
         episodes = order(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
         found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
@@ -103,7 +108,7 @@ def test_in_any_order_and_killed_on_the_way_the_tokens_are_the_same(tmp_path: Pa
     while found is None:
         assert lives < 30, "it does not get on"
         try:
-            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, FreeEpisodes, lives_on=True)
+            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, AsyncEpisodes, lives_on=True)
         except ActorLost:
             lives += 1
     assert lives > 2
@@ -164,7 +169,7 @@ def test_where_a_template_rewrites_what_was_said_a_sequence_of_its_own_begins(tm
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Count", timeout_s=60.0)) as pool:
         sampler: Any = WaveEngine()
         limits = replace(LIMITS, max_tokens=200)
-        groups = Episodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)
+        groups = LockstepEpisodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)
     counts = set()
     for group in groups:
         assert group.prompt.messages is not None

@@ -36,10 +36,8 @@ class FakeLLM:
     def __init__(self, **options: Any) -> None:
         self.options = options
         self.calls = []
-        self.llm_engine = self
-
-    def step(self) -> list[Any]:
-        raise NotImplementedError
+        self.llm_engine = self.output_processor = self
+        self.process_outputs = self.set_weight_version = lambda *_: None
 
     def get_tokenizer(self) -> None:
         return None
@@ -64,9 +62,11 @@ class FakeLLM:
 
 @pytest.fixture(autouse=True)
 def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    module, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    module.LLM, params.SamplingParams = FakeLLM, SimpleNamespace  # type: ignore[attr-defined]
+    params.RequestOutputKind = SimpleNamespace(FINAL_ONLY=None)  # type: ignore[attr-defined]
+    for one in (module, params):
+        monkeypatch.setitem(sys.modules, one.__name__, one)
 
 
 def build_engine(*, colocate: bool, num_gpus: int) -> VLLMEngine:

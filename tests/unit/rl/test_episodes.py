@@ -1,4 +1,4 @@
-"""Episodes in waves, with real environments and an engine that says what it is told."""
+"""LockstepEpisodes in waves, with real environments and an engine that says what it is told."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec, Turn
 from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.ended import item_of, result_of
 from slurm_rl.rl.rollout.episode import Episode, Limits
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.packed_reply import PackedReply
+from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rl.rollout.response import Response
+from slurm_rl.rl.rollout.scoring import item_of, result_of
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import Letters
 
@@ -80,7 +80,7 @@ def play(
     tokenizer: Any = Letters()
     engine: Any = Engine(replies or {})
     prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate(answers)]
-    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, None), limits, scorer)
+    episodes = LockstepEpisodes(engine, pool, TurnRenderer(tokenizer, None), limits, scorer)
     return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
 
 
@@ -126,7 +126,7 @@ def test_a_batch_that_a_stop_interrupted_is_finished_to_the_same_episodes(pool: 
     tokenizer: Any = Letters()
     engine: Any = Stopped({})
     prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate("32")]
-    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, None), LIMITS, None)
+    episodes = LockstepEpisodes(engine, pool, TurnRenderer(tokenizer, None), LIMITS, None)
     pending = episodes.start(prompts, SPEC)
     with pytest.raises(StopRequested):
         episodes.finish(pending, Timer())
@@ -182,8 +182,8 @@ def test_an_observation_that_cannot_be_rendered_costs_its_episode(
 
 def test_rewards_that_add_up_to_no_number_are_none() -> None:
     episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""), 7)
-    episode.add_reply(PackedReply.of(Completion([1], [-1.0], "a", False, 0)))
-    episode.path.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
+    episode.add_reply(Response.pack(Completion([1], [-1.0], "a", False, 0)))
+    episode.branch.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
     result = result_of(episode, item_of(episode))
     assert result.value is None and result.failure == "bad score" and "inf" in result.detail
 

@@ -1,4 +1,4 @@
-"""Episodes in free order, with real environments and an engine whose replies come in any order; killed and gone on."""
+"""Asynchronous episodes with real environments and an engine whose replies come in any order."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Group
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.reply_request import Replied, ReplyRequest
+from slurm_rl.rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rl.rollout.engine import Generated, GenerationRequest
+from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rl.rollout.turn_log import TurnLog
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 
 def play(
-    kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: Journal | None = None, scorer: Any = None
+    kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: TurnLog | None = None, scorer: Any = None
 ) -> list[Group]:
     tokenizer: Any = Letters()
     episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, scorer, journal)
@@ -43,7 +43,7 @@ def pool_of(name: str) -> EnvironmentPool:
 def in_waves(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
     folder = tmp_path_factory.mktemp("effects")
     with pool_of("Counted") as pool:
-        return [_without_folder(group) for group in play(Episodes, WaveEngine(), pool, folder)]
+        return [_without_folder(group) for group in play(LockstepEpisodes, WaveEngine(), pool, folder)]
 
 
 def _without_folder(group: Group) -> Any:
@@ -55,27 +55,27 @@ def test_the_tokens_are_those_of_waves_in_whatever_order_replies_come(
     in_waves: list[Group], tmp_path: Path, order: int
 ) -> None:
     with pool_of("Counted") as pool:
-        found = play(FreeEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
+        found = play(AsyncEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
     assert [_without_folder(group) for group in found] == in_waves
     failures = [it[1] for _, _, results in in_waves for it in results]  # type: ignore[misc]
     assert failures.count(None) == 12 and failures.count("bad score") == 3, "9 replies are more than 5 turns"
 
 
-def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> Journal:
-    journal = Journal(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
+def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> TurnLog:
+    journal = TurnLog(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
     journal.resume(version, None)
     return journal
 
 
 def live(
     kind: str, folder: Path, lives: int, order: int, version: int = 3
-) -> tuple[list[Group] | None, list[ReplyRequest]]:
+) -> tuple[list[Group] | None, list[GenerationRequest]]:
     """A run that is over after so many replies: what is on disk stays, and nothing else."""
     engine = Engine(order, lives, version)
     with pool_of(kind) as pool:
         journal = journal_of(folder / "journal", pool)
         try:
-            return play(FreeEpisodes, sampler_of(engine), pool, folder / "effects", journal), engine.asked
+            return play(AsyncEpisodes, sampler_of(engine), pool, folder / "effects", journal), engine.asked
         except ActorLost:
             return None, engine.asked
         finally:
@@ -141,13 +141,13 @@ class Judge:
         return [RewardResult(item=item, value=0.1, parts={"length": float(len(item.completion))}) for item in items]
 
 
-@pytest.mark.parametrize("kind", [Episodes, FreeEpisodes])
+@pytest.mark.parametrize("kind", [LockstepEpisodes, AsyncEpisodes])
 def test_nobody_is_judged_twice(tmp_path: Path, kind: Any) -> None:
     """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
     lives = []
     for _ in range(2):
         judge = Judge()
-        sampler: Any = WaveEngine() if kind is Episodes else sampler_of(Engine())
+        sampler: Any = WaveEngine() if kind is LockstepEpisodes else sampler_of(Engine())
         with pool_of("Count") as pool:
             journal = journal_of(tmp_path / "journal", pool)
             lives.append((play(kind, sampler, pool, tmp_path, journal, judge), judge.asked))
@@ -163,24 +163,24 @@ def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: li
     def recover(lost: ActorLost) -> None:
         actors[0] = Actor(lost.actor, Engine(5))
 
-    sampler = sampler_of(Engine(1, lives=4), Engine(2), care=SimpleNamespace(recover=recover))
+    sampler = sampler_of(Engine(1, lives=4), Engine(2), supervisor=SimpleNamespace(recover=recover))
     actors = sampler.engines
     with pool_of("Counted") as pool:
-        found = play(FreeEpisodes, sampler, pool, tmp_path)
+        found = play(AsyncEpisodes, sampler, pool, tmp_path)
     assert [_without_folder(group) for group in found] == in_waves
     assert actors[0].handle.asked
 
 
 def test_a_batch_that_does_not_get_on_is_told_and_a_stop_ends_the_waiting(tmp_path: Path) -> None:
     class Silent(Engine):
-        def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
-            time.sleep(wait_s)
+        def finished(self, client: str) -> list[Generated]:
+            time.sleep(60)
             return []
 
     with pool_of("Counted") as pool:
-        with pytest.raises(TrainingError, match="15 that are under way"):
-            play(FreeEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
+        with pytest.raises(TrainingError, match="15 active episodes"):
+            play(AsyncEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
         sampler = sampler_of(Silent())
         sampler.cluster.stop.signal = 15
         with pytest.raises(StopRequested):
-            play(FreeEpisodes, sampler, pool, tmp_path)
+            play(AsyncEpisodes, sampler, pool, tmp_path)

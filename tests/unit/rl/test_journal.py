@@ -14,9 +14,10 @@ from slurm_rl.envs.worker import Snapshot
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.journal_lines import (
-    TurnPlace,
+from slurm_rl.rl.rollout.response import Response
+from slurm_rl.rl.rollout.turn_log import TurnLog
+from slurm_rl.rl.rollout.turn_log_format import (
+    TurnKey,
     build_histories,
     parse_lines,
     render_histories,
@@ -24,7 +25,6 @@ from slurm_rl.rl.rollout.journal_lines import (
     render_reply,
     render_verdict,
 )
-from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=7, batch="rollout-3")
 PROMPTS = [EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")]
@@ -32,12 +32,12 @@ STEP = Step("<", None, False, {"near": 0.5})
 FACTS = Facts("replay", "a")
 
 
-def reply(version: int = 3, text: str = "5") -> PackedReply:
-    return PackedReply.of(Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version))
+def reply(version: int = 3, text: str = "5") -> Response:
+    return Response.pack(Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version))
 
 
-def at(turn: int, member: int = 0) -> TurnPlace:
-    return TurnPlace(0, member, turn)
+def at(turn: int, member: int = 0) -> TurnKey:
+    return TurnKey(0, member, turn)
 
 
 class Events:
@@ -54,7 +54,7 @@ class Events:
 
 def open_journal(folder: Path, facts: Facts = FACTS, version: int = 3) -> tuple[Any, Events]:
     events = Events()
-    journal = Journal(folder, facts, keeps_all=False, report=events)
+    journal = TurnLog(folder, facts, keeps_all=False, report=events)
     journal.resume(version, None)
     return journal, events
 
@@ -79,7 +79,7 @@ STEPS = [
 @pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_comes_back_also_one_that_says_nothing(said: Completion, step: Step) -> None:
-    rows, _ = parse_lines(render_reply(at(0), PackedReply.of(said)) + render_outcome(at(0), step, None))
+    rows, _ = parse_lines(render_reply(at(0), Response.pack(said)) + render_outcome(at(0), step, None))
     [history] = build_histories(rows, None).values()
     assert [it.unpack() for it in history.replies] == [said] and history.outcomes == [step]
 
@@ -127,7 +127,7 @@ def test_a_turn_of_weights_that_were_never_saved_goes_with_all_after_it(tmp_path
     lines = [LINES[0], LINES[1], render_reply(at(1), reply(version=4)), render_outcome(at(1), STEP, b"new")]
     histories = build_histories(parse_lines(b"".join(lines))[0], 3)
     assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
-    mixed = PackedReply.of(Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4]))
+    mixed = Response.pack(Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4]))
     assert not build_histories(parse_lines(render_reply(at(0), mixed))[0], 3)[0, 0].replies
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(lines)
@@ -163,7 +163,7 @@ def test_a_snapshot_of_another_environment_is_refused(tmp_path: Path, before: Fa
     journal.close()
     again, events = open_journal(tmp_path, now)
     if refused:
-        with pytest.raises(ConfigError, match="must be the one that is to restore it"):
+        with pytest.raises(ConfigError, match="must be the one that restores it"):
             again.open(SPEC, PROMPTS)
     else:
         assert again.open(SPEC, PROMPTS).histories
@@ -193,7 +193,7 @@ def test_a_checkpoint_has_a_copy_of_what_is_under_way(tmp_path: Path) -> None:
     ("keeps_all", "staleness", "left"), [(True, 0, [3, 4, 5, 6]), (False, 0, [3, 6]), (False, 1, [3, 4, 6])]
 )
 def test_what_nothing_goes_on_from_is_removed(tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]) -> None:
-    journal = Journal(tmp_path, FACTS, keeps_all=keeps_all, staleness=staleness, report=Events())
+    journal = TurnLog(tmp_path, FACTS, keeps_all=keeps_all, staleness=staleness, report=Events())
     for step in range(2, 7):
         journal.open(SamplingSpec(1, 8, 1.0, 1.0, seed=step, batch=f"rollout-{step}"), PROMPTS)
     journal.prune(6, 3)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.rl.rollout.journal_lines import build_histories, parse_lines
+from slurm_rl.rl.rollout.turn_log_format import build_histories, parse_lines
 from tests.unit.rl.killed_episodes import STEPS
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.rl.rollout.journal_lines import History, build_histories, parse_lines
+from slurm_rl.rl.rollout.turn_log_format import History, build_histories, parse_lines
 from tests.unit.rl.killed_programs import STEPS
 from tests.unit.rl.test_killed_episodes import ROOT, asked, end, kept, read, saved_step
 

@@ -13,7 +13,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics, sampling_metrics, source_accuracy
-from slurm_rl.rl.rollout.mixture import Mixture, Part
+from slurm_rl.rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.train.stop import Timer
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
@@ -45,8 +45,8 @@ class Said:
 def test_prompts_go_to_their_sources_and_come_back_in_order() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
-    parts = {"games": Part(games, RolloutConfig(max_tokens=7)), "sums": Part(sums, RolloutConfig(max_tokens=3))}
-    mixture = Mixture(parts)
+    parts = {"games": Source(games, RolloutConfig(max_tokens=7)), "sums": Source(sums, RolloutConfig(max_tokens=3))}
+    mixture = MultiSource(parts)
     prompts = [prompt(name, index) for index, name in enumerate(["sums", "games", "games", "sums", "games"])]
     groups = mixture.finish(mixture.start(prompts, SPEC), Timer())
     assert [group.prompt for group in groups] == prompts
@@ -65,7 +65,7 @@ def test_each_source_is_sampled_in_its_own_way_and_a_greedy_batch_stays_greedy()
     ways = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
     ends = {"max_tokens": 7, "stop": ("x",), "stop_token_ids": (3,)}
     plain = RolloutConfig(max_tokens=3)
-    mixture = Mixture({"games": Part(games, RolloutConfig(**ways, **ends)), "sums": Part(sums, plain)})
+    mixture = MultiSource({"games": Source(games, RolloutConfig(**ways, **ends)), "sums": Source(sums, plain)})
     prompts = [prompt("sums", 0), prompt("games", 1)]
     mixture.start(prompts, SPEC)
     mixture.start(prompts, replace(SPEC, temperature=0.0, num_completions=1))

@@ -22,14 +22,14 @@ from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.played import drop_costly
-from slurm_rl.rl.rollout.programs import Programs
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.agent_trajectory import drop_expensive
+from slurm_rl.rl.rollout.agents import AgentRollouts
+from slurm_rl.rl.rollout.engine import Generated, GenerationRequest
+from slurm_rl.rl.rollout.response import Response
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.train.stop import Timer
 from tests.unit.endpoint.kit import BOUNDS, make_renderer, sampled
-from tests.unit.rl.episode_kit import ServedEngine
+from tests.unit.rl.episode_kit import RemoteEngine
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
 # Speaks HTTP by itself: an import of openai takes a second.
@@ -54,7 +54,7 @@ else:
 """
 
 
-class Engine(ServedEngine):
+class Engine(RemoteEngine):
     """A sampler with one engine, itself: replies `a`, then `b`, then `c`, by how often the policy was told no."""
 
     def __init__(self, say: Callable[[str], str] = lambda text: "abc"[text.count("no")]) -> None:
@@ -62,8 +62,8 @@ class Engine(ServedEngine):
         self.cluster: Any = SimpleNamespace(stop=self, while_waiting=lambda: None)
         self.seeds: list[int] = []
         self.is_stopped = False
-        self.engines, self.care, self.timeout_s = [Actor("rollout-0", self)], None, 60.0
-        self._ended: queue.SimpleQueue[Replied] = queue.SimpleQueue()
+        self.engines, self.supervisor, self.timeout_s = [Actor("rollout-0", self)], None, 60.0
+        self._ended: queue.SimpleQueue[Generated] = queue.SimpleQueue()
 
     def check(self) -> None:
         if self.is_stopped:
@@ -72,15 +72,14 @@ class Engine(ServedEngine):
     def is_set(self) -> bool:
         return self.is_stopped
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             self.seeds.append(request.seed)
             text = "".join(map(chr, request.prompt.token_ids))
-            self._ended.put((request.episode, PackedReply.of(sampled(self.say(text)))))
-        return []
+            self._ended.put((request.name, Response.pack(sampled(self.say(text)))))
 
-    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
-        return [self._ended.get(timeout=wait_s)]
+    def finished(self, client: str) -> list[Generated]:
+        return [self._ended.get(timeout=60)]
 
 
 class Scorer:
@@ -117,7 +116,7 @@ def play_prompts(
     renderer: DialogueRenderer | None = None,
     turn_tokens: int = 4,
 ) -> list[Group]:
-    programs = Programs(
+    programs = AgentRollouts(
         engine,
         renderer or make_renderer(chat=False),
         SamplingRule(1.0, 1.0, turn_tokens),
@@ -288,6 +287,6 @@ def test_one_that_stays_and_hangs_is_ended_at_the_deadline_and_replaced() -> Non
 def test_drop_costly_makes_a_hostile_schema_quick_to_check() -> None:
     """A backtracking pattern would keep the trainer busy for ever."""
     hostile = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
-    wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_costly(hostile))
+    wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_expensive(hostile))
     assert wrong is None
-    assert read_arguments('{"a": 3}', drop_costly(hostile))[0] is not None, "types are still checked"
+    assert read_arguments('{"a": 3}', drop_expensive(hostile))[0] is not None, "types are still checked"

@@ -16,11 +16,11 @@ from slurm_rl.endpoint.requests import SamplingRule, parse_chat
 from slurm_rl.envs.facts import Facts
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import SamplingSpec
-from slurm_rl.rl.rollout.journal import PROGRAM, Journal
-from slurm_rl.rl.rollout.journal_lines import History, build_histories, parse_lines, render_histories
-from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.played import Played, build_completion
-from slurm_rl.rl.rollout.recorded import Record
+from slurm_rl.rl.rollout.agent_trajectory import AgentTrajectory
+from slurm_rl.rl.rollout.replay import ReplayRecord
+from slurm_rl.rl.rollout.response import Response
+from slurm_rl.rl.rollout.turn_log import PROGRAM, TurnLog
+from slurm_rl.rl.rollout.turn_log_format import History, build_histories, parse_lines, render_histories
 from tests.unit.endpoint.kit import make_renderer, sampled
 
 PROMPT = EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")
@@ -32,7 +32,7 @@ class Episode:
 
     def __init__(self, history: History | None = None) -> None:
         self.conversation = Conversation(make_renderer())
-        self.record = Record(0, 0, history or History())
+        self.record = ReplayRecord(0, 0, history or History())
         self.lines: list[bytes] = []
 
     def say(self, messages: list[Message], reply: str, version: int = 3, variant: str = "") -> None:
@@ -40,7 +40,7 @@ class Episode:
         found = self.record.find(place)
         if found is None:
             found = sampled(reply, version)
-            self.lines.append(self.record.add(place, PackedReply.of(found), None))
+            self.lines.append(self.record.add(place, Response.pack(found), None))
         self.conversation.add(place, found).heard = True
 
     def end(self, outcome: Verdict | Failure, *, truncated: bool = False) -> None:
@@ -69,10 +69,10 @@ def test_an_episode_that_is_over_comes_back_as_it_was(outcome: Verdict | Failure
     episode.end(outcome, truncated=True)
     history = episode.again()
     assert history == build_histories(parse_lines(b"".join(render_histories({(0, 0): history})))[0], None)[0, 0]
-    verdict, closed = Record(0, 0, history).rebuild(make_renderer())
+    verdict, closed = ReplayRecord(0, 0, history).rebuild(make_renderer())
     assert verdict == outcome and closed.is_truncated
     as_played: Any = SimpleNamespace(conversation=episode.conversation, is_truncated=True, failure=None)
-    builds = [build_completion(Played(0, 0, PROMPT, "", episode=it)) for it in (as_played, closed)]
+    builds = [AgentTrajectory(0, 0, PROMPT, "", episode=it).completion() for it in (as_played, closed)]
     assert builds[0] == builds[1] and len(builds[0].branches) == 2
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_asked_for_again_is_counted_and_a_reply_goes_behind_its_own_
     again.say([FIRST], " 6")
     again.say(dialogue("guess", "6", "<"), "5")
     assert again.record.num_dropped == 2 and [it.reply.text for it in again.conversation.turns] == [" 6", "5"]
-    assert Record(0, 0, episode.again()).num_dropped == 2
+    assert ReplayRecord(0, 0, episode.again()).num_dropped == 2
     # Of two with one name the newer counts.
     third = Episode(build_histories(parse_lines(b"".join(episode.lines + again.lines))[0], None)[0, 0])
     third.say([FIRST], "new")
@@ -118,7 +118,7 @@ def test_an_end_behind_weights_that_were_never_saved_is_none() -> None:
 def test_what_was_begun_with_weights_that_are_gone_is_removed_on_resume(tmp_path: Path) -> None:
     """The run comes to these steps again, with other weights of the same number."""
     for step, is_left in ((3, True), (4, False)):
-        journal = Journal(tmp_path, Facts(PROGRAM, ""), keeps_all=False, report=lambda *_, **__: None)
+        journal = TurnLog(tmp_path, Facts(PROGRAM, ""), keeps_all=False, report=lambda *_, **__: None)
         journal.resume(3, None)
         journal.open(SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch=f"rollout-{step}"), [PROMPT])
         journal.resume(3, None)
@@ -129,7 +129,7 @@ def test_programs_in_a_run_of_waves_drop_turns_of_unsaved_weights_too(tmp_path: 
     episode = Episode()
     episode.say([FIRST], "6", version=4)
     for facts, count in ((Facts("replay", ""), 1), (Facts(PROGRAM, ""), 0)):
-        journal = Journal(tmp_path / facts.resume, facts, keeps_all=True, report=lambda *_, **__: None)
+        journal = TurnLog(tmp_path / facts.resume, facts, keeps_all=True, report=lambda *_, **__: None)
         journal.resume(3, None)
         spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
         journal.open(spec, [PROMPT]).write(episode.lines)

@@ -20,11 +20,11 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.rollout import programs
-from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.mixture import Mixture, Part
-from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.rl.rollout import agents
+from slurm_rl.rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rl.rollout.engine import GenerationRequest
+from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from tests.unit.endpoint.kit import BOUNDS, make_renderer
 from tests.unit.rl import test_programs
@@ -35,7 +35,7 @@ WAYS = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_
 
 def play(rollouts: Rollouts, prompts: Sequence[EncodedPrompt]) -> None:
     """As the source `games` of a run that samples otherwise."""
-    mixture = Mixture({"games": Part(rollouts, RolloutConfig(max_tokens=60, **WAYS))})
+    mixture = MultiSource({"games": Source(rollouts, RolloutConfig(max_tokens=60, **WAYS))})
     mixture.sample([replace(one, source="games") for one in prompts], SPEC)
 
 
@@ -61,8 +61,8 @@ def test_every_turn_of_an_episode_is_sampled_as_its_source(tmp_path: Path) -> No
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Duel", timeout_s=60.0)) as pool:
         parts = pool, TurnRenderer(tokenizer, None), LIMITS, None
         sampler: Any = waves
-        play(Episodes(sampler, *parts), prompts_of(tmp_path))
-        play(FreeEpisodes(sampler_of(free), *parts), prompts_of(tmp_path))
+        play(LockstepEpisodes(sampler, *parts), prompts_of(tmp_path))
+        play(AsyncEpisodes(sampler_of(free), *parts), prompts_of(tmp_path))
     check(waves.specs, 2)
     check([request.spec for request in free.asked], 2 * len(prompts_of(tmp_path)) * SPEC.num_completions)
 
@@ -72,14 +72,14 @@ class Asked(test_programs.Engine):
         super().__init__()
         self.specs: list[SamplingSpec] = []
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         self.specs += [request.spec for request in requests]
-        return super().begin_replies(client, requests)
+        super().on_submit(client, requests)
 
 
 def test_what_a_program_asks_for_is_sampled_as_its_source() -> None:
     engine: Any = Asked()
-    rollouts = programs.Programs(
+    rollouts = agents.AgentRollouts(
         engine,
         make_renderer(chat=False),
         SamplingRule(0.5, 0.9, 4),
@@ -102,8 +102,8 @@ def test_a_program_may_ask_for_the_temperature_of_its_source_alone(
     words += ["+data.sources.games.env={program: [python], turn_tokens: 2}", "+data.sources.games.temperature=0.5"]
     config = load_config([*words, "+data.sources.games.top_p=0.9"])
     monkeypatch.setattr("slurm_rl.engine.load_model.load_tokenizer", lambda *_, **__: Letters())
-    monkeypatch.setattr(programs, "DialogueRenderer", lambda *_: make_renderer(chat=False))
+    monkeypatch.setattr(agents, "DialogueRenderer", lambda *_: make_renderer(chat=False))
     engine: Any = Asked()
-    built = programs.build_programs(each_source(config)["games"], engine, None, "a model")
+    built = agents.build_agents(each_source(config)["games"], engine, None, "a model")
     rule = built.endpoint.rule
     assert (rule.temperature, rule.top_p) == (0.5, 0.9)

@@ -5,6 +5,8 @@ A recorder is in place of torch.cuda and of vLLM; transports, policy worker and 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -20,6 +22,7 @@ from slurm_rl.config.train import RolloutConfig
 from slurm_rl.engine import distributed
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.rollout.vllm import transfer
+from slurm_rl.rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.rollout.vllm.transfer import EngineClient
 from slurm_rl.rl.weights.checksum import WeightChecksum
@@ -35,14 +38,17 @@ WEIGHTS = {"w": torch.ones(3)}
 CHECKSUM = pack_weights(WEIGHTS.items())[1]
 
 
+PROBED = SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])
+
+
 class FakeLLM:
-    """vLLM, and its engine, which the continuous loop steps itself."""
+    """vLLM's `LLM`, with its engine and output processor."""
 
     said: list[str]
 
     def __init__(self, **_: Any) -> None:
-        self.llm_engine = self
-        self.requests: list[str] = []
+        self.llm_engine = self.output_processor = self
+        self.process_outputs = self.set_weight_version = lambda *_: None
 
     def get_tokenizer(self) -> None:
         return None
@@ -57,36 +63,60 @@ class FakeLLM:
     def wake_up(self, tags: list[str]) -> None:
         self.said.append(f"wake {tags[0]}")
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
+    def reset_prefix_cache(self) -> None:
         self.said.append("reset")
 
     def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
         self.said.append("engine's probe")
-        return [SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])]
+        return [PROBED]
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
 
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
-        self.requests.append(name)
+class FakeAsyncLLM:
+    """vLLM's `AsyncLLM`."""
 
-    def step(self) -> list[Any]:
-        [found] = self.generate([], [], False)
-        return [
-            SimpleNamespace(request_id=self.requests.pop(), outputs=[], finished=True, **vars(found))
-            for _ in range(len(self.requests))
-        ]
+    said: list[str]
+    errored = False
+
+    def __init__(self, args: Any) -> None:
+        self.output_processor = SimpleNamespace(process_outputs=None)
+
+    from_engine_args = classmethod(lambda cls, args: cls(args))
+
+    def get_tokenizer(self) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **_: Any) -> Any:
+            self.said.append(args[0] if name == "collective_rpc" else name)
+            return [CHECKSUM]
+
+        return call
+
+    async def update_weight_version(self, version: str) -> None: ...
+
+    async def reset_prefix_cache(self, reset_running_requests: bool) -> None:
+        assert reset_running_requests
+        self.said.append("reset")
+
+    async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+        self.said.append("engine's probe")
+        yield PROBED
 
 
 class Handle:
     """A Ray handle whose calls run at once."""
 
     def __init__(self, target: Any) -> None:
-        self.target = target
+        self.target, self.loop = target, asyncio.new_event_loop()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.target, name)
-        call = SimpleNamespace(remote=lambda *args: method(*args))
+
+        def run(*args: Any) -> Any:
+            found = method(*args)
+            return self.loop.run_until_complete(found) if inspect.iscoroutine(found) else found
+
+        call = SimpleNamespace(remote=run)
         call.options = lambda **_: call
         return call
 
@@ -116,14 +146,17 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
     vllm, config = ModuleType("vllm"), ModuleType("vllm.config.weight_transfer")
     vllm.LLM = FakeLLM  # type: ignore[attr-defined]
-    vllm.SamplingParams = lambda **fields: SimpleNamespace(n=1, **fields)  # type: ignore[attr-defined]
     config.WeightTransferConfig = SimpleNamespace  # type: ignore[attr-defined]
-    exceptions = ModuleType("vllm.v1.engine.exceptions")
-    exceptions.EngineDeadError = type("EngineDeadError", (Exception,), {})  # type: ignore[attr-defined]
-    packages = map(ModuleType, ("vllm.config", "vllm.v1", "vllm.v1.engine"))
-    for module in (vllm, *packages, config, exceptions):
+    params, args, engine = map(
+        ModuleType, ("vllm.sampling_params", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm")
+    )
+    params.SamplingParams, params.RequestOutputKind = SimpleNamespace, SimpleNamespace(FINAL_ONLY=None)  # type: ignore[attr-defined]
+    args.AsyncEngineArgs, engine.AsyncLLM = SimpleNamespace, FakeAsyncLLM  # type: ignore[attr-defined]
+    packages = map(ModuleType, ("vllm.config", "vllm.engine", "vllm.v1", "vllm.v1.engine"))
+    for module in (vllm, *packages, config, params, args, engine):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(FakeLLM, "said", said, raising=False)
+    monkeypatch.setattr(FakeAsyncLLM, "said", said, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
@@ -147,6 +180,7 @@ def build_policy(said: list[str], config: Any) -> PolicyWorker:
 
 
 GATHER, FREE, RESET = ["gather", "policy's probe"], ["free", "all ranks"], ["reset", "engine's probe"]
+PAUSE, RESUME = "pause_generation", ["reset", "resume_generation", "engine's probe"]
 SEND = ["watch_transfer", "start_weight_update", "update_weights", "finish_weight_update"]
 BEGIN = ["policy's probe", "synchronize"]
 
@@ -155,11 +189,11 @@ BEGIN = ["policy's probe", "synchronize"]
     ("way", "colocate", "continuous", "order"),
     [
         ("ray", False, False, [*GATHER, "load_named_weights", *RESET]),
-        ("ray", False, True, [*GATHER, "load_named_weights", *RESET]),
+        ("ray", False, True, [*GATHER, PAUSE, "load_named_weights", *RESUME]),
         ("ray", True, False, [*GATHER, *FREE, "wake weights", "load_named_weights", "wake kv_cache", *RESET]),
         ("gloo", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
         ("nccl", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
-        ("nccl", False, True, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
+        ("nccl", False, True, [*BEGIN, PAUSE, *SEND, "transfer_checksum", *RESUME]),
         (
             "ipc",
             True,
@@ -174,16 +208,17 @@ def test_a_sync_is_in_order(way: str, colocate: bool, continuous: bool, order: l
     rollout = RolloutConfig(
         colocate=colocate, weight_transfer=way, continuous=continuous, max_staleness=int(continuous)
     )
-    engine = VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1)
+    kind = AsyncVLLMEngine if continuous else VLLMEngine
+    engine = Handle(kind("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1))
     policy = build_policy(said, config)
     cluster: Any = FakeCluster()
-    engines, workers = [Actor("rollout-0", Handle(engine))], [Actor("policy-0", Handle(policy))]
+    engines, workers = [Actor("rollout-0", engine)], [Actor("policy-0", Handle(policy))]
     group = WorkerGroup(cluster, workers, 64, 1, "policy")
     transport = ObjectStore(workers, engines) if way == "ray" else Direct(group, engines, [1], way)
     sync = WeightSync(cluster, transport, engines, probe=PROBE, tolerance=1e-3, timeout_s=1)
     transport.open()
     for version in (1, 2):
-        engine.sleep()
+        engine.sleep.remote()
         said.clear()
         sync.push(version)
         assert sync.verify() == 0.0

@@ -1,13 +1,13 @@
-"""The journal: turns of episodes on disk as they end, so that after a kill none that has ended is lost.
+"""The turn log: turns of episodes on disk as they finish, so that a kill loses no finished turn.
 
-    run directory/journal/rollout-12-00000000000003e8.journal        one file a batch of episodes
+    run directory/journal/rollout-12-00000000000003e8.journal        one file per batch of episodes
 
-    a reply ends    -> its line, before its environment hears of it
-    a step ends     -> its line, before the next reply is asked for
-    about a second  -> fsync, in a thread: a process that is killed loses nothing, a node that is lost this second
+    a reply finishes  -> its line, before the environment gets the reply
+    a step finishes   -> its line, before the next reply is requested
+    every second      -> fsync in a thread: a killed process loses nothing, a lost node loses this second
 
-What is there when a batch is opened again is cut at the first damaged line, freed of turns of weights that no
-checkpoint has, and written anew. A checkpoint holds a copy of what is under way.
+To open a batch again, the log truncates the file at the first damaged line, drops turns of weights that no checkpoint
+holds, and rewrites it. A checkpoint holds a copy of the batches in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_rl.disk import naming
 from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import ConfigError
 from slurm_rl.rl.groups import SamplingSpec
-from slurm_rl.rl.rollout.journal_lines import (
+from slurm_rl.rl.rollout.turn_log_format import (
     History,
     build_histories,
     parse_lines,
@@ -39,14 +39,14 @@ from slurm_rl.run_dir import write_bytes
 
 FOLDER = "journal"
 PROGRAM = "program"
-"""In the place of `Facts.resume`: a program begins anew, and hears again what is recorded of its own requests."""
+"""`Facts.resume` of agents: an agent restarts, and gets logged replies for the same requests."""
 _SUFFIX = ".journal"
 _SYNC_S = 1.0
 
 
 @dataclass
-class BatchJournal:
-    """The journal of one batch; `histories` is what it held when it was opened."""
+class BatchLog:
+    """The log of one batch; `histories` holds its content at the time of opening."""
 
     path: Path
     histories: dict[tuple[int, int], History]
@@ -55,20 +55,20 @@ class BatchJournal:
     _is_synced: bool = True
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Append; what is written outlives this process, and a second later its node."""
+        """Append lines; they survive this process at once, and its node after the next fsync."""
         data = b"".join(lines)
         with self._lock, naming(self.path):
             if self._file.closed or not data:
                 return
-            whole = self._file.tell()
+            end = self._file.tell()
             self._is_synced = False
             try:
-                # A full disk takes a part without a word; asked to take the rest, it says that it is full.
+                # A full disk accepts a part without an error and raises on the rest.
                 while data:
                     data = data[self._file.write(data) :]
             except OSError:
-                with contextlib.suppress(OSError):  # what follows a half line would not count
-                    self._file.truncate(whole)
+                with contextlib.suppress(OSError):  # lines after half a line would be invalid
+                    self._file.truncate(end)
                 raise
 
     def sync(self) -> None:
@@ -76,7 +76,7 @@ class BatchJournal:
             if self._file.closed or self._is_synced:
                 return
             number, self._is_synced = os.dup(self._file.fileno()), True
-        # Not under the lock: a shared disk may take its time.
+        # Outside the lock: a shared disk may be slow.
         try:
             with naming(self.path):
                 os.fsync(number)
@@ -88,16 +88,16 @@ class BatchJournal:
             self._file.close()
 
 
-class Journal:
-    """The journals of a run.
+class TurnLog:
+    """All batch logs of a run.
 
     Args:
-        facts: what the environments' class says of itself.
-        keeps_all: turns of weights that were never saved count too, since whoever opens a batch samples every reply
-            again and compares; those of programs never do.
-        staleness: a batch of step t is begun with the weights of step t less this.
-        report: called with events and their fields.
-        require_ours: raises when another controller has the run.
+        facts: properties of the environment class.
+        keeps_all: keep turns of weights that were never saved (lockstep order samples every reply again and compares);
+            never for agents.
+        staleness: a batch of step t starts with the weights of step t - staleness.
+        report: called with the kind and the fields of an event.
+        require_ours: raises if another controller owns the run.
     """
 
     def __init__(
@@ -113,40 +113,38 @@ class Journal:
         self.folder, self.facts, self.keeps_all, self.staleness = folder, facts, keeps_all, staleness
         self.report, self.require_ours = report, require_ours
         self.version = 0
-        self._open: dict[str, BatchJournal] = {}
+        self._open: dict[str, BatchLog] = {}
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def resume(self, version: int, copy: Path | None) -> None:
-        """Go on from a checkpoint: turns of newer weights do not count, and its copies replace what is not here.
+        """Continue from a checkpoint: ignore turns of newer weights, and restore missing files from its copies.
 
         Args:
-            version: of its weights, 0 where there is no checkpoint.
+            version: version of its weights, 0 without a checkpoint.
             copy: its folder.
         """
         self.version = version
         for saved in sorted((copy / FOLDER).glob(f"*{_SUFFIX}")) if copy is not None else ():
-            here = self.folder / saved.name
-            if not here.is_file() or here.stat().st_size < saved.stat().st_size:
+            path = self.folder / saved.name
+            if not path.is_file() or path.stat().st_size < saved.stat().st_size:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_bytes(here, saved.read_bytes())
+                write_bytes(path, saved.read_bytes())
         self.prune(version, version)
         if not self.keeps_all:
-            # What was begun with weights that are gone: the run comes to these steps again, with others of that number.
+            # Batches that started with lost weights: the run samples these steps again with other weights.
             for path in self.folder.glob(f"*{_SUFFIX}"):
                 if _step_of(path) > version + self.staleness:
                     path.unlink(missing_ok=True)
 
-    def open(
-        self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt], facts_now: Facts | None = None
-    ) -> BatchJournal:
-        """The journal of a batch, with what it holds.
+    def open(self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt], facts_now: Facts | None = None) -> BatchLog:
+        """Open the log of a batch and read its content.
 
         Args:
-            facts_now: of this batch's environments, where a source has its own.
+            facts_now: properties of this batch's environments, if its source has its own.
 
         Raises:
-            ConfigError: its episodes under way are snapshots of another environment.
+            ConfigError: its episodes are snapshots of another environment.
         """
         self.require_ours()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -159,10 +157,10 @@ class Journal:
         if histories:
             turns = sum(len(history.replies) for history in histories.values())
             self.report("journal/opened", batch=spec.batch, episodes=len(histories), turns=turns)
-        batch = BatchJournal(path, histories, path.open("ab", buffering=0))
+        batch = BatchLog(path, histories, path.open("ab", buffering=0))
         self._open[name] = batch
         if self._thread is None:
-            self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
+            self._thread = threading.Thread(target=self._sync, name="turn-log", daemon=True)
             self._thread.start()
         return batch
 
@@ -175,45 +173,45 @@ class Journal:
             return {}
         before = rows[0]
         if any(before.get(name) != facts[name] for name in ("prompts", "members")):
-            self.report("journal/dropped", file=path.name, cause="it is of other prompts")
+            self.report("journal/dropped", file=path.name, cause="its prompts differ")
             return {}
         keeps_all = self.keeps_all and facts["env"][0] != PROGRAM
         histories = build_histories(rows, None if keeps_all else self.version)
         if before["env"] != facts["env"] and any(history.replies for history in histories.values()):
-            self._judge_change(path, before["env"], facts["env"])
+            self._check_change(path, before["env"], facts["env"])
         return {key: history for key, history in histories.items() if history.replies or history.end is not None}
 
-    def _judge_change(self, path: Path, before: list[str], now: list[str]) -> None:
+    def _check_change(self, path: Path, before: list[str], now: list[str]) -> None:
         if "snapshot" in (before[0], now[0]):
             raise ConfigError(
-                "the environment of a snapshot must be the one that is to restore it",
+                "the environment of a snapshot must be the one that restores it",
                 seen=f"resume and version {before} as the episodes began, {now} now",
                 where=str(path),
-                action="put the class back; or give both one `version`, where it can; or move that file away, and its "
-                "episodes begin anew",
+                action="put the class back; or give both the same `version`, if it can restore the snapshot; or move "
+                "that file away, and its episodes start again",
             )
         self.report("journal/environment_changed", file=path.name, before=before, now=now)
 
     def prune(self, step: int, saved: int) -> None:
-        """Remove what nothing goes on from: batches of steps before `step` that a whole checkpoint has behind it.
+        """Remove batches of steps before `step` that no resumed run needs.
 
         Args:
-            step: of the run, the next to be trained.
-            saved: step of the newest whole checkpoint.
+            step: next step to train.
+            saved: step of the newest complete checkpoint.
         """
         for path in self.folder.glob(f"*{_SUFFIX}"):
             batch = self._open.get(path.stem)
-            of = _step_of(path)
-            # Of those after it a resumed run wants what was begun with weights that it will have.
-            is_wanted = of >= saved if self.keeps_all else saved <= of <= saved + self.staleness
-            if of < step and not is_wanted:
+            batch_step = _step_of(path)
+            # After the checkpoint, a resumed run needs the batches that start with weights it will have.
+            is_needed = batch_step >= saved if self.keeps_all else saved <= batch_step <= saved + self.staleness
+            if batch_step < step and not is_needed:
                 if batch is not None:
                     batch.close()
                     del self._open[path.stem]
                 path.unlink(missing_ok=True)
 
     def save(self, folder: Path, step: int) -> None:
-        """Copy what is under way in `step` into a checkpoint."""
+        """Copy the batches in flight in `step` into a checkpoint."""
         for name, batch in list(self._open.items()):
             if _step_of(batch.path) >= step:
                 with naming(folder):
@@ -221,7 +219,7 @@ class Journal:
                     shutil.copyfile(batch.path, folder / FOLDER / f"{name}{_SUFFIX}")
 
     def close(self) -> None:
-        """All is on disk, and nothing is written from here on."""
+        """Flush everything to disk and ignore later writes."""
         self._closing.set()
         for batch in self._open.values():
             with contextlib.suppress(OSError):
@@ -231,17 +229,17 @@ class Journal:
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_S):
             for batch in list(self._open.values()):
-                with contextlib.suppress(OSError):  # whoever writes next hears of it
+                with contextlib.suppress(OSError):  # the next write raises it
                     batch.sync()
 
 
 def _step_of(path: Path) -> int:
-    """Of `rollout-12-00000000000003e8.journal` 12."""
+    """Return 12 for `rollout-12-00000000000003e8.journal`."""
     return int(path.stem.split("-")[-2])
 
 
 def _checksum(prompts: Sequence[EncodedPrompt]) -> int:
-    found = 0
+    checksum = 0
     for prompt in prompts:
-        found = zlib.crc32(array("i", prompt.token_ids).tobytes(), found)
-    return found
+        checksum = zlib.crc32(array("i", prompt.token_ids).tobytes(), checksum)
+    return checksum

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.rl.groups import Completion
-from slurm_rl.rl.rollout.packed_reply import PackedReply
+from slurm_rl.rl.rollout.response import Response
 
 TOKENS = st.tuples(
     st.integers(0, 2**31 - 1), st.floats(max_value=0.0, allow_nan=False), st.integers(-1, 2**31 - 1)
@@ -26,6 +26,6 @@ def test_every_bit_comes_back(
     mixed = versions if len(set(versions)) > 1 else []
     version = versions[0] if versions else 3
     said = Completion(ids, logprobs, text, cut, version, mixed, content=content, calls=calls)
-    packed = PackedReply.of(said)
+    packed = Response.pack(said)
     assert packed.unpack() == said and list(packed.versions()) == said.versions()
     assert [math.copysign(1.0, it) for it in packed.unpack().logprobs] == [math.copysign(1.0, it) for it in logprobs]

@@ -1,10 +1,7 @@
-"""A reply on its way from an engine to its episode, and into the journal: its tokens as bytes.
+"""One reply of an engine, with its tokens packed into bytes.
 
-    Completion([5, 17], [-0.5, -0.1], "so", ...)  ->  PackedReply(8 bytes of int32, 16 of float64, "so", ...)
-
-With thousands of episodes under way nobody looks at single tokens: they are sent on, appended, summed up and written
-down. A list of numbers takes ten times as long for each of these, holds eight times the memory, and Python's collector
-of cycles goes through it.
+A list of numbers takes eight times the memory and ten times as long to pickle, append and log, and slows down Python's
+garbage collector. With thousands of episodes in flight, tokens stay packed until the trainer reads them.
 """
 
 from __future__ import annotations
@@ -17,39 +14,39 @@ from slurm_rl.envs.environment import ToolCall
 from slurm_rl.rl.groups import Completion
 
 
-class PackedReply(NamedTuple):
-    """A `Completion` of one turn.
+class Response(NamedTuple):
+    """A packed `Completion` of one turn.
 
-    >>> packed = PackedReply.of(Completion([5, 17], [-0.5, -0.1], "so", False, 3))
-    >>> len(packed.token_ids), len(packed.logprobs), packed.unpack().token_ids
+    >>> response = Response.pack(Completion([5, 17], [-0.5, -0.1], "so", False, 3))
+    >>> len(response.token_ids), len(response.logprobs), response.unpack().token_ids
     (8, 16, [5, 17])
     """
 
     token_ids: bytes
     """int32."""
     logprobs: bytes
-    """float64, so that every bit comes back."""
+    """float64, which keeps every bit."""
     text: str
     truncated: bool
     weight_version: int
     token_versions: bytes = b""
-    """int32; empty where all tokens have one version."""
+    """int32; empty if all tokens have the same version."""
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
 
     @classmethod
-    def of(cls, reply: Sampled) -> PackedReply:
-        versions = reply.versions()
+    def pack(cls, completion: Sampled) -> Response:
+        versions = completion.versions()
         is_mixed = any(version != versions[0] for version in versions)
         return cls(
-            array("i", reply.token_ids).tobytes(),
-            array("d", reply.logprobs).tobytes(),
-            reply.text,
-            reply.truncated,
-            reply.weight_version,
+            array("i", completion.token_ids).tobytes(),
+            array("d", completion.logprobs).tobytes(),
+            completion.text,
+            completion.truncated,
+            completion.weight_version,
             array("i", versions).tobytes() if is_mixed else b"",
-            reply.content,
-            reply.calls,
+            completion.content,
+            completion.calls,
         )
 
     def unpack(self) -> Completion:
@@ -65,7 +62,7 @@ class PackedReply(NamedTuple):
         )
 
     def versions(self) -> array[int]:
-        """Of the weights that sampled each token."""
+        """Return the weight version of each token."""
         if self.token_versions:
             return array("i", self.token_versions)
         return array("i", [self.weight_version]) * (len(self.logprobs) // 8)

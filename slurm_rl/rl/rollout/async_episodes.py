@@ -1,11 +1,11 @@
-"""Episodes in free order: each goes on as soon as its own step is there, so engines sample while environments step.
+"""Multi-turn episodes that run asynchronously: each continues as soon as its own step is done.
 
-    one thread:   replies of engines  -> journal -> their environments
-                  steps that ended    -> journal -> the engines, or the episode is over
-                  new batches         -> whatever the journal has of them, then the same
+    one thread:   responses of engines   -> turn log -> environments
+                  steps of environments  -> turn log -> engines, or the episode ends
+                  new batches            -> replay the turn log, then the same
 
-Every reply has a seed of its own, so its tokens are those of waves in float32, in whatever order replies come. What is
-in the journal is not sampled again. Batches that are in flight together (`rollout.max_staleness`) share this thread.
+Each reply has its own seed, so in float32 its tokens are those of lockstep order, in whatever order replies arrive.
+Logged turns are not sampled again. All batches in flight (`rollout.max_staleness`) share the thread.
 """
 
 from __future__ import annotations
@@ -30,47 +30,42 @@ from slurm_rl.node.joined import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.rollout.ended import gather_groups, score_episodes
-from slurm_rl.rl.rollout.episode import (
-    Episode,
-    Limits,
-    note_answer,
-    note_reply,
-)
-from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-from slurm_rl.rl.rollout.replies import ReplySampler
-from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.engine import Generated, GenerationRequest, Rejected
+from slurm_rl.rl.rollout.episode import Episode, Limits, log_answer, log_reply
+from slurm_rl.rl.rollout.generation_client import GenerationClient
 from slurm_rl.rl.rollout.sampling import Sampler
+from slurm_rl.rl.rollout.scoring import gather_groups, score_episodes
+from slurm_rl.rl.rollout.turn_log import BatchLog, TurnLog
 from slurm_rl.train.stop import Timer
 
 _LISTEN_S = 0.5
 
 
 @dataclass(eq=False)
-class FreeBatch:
-    """Episodes under way, of one batch."""
+class EpisodeBatch:
+    """Active episodes of one batch."""
 
     prompts: Sequence[EncodedPrompt]
     spec: SamplingSpec
-    """Of single replies."""
+    """Sampling parameters of one reply."""
     num_members: int
-    journal: BatchJournal | None
+    log: BatchLog | None
     episodes: list[Episode] = field(default_factory=list)
-    """In order of place, then member."""
-    num_open: int = 0
+    """Sorted by prompt index, then member."""
+    num_active: int = 0
     done: Future[None] = field(default_factory=Future)
     num_events: int = 0
     """Replies and steps so far."""
     lines: list[bytes] = field(default_factory=list)
-    """Of the journal, to be written."""
+    """Log lines to be written."""
 
 
-class FreeEpisodes:
-    """`Rollouts` of several turns in free order.
+class AsyncEpisodes:
+    """`Rollouts` of several turns that run asynchronously.
 
     Args:
-        scorer: judges the last reply of an episode whose environment gave no reward; None where it must.
-        journal: None: nothing is noted.
+        scorer: scores the last reply if the environment gave no reward; None if it must give one.
+        log: None disables the turn log.
     """
 
     def __init__(
@@ -80,40 +75,40 @@ class FreeEpisodes:
         renderer: TurnRenderer,
         limits: Limits,
         scorer: Scorer | None,
-        journal: Journal | None = None,
+        log: TurnLog | None = None,
     ) -> None:
         self.sampler, self.pool, self.renderer, self.limits, self.scorer = sampler, pool, renderer, limits, scorer
-        self.journal = journal
+        self.log = log
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._replies = ReplySampler(sampler, self._inbox.put, self._take_replies, self._fail, self._refuse)
-        self._under_way: dict[str, tuple[Episode, FreeBatch]] = {}
-        self._batches: set[FreeBatch] = set()
+        self._client = GenerationClient(sampler, self._inbox.put, self._take_replies, self._fail, self._take_rejected)
+        self._active: dict[str, tuple[Episode, EpisodeBatch]] = {}
+        self._batches: set[EpisodeBatch] = set()
         self._calls: list[Call] = []
-        self._requests: list[ReplyRequest] = []
-        self._has_begun = False
+        self._requests: list[GenerationRequest] = []
+        self._is_running = False
 
-    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> FreeBatch:
-        journal = self.journal.open(spec, prompts, self.pool.facts) if self.journal is not None else None
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> EpisodeBatch:
+        log = self.log.open(spec, prompts, self.pool.facts) if self.log is not None else None
         single = replace(spec, max_tokens=self.limits.turn_tokens, num_completions=1)
-        batch = FreeBatch(prompts, single, spec.num_completions, journal)
-        if not self._has_begun:
-            self._has_begun = True
+        batch = EpisodeBatch(prompts, single, spec.num_completions, log)
+        if not self._is_running:
+            self._is_running = True
             threading.Thread(target=self._loop, name="episodes", daemon=True).start()
             threading.Thread(target=self._listen, name="environments", daemon=True).start()
         self._inbox.put(lambda: self._begin(batch))
         return batch
 
-    def finish(self, pending: FreeBatch, timer: Timer, within_s: float | None = None) -> list[Group]:
+    def finish(self, pending: EpisodeBatch, timer: Timer, within_s: float | None = None) -> list[Group]:
         with timer.phase("rollout"):
             self._wait(pending, within_s)
         with timer.phase("reward"):
-            results = score_episodes(pending.episodes, self.scorer, pending.journal)
+            results = score_episodes(pending.episodes, self.scorer, pending.log)
         return gather_groups(pending.prompts, pending.episodes, results)
 
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
         return self.finish(self.start(prompts, spec), Timer())
 
-    def _wait(self, batch: FreeBatch, within_s: float | None) -> None:
+    def _wait(self, batch: EpisodeBatch, within_s: float | None) -> None:
         cluster, seen = self.sampler.cluster, -1
         timeout_s = self.sampler.timeout_s if within_s is None else within_s
         deadline = time.monotonic() + timeout_s
@@ -128,8 +123,8 @@ class FreeEpisodes:
                     deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:
                 raise TrainingError(
-                    f"a batch of episodes must get on within {timeout_s:g} s",
-                    seen=f"no reply and no step of the {batch.num_open} that are under way",
+                    f"a batch of episodes must make progress within {timeout_s:g} s",
+                    seen=f"no reply and no step of the {batch.num_active} active episodes",
                     action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
                 )
         batch.done.result()
@@ -138,112 +133,112 @@ class FreeEpisodes:
 
     def _loop(self) -> None:
         while True:
-            todo = self._inbox.get()
-            self._replies.pace.gather()
+            task = self._inbox.get()
+            time.sleep(self._client.delay_s)
             try:
-                todo()
+                task()
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-            except BaseException as error:  # whoever waits for a batch must hear of it
+            except BaseException as error:  # raised again in every thread that waits for a batch
                 self._fail(error)
 
     def _listen(self) -> None:
-        """A thread of its own, since what environments and engines say comes by two ways."""
+        """Forward answers of environments to the thread of all episodes."""
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    self._replies.pace.rest()
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 
-    def _begin(self, batch: FreeBatch) -> None:
-        known = batch.journal.histories if batch.journal is not None else {}
+    def _begin(self, batch: EpisodeBatch) -> None:
+        histories = batch.log.histories if batch.log is not None else {}
         self._batches.add(batch)
-        for place, prompt in enumerate(batch.prompts):
+        for index, prompt in enumerate(batch.prompts):
             for member in range(batch.num_members):
-                episode = Episode(place, member, prompt, batch.spec.seed, history=known.pop((place, member), None))
-                self._play_history(episode)
+                history = histories.pop((index, member), None)
+                episode = Episode(index, member, prompt, batch.spec.seed, history=history)
+                self._replay(episode)
                 if self.pool.facts.resume == "restart" and not episode.ended:
-                    episode = Episode(place, member, prompt, batch.spec.seed)
+                    episode = Episode(index, member, prompt, batch.spec.seed)
                 batch.episodes.append(episode)
-                batch.num_open += 1
-                self._under_way[episode.name] = episode, batch
-                self._go_on(episode, batch)
+                batch.num_active += 1
+                self._active[episode.name] = episode, batch
+                self._advance(episode, batch)
 
-    def _play_history(self, episode: Episode) -> None:
-        """Be where the journal ends."""
+    def _replay(self, episode: Episode) -> None:
+        """Replay the logged turns."""
         for reply in list(episode.history.replies) if episode.history is not None else ():
             episode.add_reply(reply)
             answer = episode.recall()
             if answer is None:
-                return  # in doubt: the environment is asked again, under the same name
+                return  # the environment may have seen the reply: call it again with the same id
             episode.add_answer(answer, self.renderer, self.limits)
             if episode.ended:
                 return
 
-    def _go_on(self, episode: Episode, batch: FreeBatch) -> None:
+    def _advance(self, episode: Episode, batch: EpisodeBatch) -> None:
         if episode.ended:
-            batch.num_open -= 1
-            del self._under_way[episode.name]
-            self._replies.forget(episode.name)
+            batch.num_active -= 1
+            del self._active[episode.name]
+            self._client.forget(episode.name)
             if episode.truncated:
                 self.pool.forget([episode.name])
         elif len(episode.digests) < len(episode.replies):
             self._calls.append(episode.next_call())
         else:
-            read, images = episode.path.whole.tobytes(), episode.prompt.images
-            self._requests.append(ReplyRequest(episode.name, read, episode.next_seed, batch.spec, images=images))
+            tokens, images = episode.branch.prompt.tobytes(), episode.prompt.images
+            self._requests.append(GenerationRequest(episode.name, tokens, episode.next_seed, batch.spec, images=images))
 
-    def _take_replies(self, replies: Sequence[Replied]) -> None:
+    def _take_replies(self, replies: Sequence[Generated]) -> None:
         for name, reply in replies:
-            if name in self._under_way:
-                episode, batch = self._under_way[name]
+            if name in self._active:
+                episode, batch = self._active[name]
                 episode.add_reply(reply)
-                batch.lines.append(note_reply(episode))
+                batch.lines.append(log_reply(episode))
                 batch.num_events += 1
-                self._go_on(episode, batch)
+                self._advance(episode, batch)
 
-    def _refuse(self, refused: Sequence[Refused]) -> None:
-        for name, why in refused:
-            if name in self._under_way:
-                episode, batch = self._under_way[name]
-                episode.fail(Failure("exception", f"the engine refused its request: {why}"))
+    def _take_rejected(self, rejected: Sequence[Rejected]) -> None:
+        for name, reason in rejected:
+            if name in self._active:
+                episode, batch = self._active[name]
+                episode.fail(Failure("exception", f"the engine refused its request: {reason}"))
                 batch.num_events += 1
-                self._go_on(episode, batch)
+                self._advance(episode, batch)
 
     def _take_answers(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            if answer.episode in self._under_way:
-                episode, batch = self._under_way[answer.episode]
-                batch.lines.append(note_answer(episode, answer))
+            if answer.episode in self._active:
+                episode, batch = self._active[answer.episode]
+                batch.lines.append(log_answer(episode, answer))
                 batch.num_events += 1
                 episode.add_answer(answer, self.renderer, self.limits)
-                self._go_on(episode, batch)
+                self._advance(episode, batch)
 
     def _flush(self) -> None:
-        """What is on disk may go out; in this order."""
-        self._write()
+        """Write the log first, then send calls and requests."""
+        self._write_log()
         calls, self._calls = self._calls, []
         self.pool.submit(calls)
         requests, self._requests = self._requests, []
-        self._replies.ask(requests)
-        for batch in [batch for batch in self._batches if batch.num_open == 0]:
+        self._client.submit(requests)
+        for batch in [batch for batch in self._batches if batch.num_active == 0]:
             self._batches.remove(batch)
             batch.done.set_result(None)
 
-    def _write(self) -> None:
+    def _write_log(self) -> None:
         for batch in self._batches:
             lines, batch.lines = batch.lines, []
-            if batch.journal is not None:
-                batch.journal.write(lines)
+            if batch.log is not None:
+                batch.log.write(lines)
 
     def _fail(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError):  # which has been told, or is the next to be
-            self._write()
+        with contextlib.suppress(OSError):  # raised before, or by the next write
+            self._write_log()
         batches, self._batches = self._batches, set()
-        self._under_way.clear()
+        self._active.clear()
         self._calls.clear()
         self._requests.clear()
         for batch in batches:

@@ -16,8 +16,8 @@ from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import read_rows
 from slurm_rl.nodes.evidence import read_evidence
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.care import MOST, EngineCare
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rl.rollout.engine_supervisor import MAX_RESTARTS, EngineSupervisor
+from slurm_rl.rl.rollout.sampling import AsyncSampler, Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.run_dir import RunDir, write_json
 from slurm_rl.train.stop import StopFlag
@@ -64,14 +64,14 @@ class Run:
         self.first, self.second, self.fresh = Engine(dies=True), Engine(), list(fresh)
         self.engines = [Actor("rollout-0", self.first), Actor("rollout-1", self.second)]
         self.starts: list[tuple[int, int]] = []
-        self.care = EngineCare(
+        self.supervisor = EngineSupervisor(
             self.cluster, self.engines, self.start, self.run, self.attempt, start_timeout_s=60, can_replace=True
         )
-        self.care.reload = self.reload
+        self.supervisor.reload = self.reload
         self.sampler: Sampler = (
-            ContinuousSampler(self.cluster, self.engines, 60, self.care, max_num_seqs=16, staleness=1)
+            AsyncSampler(self.cluster, self.engines, 60, self.supervisor, max_num_seqs=16, staleness=1)
             if continuous
-            else Sampler(self.cluster, self.engines, 60, self.care)
+            else Sampler(self.cluster, self.engines, 60, self.supervisor)
         )
         self.reload()
 
@@ -120,7 +120,7 @@ def test_its_successor_gets_the_same_requests_after_the_newest_weights(
 
 
 def test_of_one_that_dies_again_and_again_the_node_is_suspect(tmp_path: Path) -> None:
-    run = Run(tmp_path, *[Engine(starts=False) for _ in range(MOST)])
+    run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
     write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
     with pytest.raises(TrainingError, match="replaced 3 times"):
         run.sampler.sample(prompts(2), SPEC)
@@ -133,7 +133,7 @@ def test_two_that_wait_for_one_engine_replace_it_once(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine())
     lost = ActorLost("it must live")
     lost.actor, lost.handle = "rollout-0", run.first
-    threads = [threading.Thread(target=run.care.recover, args=(lost,)) for _ in range(4)]
+    threads = [threading.Thread(target=run.supervisor.recover, args=(lost,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,12 +144,12 @@ def test_two_that_wait_for_one_engine_replace_it_once(tmp_path: Path) -> None:
 def test_while_the_policy_trains_nobody_is_replaced(tmp_path: Path) -> None:
     """Its weights have no version then: the requests wait until they are on their way."""
     run = Run(tmp_path, Engine())
-    run.care.lock.acquire()
+    run.supervisor.lock.acquire()
     sampling = threading.Thread(target=run.sampler.sample, args=(prompts(2), SPEC))
     sampling.start()
     sampling.join(timeout=0.5)
     assert sampling.is_alive() and run.starts == []
-    run.care.lock.release()
+    run.supervisor.lock.release()
     sampling.join(timeout=60)
     assert not sampling.is_alive() and run.starts == [(0, 1)]
 
@@ -168,8 +168,8 @@ def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor
     other = ActorLost("policy-0 must live")
     other.actor = "policy-0"
     with pytest.raises(ActorLost, match="policy-0"):
-        run.care.recover(other)
-    run.care.can_replace = False
+        run.supervisor.recover(other)
+    run.supervisor.can_replace = False
     with pytest.raises(ActorLost):
         run.sampler.sample(prompts(2), SPEC)
     assert run.starts == []
@@ -177,15 +177,15 @@ def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor
 
 def test_one_that_its_agent_finds_late_is_replaced_once_for_each_life(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine(), Engine())
-    run.care._reader = threading.current_thread()  # nobody else looks
+    run.supervisor._reader = threading.current_thread()  # nobody else looks
 
     def tell(name: str) -> None:
         late = {"name": name, "node": "n1", "phase": "generate", "age_s": 70.0, "deadline_s": 60.0}
         write_json(run.attempt.beats(0), {"rank": 0, "host": "n1", "late": [late], "beats": []})
 
     def look() -> None:
-        run.care._late = run.care._find_late()
-        run.care.check()
+        run.supervisor._late = run.supervisor._read_late()
+        run.supervisor.check()
 
     look()
     assert run.starts == []

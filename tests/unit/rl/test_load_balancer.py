@@ -16,8 +16,8 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
+from slurm_rl.rl.rollout.load_balancer import max_calls
+from slurm_rl.rl.rollout.sampling import AsyncSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
 
@@ -50,13 +50,13 @@ class Engines:
         cluster = Cluster.__new__(Cluster)
         self.stop = cluster.stop = StopFlag()
         actors = [Actor(f"rollout-{i}", engine) for i, engine in enumerate(self.engines)]
-        self.sampler = ContinuousSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
+        self.sampler = AsyncSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
 
     def settle(self) -> list[int]:
         """Calls that each engine has got, once the dispatcher has nothing to do."""
         done: Future[None] = Future()
-        self.sampler.dispatcher._inbox.put(lambda: None)
-        self.sampler.dispatcher._inbox.put(lambda: self.sampler.dispatcher._inbox.put(lambda: done.set_result(None)))
+        self.sampler.balancer._inbox.put(lambda: None)
+        self.sampler.balancer._inbox.put(lambda: self.sampler.balancer._inbox.put(lambda: done.set_result(None)))
         done.result(60)
         return [len(engine.calls) for engine in self.engines]
 
