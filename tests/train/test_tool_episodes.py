@@ -25,6 +25,7 @@ from slurm_rl.endpoint.server import Endpoint
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
@@ -135,14 +136,15 @@ class Asked:
         self.readers = CallReaders(tokenizer)
 
     def ask(self, ask: Ask) -> None:
-        if (why := self.readers.refuse(ask.tools)) is not None:
-            ask.done.set_exception(refuse_tools(why))
+        try:
+            reader = self.readers.get(ask.tools)
+        except ConfigError as error:
+            ask.done.set_exception(refuse_tools(str(error)))
             return
         self.contexts.append(self.tokenizer.decode(ask.context))
         text = self.replies.pop(0)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         reply = Completion(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), False, 3)
-        reader = self.readers.find(ask.tools)
         ask.done.set_result(reply if reader is None else read_reply(reader, reply, None))
 
 

@@ -188,8 +188,8 @@ class AsyncEpisodes:
         elif len(episode.digests) < len(episode.replies):
             self._calls.append(episode.next_call())
         else:
-            tokens, images = episode.branch.prompt.tobytes(), episode.prompt.images
-            self._requests.append(GenerationRequest(episode.name, tokens, episode.next_seed, batch.spec, images=images))
+            tokens = episode.branch.prompt.tobytes()
+            self._requests.append(GenerationRequest(episode.name, tokens, episode.next_seed, batch.spec))
 
     def _take_replies(self, replies: Sequence[Generated]) -> None:
         for name, reply in replies:

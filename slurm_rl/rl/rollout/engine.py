@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.math.sequences import ImageSpan, TokenPrompt
+from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.response import Response
 
@@ -30,12 +30,10 @@ class GenerationRequest(NamedTuple):
     spec: SamplingSpec
     tools: ToolSyntax | None = None
     """How to parse tool calls if the request brings its own tools; None: the run's tools."""
-    images: Sequence[ImageSpan] = ()
-    """Images in the prompt."""
 
     @property
     def prompt(self) -> TokenPrompt:
-        return TokenPrompt(token_ids=array("i", self.token_ids).tolist(), images=self.images)
+        return TokenPrompt(token_ids=array("i", self.token_ids).tolist())
 
 
 Generated: TypeAlias = tuple[str, Response]

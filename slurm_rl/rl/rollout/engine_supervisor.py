@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.hang import read_told
-from slurm_rl.nodes.evidence import Evidence, note_evidence
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
@@ -161,6 +160,8 @@ class EngineSupervisor:
             return
 
     def _suspect_node(self, index: int, name: str, cause: str) -> None:
+        from slurm_rl.nodes.evidence import Evidence, note_evidence  # optional: memory of bad nodes
+
         with contextlib.suppress(SlurmRLError, OSError, IndexError, StopIteration):
             rank = next(it.node for it in self.cluster.plan.actors if it.role == "rollout" and it.index == index)
             node = next(report["host"] for report in read_told(self.attempt) if report["rank"] == rank)

@@ -8,7 +8,6 @@ Requests lost with an engine are sent to its replacement: the seed determines th
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -85,24 +84,31 @@ class GenerationClient:
         engine = self._engines.get(name)
         if engine is None:
             engine = self._engines[name] = next(one for one in self.sampler.engines if one.name == name)
-        # Plain tuples: the class names would take longer to pickle than the content. A failure shows in `collect`.
-        with contextlib.suppress(Exception):
-            engine.handle.submit.remote(self.name, [tuple(request) for request in requests])
+        # Plain tuples: the class names would take longer to pickle than the content.
+        plain = [tuple(request) for request in requests]
+        self._call(engine, self._check_submitted, engine.handle.submit, plain)
         self._poll(engine)
 
     def _poll(self, engine: Actor) -> None:
-        if engine.name in self._polling or not self._in_flight[engine.name]:
-            return
-        self._polling.add(engine.name)
+        if engine.name not in self._polling and self._in_flight[engine.name]:
+            self._polling.add(engine.name)
+            self._call(engine, self._take, engine.handle.collect, _WAIT_S, self.delay_s)
+
+    def _call(self, engine: Actor, then: Callable[[Actor, Future[Any]], None], method: Any, *args: Any) -> None:
         try:
-            answer: Future[Any] = engine.handle.collect.remote(self.name, _WAIT_S, self.delay_s).future()
+            answer: Future[Any] = method.remote(self.name, *args).future()
         except Exception as error:  # for example, Ray already knows that the engine is dead
             answer = Future()
             answer.set_exception(error)
-        answer.add_done_callback(lambda it: self.post(functools.partial(self._take, engine, it)))
+        answer.add_done_callback(lambda it: self.post(functools.partial(then, engine, it)))
+
+    def _check_submitted(self, engine: Actor, answer: Future[None]) -> None:
+        if (error := answer.exception()) is not None:
+            self._handle_failure(engine, error)
 
     def _take(self, engine: Actor, answer: Future[tuple[list[Generated], list[Rejected]]]) -> None:
-        self._polling.discard(engine.name)
+        if self._engines.get(engine.name) is engine:
+            self._polling.discard(engine.name)
         if (error := answer.exception()) is not None:
             self._handle_failure(engine, error)
             return
@@ -125,6 +131,8 @@ class GenerationClient:
             self._num_responses, self._since = 0, time.monotonic()
 
     def _handle_failure(self, engine: Actor, error: BaseException) -> None:
+        if self._engines.get(engine.name) is not engine or engine.name in self._recovering:
+            return  # handled before
         failure = name_failure(error, engine.name, "sampling")
         if not isinstance(failure, ActorLost) or self.sampler.supervisor is None:
             self.fail(failure)
@@ -144,6 +152,7 @@ class GenerationClient:
 
     def _resend(self, name: str) -> None:
         self._recovering.discard(name)
+        self._polling.discard(name)
         del self._engines[name]
         if requests := list(self._in_flight[name].values()):
             self._send(name, requests)

@@ -57,8 +57,11 @@ class RemoteEngine:
     def collect(self) -> SimpleNamespace:
         return SimpleNamespace(remote=self._collect)
 
-    def _submit(self, client: str, requests: Sequence[Any]) -> None:
+    def _submit(self, client: str, requests: Sequence[Any]) -> SimpleNamespace:
         self.on_submit(client, [GenerationRequest(*request) for request in requests])
+        answer: Future[Any] = Future()
+        answer.set_result(None)
+        return SimpleNamespace(future=lambda: answer)
 
     def _collect(self, client: str, wait_s: float, delay_s: float) -> SimpleNamespace:
         answer: Future[Any] = Future()

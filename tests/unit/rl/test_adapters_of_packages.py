@@ -20,7 +20,7 @@ from slurm_rl.rl.rollout.response import Response
 from tests.adapters_python import adapters_python
 from tests.unit.endpoint.test_tools import Engine as ToolEngine
 from tests.unit.endpoint.test_tools import called, complete
-from tests.unit.rl.test_programs import Engine, play_prompts
+from tests.unit.rl.test_agent_rollouts import Engine, play_prompts
 
 VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 

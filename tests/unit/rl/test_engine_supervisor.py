@@ -104,7 +104,7 @@ def prompts(count: int) -> list[EncodedPrompt]:
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_its_successor_gets_the_same_requests_after_the_newest_weights(
+def test_recover_resends_requests_to_the_replacement_after_its_weights(
     tmp_path: Path, no_ray: list[Any], continuous: bool
 ) -> None:
     run = Run(tmp_path, Engine(), continuous=continuous)
@@ -119,7 +119,7 @@ def test_its_successor_gets_the_same_requests_after_the_newest_weights(
         assert fresh.asked == run.first.asked and len(run.second.asked) == 1
 
 
-def test_of_one_that_dies_again_and_again_the_node_is_suspect(tmp_path: Path) -> None:
+def test_recover_suspects_the_node_after_max_restarts(tmp_path: Path) -> None:
     run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
     write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
     with pytest.raises(TrainingError, match="replaced 3 times"):
@@ -129,7 +129,7 @@ def test_of_one_that_dies_again_and_again_the_node_is_suspect(tmp_path: Path) ->
     assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
 
 
-def test_two_that_wait_for_one_engine_replace_it_once(tmp_path: Path) -> None:
+def test_recover_replaces_an_engine_once_for_concurrent_callers(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine())
     lost = ActorLost("it must live")
     lost.actor, lost.handle = "rollout-0", run.first
@@ -141,7 +141,7 @@ def test_two_that_wait_for_one_engine_replace_it_once(tmp_path: Path) -> None:
     assert run.starts == [(0, 1)]
 
 
-def test_while_the_policy_trains_nobody_is_replaced(tmp_path: Path) -> None:
+def test_recover_waits_while_the_policy_trains(tmp_path: Path) -> None:
     """Its weights have no version then: the requests wait until they are on their way."""
     run = Run(tmp_path, Engine())
     run.supervisor.lock.acquire()
@@ -154,14 +154,14 @@ def test_while_the_policy_trains_nobody_is_replaced(tmp_path: Path) -> None:
     assert not sampling.is_alive() and run.starts == [(0, 1)]
 
 
-def test_who_saves_in_little_time_does_not_wait_for_a_new_engine(tmp_path: Path) -> None:
+def test_finish_within_a_limit_does_not_replace_an_engine(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine())
     with pytest.raises(ActorLost):
         run.sampler.finish(run.sampler.start(prompts(2), SPEC), within_s=5.0)
     assert run.starts == []
 
 
-def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor_that_is_no_engine(
+def test_recover_raises_for_colocated_engines_and_other_actors(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, Engine())
@@ -175,7 +175,7 @@ def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor
     assert run.starts == []
 
 
-def test_one_that_its_agent_finds_late_is_replaced_once_for_each_life(tmp_path: Path) -> None:
+def test_check_replaces_a_late_engine_once_per_generation(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine(), Engine())
     run.supervisor._reader = threading.current_thread()  # nobody else looks
 

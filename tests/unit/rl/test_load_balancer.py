@@ -65,7 +65,7 @@ def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
     return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(first, first + count)]
 
 
-def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> None:
+def test_sampler_returns_groups_in_the_order_of_prompts() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(6), SPEC)
     assert it.settle() == [3, 3]
@@ -80,9 +80,7 @@ def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> No
 
 
 @given(num_prompts=st.integers(0, 40), num_engines=st.integers(1, 9), seed=st.integers(0, 2**63 - 1))
-def test_a_prompts_numbers_do_not_depend_on_how_many_engines_share_the_batch(
-    num_prompts: int, num_engines: int, seed: int
-) -> None:
+def test_seeds_do_not_depend_on_the_number_of_engines(num_prompts: int, num_engines: int, seed: int) -> None:
     engines = [Engine() for _ in range(num_engines)]
     sampler = Sampler(Cluster.__new__(Cluster), [Actor(f"rollout-{i}", engine) for i, engine in enumerate(engines)], 60)
     sampler.start(prompts(num_prompts), replace(SPEC, seed=seed))
@@ -95,7 +93,7 @@ def test_a_prompts_numbers_do_not_depend_on_how_many_engines_share_the_batch(
     assert found == dict(enumerate(seed_prompts(replace(SPEC, seed=seed), num_prompts)))
 
 
-def test_the_next_prompts_go_to_the_engine_that_has_ended_some() -> None:
+def test_balancer_sends_next_chunks_to_the_engine_with_room() -> None:
     it = Engines(2)
     limit = max_calls(1)
     it.sampler.start(prompts(2 * limit + 3), SPEC)
@@ -105,7 +103,7 @@ def test_the_next_prompts_go_to_the_engine_that_has_ended_some() -> None:
     assert it.settle() == [limit, limit + 2]
 
 
-def test_the_second_batch_is_handed_out_before_the_first_has_ended_and_after_its_prompts() -> None:
+def test_balancer_queues_a_second_batch_behind_the_first() -> None:
     it = Engines(1)
     it.sampler.start(prompts(3), SPEC)
     it.sampler.start(prompts(3, first=10), SPEC)
@@ -113,7 +111,7 @@ def test_the_second_batch_is_handed_out_before_the_first_has_ended_and_after_its
     assert [call[0][0].token_ids[0] for call in it.engines[0].calls] == [0, 1, 2, 10, 11, 12]
 
 
-def test_an_engine_that_fails_is_named_by_whoever_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_finish_names_a_failed_engine(capsys: pytest.CaptureFixture[str]) -> None:
     from ray.exceptions import RayActorError
 
     it = Engines(2)
@@ -124,7 +122,7 @@ def test_an_engine_that_fails_is_named_by_whoever_waits(capsys: pytest.CaptureFi
         it.sampler.finish(pending)
 
 
-def test_what_has_come_is_scored_while_the_rest_is_sampled() -> None:
+def test_score_arrivals_scores_while_the_rest_is_sampled() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(4), SPEC)
     it.settle()
@@ -148,7 +146,7 @@ def test_what_has_come_is_scored_while_the_rest_is_sampled() -> None:
     assert set(timer.seconds) == {"time/rollout_s", "time/reward_s"}
 
 
-def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None:
+def test_gather_arrivals_yields_all_groups_in_order() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(4), SPEC)
     it.settle()
@@ -161,7 +159,7 @@ def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None
     assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
 
 
-def test_a_silent_engine_is_named_at_the_deadline_and_a_stop_ends_the_waiting() -> None:
+def test_finish_names_a_silent_engine_and_obeys_a_stop_signal() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(2), SPEC)
     it.settle()

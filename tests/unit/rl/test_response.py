@@ -18,7 +18,7 @@ CALLS = st.lists(st.builds(ToolCall, st.text(), st.text())).map(tuple)
 
 
 @given(st.lists(TOKENS), st.text(), st.booleans(), st.text(), CALLS)
-def test_every_bit_comes_back(
+def test_unpack_restores_every_bit(
     tokens: list[tuple[int, float, int]], text: str, cut: bool, content: str, calls: tuple[ToolCall, ...]
 ) -> None:
     ids, logprobs = [it for it, _, _ in tokens], [it for _, it, _ in tokens]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,75 +31,11 @@ from slurm_rl.rl.workers import policy_worker
 from slurm_rl.rl.workers.policy_worker import PolicyWorker
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
+from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 WEIGHTS = {"w": torch.ones(3)}
 CHECKSUM = pack_weights(WEIGHTS.items())[1]
-
-
-PROBED = SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])
-
-
-class FakeLLM:
-    """vLLM's `LLM`, with its engine and output processor."""
-
-    said: list[str]
-
-    def __init__(self, **_: Any) -> None:
-        self.llm_engine = self.output_processor = self
-        self.process_outputs = self.set_weight_version = lambda *_: None
-
-    def get_tokenizer(self) -> None:
-        return None
-
-    def collective_rpc(self, method: str, args: Any = (), kwargs: Any = None) -> list[str]:
-        self.said.append(method)
-        return [CHECKSUM]
-
-    def sleep(self, level: int) -> None:
-        self.said.append(f"sleep {level}")
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.said.append(f"wake {tags[0]}")
-
-    def reset_prefix_cache(self) -> None:
-        self.said.append("reset")
-
-    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
-        self.said.append("engine's probe")
-        return [PROBED]
-
-
-class FakeAsyncLLM:
-    """vLLM's `AsyncLLM`."""
-
-    said: list[str]
-    errored = False
-
-    def __init__(self, args: Any) -> None:
-        self.output_processor = SimpleNamespace(process_outputs=None)
-
-    from_engine_args = classmethod(lambda cls, args: cls(args))
-
-    def get_tokenizer(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **_: Any) -> Any:
-            self.said.append(args[0] if name == "collective_rpc" else name)
-            return [CHECKSUM]
-
-        return call
-
-    async def update_weight_version(self, version: str) -> None: ...
-
-    async def reset_prefix_cache(self, reset_running_requests: bool) -> None:
-        assert reset_running_requests
-        self.said.append("reset")
-
-    async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
-        self.said.append("engine's probe")
-        yield PROBED
 
 
 class Handle:
@@ -143,20 +78,7 @@ class FakeCluster:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    vllm, config = ModuleType("vllm"), ModuleType("vllm.config.weight_transfer")
-    vllm.LLM = FakeLLM  # type: ignore[attr-defined]
-    config.WeightTransferConfig = SimpleNamespace  # type: ignore[attr-defined]
-    params, args, engine = map(
-        ModuleType, ("vllm.sampling_params", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm")
-    )
-    params.SamplingParams, params.RequestOutputKind = SimpleNamespace, SimpleNamespace(FINAL_ONLY=None)  # type: ignore[attr-defined]
-    args.AsyncEngineArgs, engine.AsyncLLM = SimpleNamespace, FakeAsyncLLM  # type: ignore[attr-defined]
-    packages = map(ModuleType, ("vllm.config", "vllm.engine", "vllm.v1", "vllm.v1.engine"))
-    for module in (vllm, *packages, config, params, args, engine):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(FakeLLM, "said", said, raising=False)
-    monkeypatch.setattr(FakeAsyncLLM, "said", said, raising=False)
+    said = install(monkeypatch, CHECKSUM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
@@ -180,7 +102,7 @@ def build_policy(said: list[str], config: Any) -> PolicyWorker:
 
 
 GATHER, FREE, RESET = ["gather", "policy's probe"], ["free", "all ranks"], ["reset", "engine's probe"]
-PAUSE, RESUME = "pause_generation", ["reset", "resume_generation", "engine's probe"]
+PAUSE, RESUME = "pause", ["reset", "resume", "engine's probe"]
 SEND = ["watch_transfer", "start_weight_update", "update_weights", "finish_weight_update"]
 BEGIN = ["policy's probe", "synchronize"]
 
@@ -202,7 +124,9 @@ BEGIN = ["policy's probe", "synchronize"]
         ),
     ],
 )
-def test_a_sync_is_in_order(way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]) -> None:
+def test_sync_makes_its_calls_in_order(
+    way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]
+) -> None:
     words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_staleness=1"] if continuous else [])]
     config = load_config(["+exp=demo", *words, f"rollout.continuous={continuous}".lower()])
     rollout = RolloutConfig(

@@ -20,6 +20,7 @@ from typing import Any
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.rewards.values import describe_error
@@ -79,6 +80,9 @@ class AsyncVLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         end_life_before()
+        if rollout.weight_transfer == "ipc":
+            # vLLM passes GPU memory handles to its engine process as pickled objects, which this permits.
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         self.load_call = describe_load(model_path, model)
         self.awaits_weights = awaits_weights
         args = build_engine_args(model_path, model, rollout, max_model_len, num_gpus, max_images, awaits_weights)
@@ -118,13 +122,12 @@ class AsyncVLLMEngine:
     async def _answer(self, mailbox: Mailbox, request: GenerationRequest) -> None:
         """Sample a response; an error of the request itself rejects it."""
         try:
-            if (reason := self.builder.readers.refuse(request.tools)) is not None:
-                raise ValueError(reason)
+            reader = self.builder.readers.get(request.tools)
             output = await self._sample(request.prompt, build_params(request.spec, request.seed))
-            reader = self.builder.readers.find(request.tools)
             mailbox.responses.append((request.name, Response.pack(self.builder.build(output.outputs[0], reader))))
         except Exception as error:
-            mailbox.rejected.append((request.name, describe_error(error, 600)))
+            reason = str(error) if isinstance(error, ConfigError) else describe_error(error, 600)
+            mailbox.rejected.append((request.name, reason))
         mailbox.arrived.set()
 
     async def _sample(self, prompt: TokenPrompt, params: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,27 +107,24 @@ class CallReaders:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._lock = threading.Lock()
         self._cache: OrderedDict[str, ToolCallReader | ConfigError] = OrderedDict()
 
-    def find(self, syntax: ToolSyntax | None) -> ToolCallReader | None:
-        """Return the reader of a request that was not rejected."""
-        found = None if syntax is None else self._find(syntax)
-        return None if isinstance(found, ConfigError) else found
+    def get(self, syntax: ToolSyntax | None) -> ToolCallReader | None:
+        """Return the reader of a request's tools; None without tools.
 
-    def refuse(self, syntax: ToolSyntax | None) -> str | None:
-        """Return the reason why calls cannot be parsed; None if they can."""
-        found = None if syntax is None else self._find(syntax)
-        return str(found) if isinstance(found, ConfigError) else None
-
-    def _find(self, syntax: ToolSyntax) -> ToolCallReader | ConfigError:
+        Raises:
+            ConfigError: the calls cannot be parsed.
+        """
+        if syntax is None:
+            return None
         key = json.dumps([syntax.parser, syntax.opening, list(syntax.schemas)], sort_keys=True)
-        with self._lock:
-            found = self._cache.pop(key, None) or self._make(syntax)
-            self._cache[key] = found
-            if len(self._cache) > _MAX_READERS:
-                self._cache.popitem(last=False)
-            return found
+        reader = self._cache.pop(key, None) or self._make(syntax)
+        self._cache[key] = reader
+        if len(self._cache) > _MAX_READERS:
+            self._cache.popitem(last=False)
+        if isinstance(reader, ConfigError):
+            raise reader
+        return reader
 
     def _make(self, syntax: ToolSyntax) -> ToolCallReader | ConfigError:
         try:

@@ -42,7 +42,7 @@ class Said:
         return self.finish(self.start(prompts, spec), Timer())
 
 
-def test_prompts_go_to_their_sources_and_come_back_in_order() -> None:
+def test_multi_source_returns_groups_in_the_order_of_prompts() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
     parts = {"games": Source(games, RolloutConfig(max_tokens=7)), "sums": Source(sums, RolloutConfig(max_tokens=3))}
@@ -59,7 +59,7 @@ def test_prompts_go_to_their_sources_and_come_back_in_order() -> None:
     assert log[-1] == "start sums" and sums.specs[-1].seed == seeds[1]
 
 
-def test_each_source_is_sampled_in_its_own_way_and_a_greedy_batch_stays_greedy() -> None:
+def test_sources_use_their_own_sampling_parameters() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
     ways = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
@@ -87,7 +87,7 @@ def scored(source: str, values: Sequence[float | None], *, judged: bool) -> Grou
     return Group(prompt(source, 0), [Completion([1, 2], [-1.0, -1.0], "", False, 0)] * len(values), results)
 
 
-def test_metrics_are_told_by_source_and_each_is_judged_in_its_own_way() -> None:
+def test_metrics_are_reported_per_source() -> None:
     groups = [scored("games", [1.0, 0.0], judged=False), scored("sums", [1.0, 1.0], judged=True)]
     groups.append(scored("sums", [0.0, None], judged=True))
     found = sampling_metrics(groups)
@@ -100,7 +100,7 @@ def test_metrics_are_told_by_source_and_each_is_judged_in_its_own_way() -> None:
     assert pass_metrics(groups) == {"accuracy/pass@2": pytest.approx(2 / 3)}
 
 
-def test_one_source_has_no_metrics_of_its_own() -> None:
+def test_single_source_has_no_source_metrics() -> None:
     groups = [scored("", [1.0, 0.0], judged=False)]
     assert not [key for key in sampling_metrics(groups) if key.startswith("source/")]
     assert source_accuracy(groups, "sampled") == {}

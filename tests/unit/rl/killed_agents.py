@@ -1,4 +1,4 @@
-"""A run of programs that may be killed: `python -m tests.unit.rl.killed_programs <folder> <kind> <kill at>`.
+"""A run of programs that may be killed: `python -m tests.unit.rl.killed_agents <folder> <kind> <kill at>`.
 
 As killed_episodes.py, whose engine this is: it dies with -9 as its n-th reply is asked for. Beside the journal are
 `asked`, `judged`, `events`, and `effects`, a line for what a program does under the name of its episode. Where a file

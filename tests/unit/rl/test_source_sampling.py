@@ -27,7 +27,7 @@ from slurm_rl.rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from tests.unit.endpoint.kit import BOUNDS, make_renderer
-from tests.unit.rl import test_programs
+from tests.unit.rl import test_agent_rollouts
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 WAYS = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": (3,)}
@@ -55,7 +55,7 @@ class Waves(WaveEngine):
         return super().start(prompts, spec, seeds)
 
 
-def test_every_turn_of_an_episode_is_sampled_as_its_source(tmp_path: Path) -> None:
+def test_every_turn_uses_the_sampling_parameters_of_its_source(tmp_path: Path) -> None:
     tokenizer: Any = Letters()
     waves, free = Waves(), Engine()
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Duel", timeout_s=60.0)) as pool:
@@ -67,7 +67,7 @@ def test_every_turn_of_an_episode_is_sampled_as_its_source(tmp_path: Path) -> No
     check([request.spec for request in free.asked], 2 * len(prompts_of(tmp_path)) * SPEC.num_completions)
 
 
-class Asked(test_programs.Engine):
+class Asked(test_agent_rollouts.Engine):
     def __init__(self) -> None:
         super().__init__()
         self.specs: list[SamplingSpec] = []
@@ -77,7 +77,7 @@ class Asked(test_programs.Engine):
         super().on_submit(client, requests)
 
 
-def test_what_a_program_asks_for_is_sampled_as_its_source() -> None:
+def test_agent_requests_use_the_sampling_parameters_of_their_source() -> None:
     engine: Any = Asked()
     rollouts = agents.AgentRollouts(
         engine,
@@ -85,7 +85,7 @@ def test_what_a_program_asks_for_is_sampled_as_its_source() -> None:
         SamplingRule(0.5, 0.9, 4),
         BOUNDS,
         None,
-        argv=[sys.executable, "-c", test_programs.AGENT + test_programs.GAME],
+        argv=[sys.executable, "-c", test_agent_rollouts.AGENT + test_agent_rollouts.GAME],
         at_once=2,
         rows=0,
         timeout_s=60.0,
@@ -94,9 +94,7 @@ def test_what_a_program_asks_for_is_sampled_as_its_source() -> None:
     check(engine.specs, 3 * SPEC.num_completions)
 
 
-def test_a_program_may_ask_for_the_temperature_of_its_source_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_may_request_only_the_temperature_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "c"}) + "\n")
     words = ["+exp=demo", "data.train=''", f"+data.sources.games.train={tmp_path}/rows.jsonl"]
     words += ["+data.sources.games.env={program: [python], turn_tokens: 2}", "+data.sources.games.temperature=0.5"]

@@ -78,13 +78,13 @@ STEPS = [
 
 @pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])
 @pytest.mark.parametrize("step", STEPS)
-def test_every_field_comes_back_also_one_that_says_nothing(said: Completion, step: Step) -> None:
+def test_log_lines_restore_every_field(said: Completion, step: Step) -> None:
     rows, _ = parse_lines(render_reply(at(0), Response.pack(said)) + render_outcome(at(0), step, None))
     [history] = build_histories(rows, None).values()
     assert [it.unpack() for it in history.replies] == [said] and history.outcomes == [step]
 
 
-def test_what_was_written_comes_back_in_every_bit(tmp_path: Path) -> None:
+def test_log_restores_every_bit(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(LINES)
     journal.close()
@@ -100,7 +100,7 @@ def test_what_was_written_comes_back_in_every_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 20])
-def test_a_torn_end_is_cut_and_what_follows_is_whole(tmp_path: Path, lost: int) -> None:
+def test_open_truncates_a_torn_end(tmp_path: Path, lost: int) -> None:
     journal, _ = open_journal(tmp_path)
     batch = journal.open(SPEC, PROMPTS)
     batch.write(LINES)
@@ -116,14 +116,14 @@ def test_a_torn_end_is_cut_and_what_follows_is_whole(tmp_path: Path, lost: int) 
     assert third.open(SPEC, PROMPTS).histories[0, 1].verdict and events.kinds == ["journal/opened"]
 
 
-def test_a_damaged_line_ends_what_counts() -> None:
+def test_parse_stops_at_a_damaged_line() -> None:
     # Of one letter: still JSON, and another world.
     damaged = b"".join(LINES).replace(b'"observation":"<"', b'"observation":">"')
     rows, end = parse_lines(damaged)
     assert len(rows) == 1 and end == len(LINES[0])
 
 
-def test_a_turn_of_weights_that_were_never_saved_goes_with_all_after_it(tmp_path: Path) -> None:
+def test_open_drops_turns_of_unsaved_weights(tmp_path: Path) -> None:
     lines = [LINES[0], LINES[1], render_reply(at(1), reply(version=4)), render_outcome(at(1), STEP, b"new")]
     histories = build_histories(parse_lines(b"".join(lines))[0], 3)
     assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
@@ -141,7 +141,7 @@ def test_a_turn_of_weights_that_were_never_saved_goes_with_all_after_it(tmp_path
     assert len(later.open(SPEC, PROMPTS).histories[0, 0].replies) == 1
 
 
-def test_a_reply_that_is_there_already_replaces_what_followed() -> None:
+def test_repeated_reply_replaces_the_turns_after_it() -> None:
     lines = [*LINES[:4], render_reply(at(0), reply(text="new"))]
     [history] = build_histories(parse_lines(b"".join(lines))[0], None).values()
     assert [it.text for it in history.replies] == ["new"] and not history.outcomes and history.snapshot is None
@@ -157,7 +157,9 @@ def test_a_reply_that_is_there_already_replaces_what_followed() -> None:
         (Facts("snapshot", "a"), Facts("snapshot", "a"), False),
     ],
 )
-def test_a_snapshot_of_another_environment_is_refused(tmp_path: Path, before: Facts, now: Facts, refused: bool) -> None:
+def test_open_rejects_a_snapshot_of_another_environment(
+    tmp_path: Path, before: Facts, now: Facts, refused: bool
+) -> None:
     journal, _ = open_journal(tmp_path, before)
     journal.open(SPEC, PROMPTS).write(LINES[:2])
     journal.close()
@@ -170,7 +172,7 @@ def test_a_snapshot_of_another_environment_is_refused(tmp_path: Path, before: Fa
         assert ("journal/environment_changed" in events.kinds) == (before != now)
 
 
-def test_a_journal_of_other_prompts_is_dropped(tmp_path: Path) -> None:
+def test_open_drops_a_log_of_other_prompts(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(LINES)
     journal.close()
@@ -179,7 +181,7 @@ def test_a_journal_of_other_prompts_is_dropped(tmp_path: Path) -> None:
     assert not again.open(SPEC, other).histories and events.kinds == ["journal/dropped"]
 
 
-def test_a_checkpoint_has_a_copy_of_what_is_under_way(tmp_path: Path) -> None:
+def test_save_copies_active_batches_into_a_checkpoint(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path / "run")
     journal.open(SPEC, PROMPTS).write(LINES)
     (tmp_path / "step-3").mkdir()
@@ -192,7 +194,9 @@ def test_a_checkpoint_has_a_copy_of_what_is_under_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keeps_all", "staleness", "left"), [(True, 0, [3, 4, 5, 6]), (False, 0, [3, 6]), (False, 1, [3, 4, 6])]
 )
-def test_what_nothing_goes_on_from_is_removed(tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]) -> None:
+def test_prune_removes_batches_that_no_resume_needs(
+    tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]
+) -> None:
     journal = TurnLog(tmp_path, FACTS, keeps_all=keeps_all, staleness=staleness, report=Events())
     for step in range(2, 7):
         journal.open(SamplingSpec(1, 8, 1.0, 1.0, seed=step, batch=f"rollout-{step}"), PROMPTS)

@@ -84,7 +84,7 @@ def play(
     return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
 
 
-def test_replies_and_observations_follow_each_other_and_replies_alone_are_trained_on(pool: EnvironmentPool) -> None:
+def test_lockstep_trains_on_replies_but_not_on_observations(pool: EnvironmentPool) -> None:
     [group], engine = play(pool, ["2"])
     assert [text for text, _ in engine.asked] == [["?"], ["?aa", "?bb"]]
     first, second = group.completions
@@ -102,7 +102,7 @@ def test_replies_and_observations_follow_each_other_and_replies_alone_are_traine
     assert sequence.token_ids.tolist() == [ord(letter) for letter in "?aaa"]
 
 
-def test_every_turn_of_every_episode_has_a_seed_of_its_own_and_the_same_again(pool: EnvironmentPool) -> None:
+def test_every_turn_has_its_own_repeatable_seed(pool: EnvironmentPool) -> None:
     runs = [play(pool, ["3", "3"])[1].asked for _ in range(2)]
     assert runs[0] == runs[1]
     seeds = [seed for _, own in runs[0] for seed in own or []]
@@ -110,7 +110,7 @@ def test_every_turn_of_every_episode_has_a_seed_of_its_own_and_the_same_again(po
 
 
 @pytest.mark.parametrize("wave", [1, 2])
-def test_a_batch_that_a_stop_interrupted_is_finished_to_the_same_episodes(pool: EnvironmentPool, wave: int) -> None:
+def test_interrupted_batch_finishes_with_the_same_episodes(pool: EnvironmentPool, wave: int) -> None:
     """As a checkpoint does it that a stop signal asks for: its worlds have had turns that nobody knows of any more."""
 
     class Stopped(Engine):
@@ -133,14 +133,14 @@ def test_a_batch_that_a_stop_interrupted_is_finished_to_the_same_episodes(pool: 
     assert episodes.finish(pending, Timer(), 60.0) == undisturbed
 
 
-def test_what_others_do_changes_no_seed(pool: EnvironmentPool) -> None:
+def test_seeds_do_not_depend_on_other_episodes(pool: EnvironmentPool) -> None:
     """An episode that ended before is not asked again, and the others keep their seeds."""
     short, long = play(pool, ["1", "3"])[1].asked, play(pool, ["3", "3"])[1].asked
     assert short[1][1] == (long[1][1] or [])[2:]
 
 
 @pytest.mark.parametrize("bad", ["raise", "nan", "nothing"])
-def test_a_failed_episode_is_no_number_and_its_group_goes_on(pool: EnvironmentPool, bad: str) -> None:
+def test_failed_episode_has_no_reward_and_its_group_continues(pool: EnvironmentPool, bad: str) -> None:
     [group], _ = play(pool, ["2"], replies={"?aa": bad}, limits=Limits(3, 8, 40))
     failed, well = group.results
     assert failed.value is None and failed.failure == ("exception" if bad == "raise" else "bad score")
@@ -151,9 +151,7 @@ def test_a_failed_episode_is_no_number_and_its_group_goes_on(pool: EnvironmentPo
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 4, 40), Limits(9, 4, 7)])
-def test_an_episode_over_a_limit_is_truncated_and_scored_by_its_last_reply(
-    pool: EnvironmentPool, limits: Limits
-) -> None:
+def test_episode_over_a_limit_is_truncated_and_scored(pool: EnvironmentPool, limits: Limits) -> None:
     scorer = Scorer()
     [group], _ = play(pool, ["9"], limits=limits, scorer=scorer)
     assert all(
@@ -163,12 +161,12 @@ def test_an_episode_over_a_limit_is_truncated_and_scored_by_its_last_reply(
     assert [(item.completion, item.truncated) for item in scorer.items] == [("a", True), ("a", True)]
 
 
-def test_without_any_reward_it_is_a_failure_and_not_zero(pool: EnvironmentPool) -> None:
+def test_episode_without_reward_fails(pool: EnvironmentPool) -> None:
     [group], _ = play(pool, ["9"])
     assert [result.failure for result in group.results] == ["bad score"] * 2
 
 
-def test_an_observation_that_cannot_be_rendered_costs_its_episode(
+def test_observation_that_cannot_be_rendered_costs_one_episode(
     pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Letters, text: str, **_: Any) -> dict[str, list[int]]:
@@ -180,7 +178,7 @@ def test_an_observation_that_cannot_be_rendered_costs_its_episode(
     assert "no such token" in group.results[0].detail
 
 
-def test_rewards_that_add_up_to_no_number_are_none() -> None:
+def test_infinite_reward_is_a_failure() -> None:
     episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""), 7)
     episode.add_reply(Response.pack(Completion([1], [-1.0], "a", False, 0)))
     episode.branch.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
@@ -188,7 +186,7 @@ def test_rewards_that_add_up_to_no_number_are_none() -> None:
     assert result.value is None and result.failure == "bad score" and "inf" in result.detail
 
 
-def test_the_metrics_say_how_many_turns_and_how_much_is_masked(pool: EnvironmentPool) -> None:
+def test_metrics_count_turns_and_masked_tokens(pool: EnvironmentPool) -> None:
     [group], _ = play(pool, ["2"])
     metrics = sampling_metrics([group])
     assert metrics["episode/turns_mean"] == metrics["episode/turns_max"] == 2.0
@@ -196,7 +194,7 @@ def test_the_metrics_say_how_many_turns_and_how_much_is_masked(pool: Environment
     assert metrics["tokens/sampled"] == 4.0
 
 
-def test_episodes_come_back_from_a_checkpoint_as_they_were(pool: EnvironmentPool, tmp_path: Path) -> None:
+def test_checkpoint_restores_episodes(pool: EnvironmentPool, tmp_path: Path) -> None:
     groups, _ = play(pool, ["2", "3"])
     save_rollouts(tmp_path, {4: groups})
     assert [group.completions for group in load_rollouts(tmp_path)[4]] == [group.completions for group in groups]

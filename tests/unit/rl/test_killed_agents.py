@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.rl.rollout.turn_log_format import History, build_histories, parse_lines
-from tests.unit.rl.killed_programs import STEPS
+from tests.unit.rl.killed_agents import STEPS
 from tests.unit.rl.test_killed_episodes import ROOT, asked, end, kept, read, saved_step
 
 KINDS = ("once", "stays", "adapter")
@@ -26,7 +26,7 @@ PER_STEP = {"once": 48, "stays": 48, "ahead": 48, "adapter": 24}
 
 def start(folder: Path, kind: str, kill_at: int = 0) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "tests.unit.rl.killed_programs", str(folder), kind, str(kill_at)]
+    argv = [sys.executable, "-m", "tests.unit.rl.killed_agents", str(folder), kind, str(kill_at)]
     return subprocess.Popen(argv, cwd=ROOT)
 
 
@@ -79,7 +79,9 @@ def finish(folder: Path, kind: str, whole: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
+def test_agents_killed_in_a_turn_resume_to_the_same_tokens(
+    tmp_path: Path, whole: Callable[[str], Path], kind: str
+) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, kind, PER_STEP[kind] * 2 // 3)) == -9
     assert kept(folder) > 0
@@ -87,7 +89,7 @@ def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: Callable[[str], Pat
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(tmp_path: Path, whole: Callable[[str], Path]) -> None:
+def test_agents_killed_repeatedly_resume_to_the_same_tokens(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Each time somewhat further than a step: of the next, whose weights were not saved, nothing counts."""
     folder, num_kills = tmp_path / "run", 0
     while end(start(folder, "stays", PER_STEP["stays"] + 12)) == -9:
@@ -95,7 +97,7 @@ def test_killed_again_and_again(tmp_path: Path, whole: Callable[[str], Path]) ->
     assert num_kills == 3 and read(folder) == read(whole("stays"))
 
 
-def test_who_is_judged_is_not_judged_again(tmp_path: Path, whole: Callable[[str], Path]) -> None:
+def test_resume_does_not_score_an_agent_twice(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Killed in the second step, of which nothing counts: its weights were not saved, and those of the first were."""
     folder = tmp_path / "run"
     assert end(start(folder, "stays", PER_STEP["stays"] + 20)) == -9
@@ -106,7 +108,7 @@ def test_who_is_judged_is_not_judged_again(tmp_path: Path, whole: Callable[[str]
     assert len((folder / "judged").read_text().splitlines()) == 2 * STEPS, "each once"
 
 
-def test_one_that_goes_another_way_is_sampled_anew_from_there(tmp_path: Path) -> None:
+def test_changed_agent_is_sampled_again_from_the_change(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, "once", 40)) == -9
     histories, before = left(folder), len(asked(folder))
@@ -125,7 +127,7 @@ def test_one_that_goes_another_way_is_sampled_anew_from_there(tmp_path: Path) ->
     assert len(asked(folder)) - before == STEPS * PER_STEP["once"] - recorded
 
 
-def test_a_torn_journal_is_cut(tmp_path: Path, whole: Callable[[str], Path]) -> None:
+def test_resume_truncates_a_torn_log(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, "stays", 30)) == -9
     [file] = (folder / "journal").glob("rollout-0-*")
@@ -135,7 +137,7 @@ def test_a_torn_journal_is_cut(tmp_path: Path, whole: Callable[[str], Path]) -> 
 
 
 @pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
-def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
+def test_weights_wait_for_agents_of_the_next_batch(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
     """Each batch is of one policy, and what a checkpoint or the journal has of it is not sampled again."""
     folder = tmp_path / "run"
     assert end(start(folder, "ahead", kill_at)) == -9
@@ -159,7 +161,9 @@ def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: Callable[[str], 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_every_turn(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
+def test_run_killed_in_every_turn_resumes_to_the_same_tokens(
+    tmp_path: Path, whole: Callable[[str], Path], kind: str
+) -> None:
     for at in range(1, PER_STEP[kind] * 3 // 2, 6):
         folder = tmp_path / f"run-{at}"
         assert end(start(folder, kind, at)) == -9
@@ -169,7 +173,9 @@ def test_killed_in_every_turn(tmp_path: Path, whole: Callable[[str], Path], kind
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["once", "stays"])
-def test_killed_at_random_moments(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
+def test_agents_killed_at_random_moments_resume_to_the_same_tokens(
+    tmp_path: Path, whole: Callable[[str], Path], kind: str
+) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 12:
         process, before = start(folder, kind), len(asked(folder))

@@ -59,7 +59,7 @@ def dialogue(*said: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("outcome", [Verdict(0.5, {"turns": 2.0}), Verdict(), Failure("exception", "as it is told to")])
-def test_an_episode_that_is_over_comes_back_as_it_was(outcome: Verdict | Failure) -> None:
+def test_rebuild_restores_a_finished_episode(outcome: Verdict | Failure) -> None:
     episode = Episode()
     episode.say([FIRST], "6")
     episode.say(dialogue("guess", "6", "<"), "4")
@@ -76,7 +76,7 @@ def test_an_episode_that_is_over_comes_back_as_it_was(outcome: Verdict | Failure
     assert builds[0] == builds[1] and len(builds[0].branches) == 2
 
 
-def test_each_request_gets_its_own_reply_in_whatever_order_they_come() -> None:
+def test_find_returns_logged_replies_in_any_order() -> None:
     episode, short = Episode(), '["h"]'
     for reply, variant in (("a", ""), ("b", ""), ("c", short)):
         episode.say([FIRST], reply, variant=variant)
@@ -87,7 +87,7 @@ def test_each_request_gets_its_own_reply_in_whatever_order_they_come() -> None:
     assert again.record.num_dropped == 0 and len(again.lines) == 1
 
 
-def test_what_is_not_asked_for_again_is_counted_and_a_reply_goes_behind_its_own_tokens_alone() -> None:
+def test_record_counts_dropped_replies_and_checks_the_context() -> None:
     episode = Episode()
     episode.say([FIRST], "6")
     episode.say(dialogue("guess", "6", "<"), "4")
@@ -105,7 +105,7 @@ def test_what_is_not_asked_for_again_is_counted_and_a_reply_goes_behind_its_own_
     assert third.conversation.turns[0].reply.text == " 6"
 
 
-def test_an_end_behind_weights_that_were_never_saved_is_none() -> None:
+def test_end_after_unsaved_weights_is_dropped() -> None:
     episode = Episode()
     episode.say([FIRST], "6", version=3)
     episode.say(dialogue("guess", "6", "<"), "4", version=4)
@@ -115,7 +115,7 @@ def test_an_end_behind_weights_that_were_never_saved_is_none() -> None:
     assert history.end is None and len(history.replies) == len(history.asked) == 1
 
 
-def test_what_was_begun_with_weights_that_are_gone_is_removed_on_resume(tmp_path: Path) -> None:
+def test_resume_removes_batches_of_lost_weights(tmp_path: Path) -> None:
     """The run comes to these steps again, with other weights of the same number."""
     for step, is_left in ((3, True), (4, False)):
         journal = TurnLog(tmp_path, Facts(PROGRAM, ""), keeps_all=False, report=lambda *_, **__: None)
@@ -125,7 +125,7 @@ def test_what_was_begun_with_weights_that_are_gone_is_removed_on_resume(tmp_path
         assert bool(list(tmp_path.glob(f"rollout-{step}-*"))) is is_left
 
 
-def test_programs_in_a_run_of_waves_drop_turns_of_unsaved_weights_too(tmp_path: Path) -> None:
+def test_agents_drop_turns_of_unsaved_weights_in_lockstep_runs(tmp_path: Path) -> None:
     episode = Episode()
     episode.say([FIRST], "6", version=4)
     for facts, count in ((Facts("replay", ""), 1), (Facts(PROGRAM, ""), 0)):
@@ -146,12 +146,12 @@ def test_programs_in_a_run_of_waves_drop_turns_of_unsaved_weights_too(tmp_path: 
         ({"stop": "."}, False),
     ],
 )
-def test_a_request_differs_where_its_reply_may(words: dict[str, Any], is_plain: bool) -> None:
+def test_request_variant_depends_on_sampling_parameters(words: dict[str, Any], is_plain: bool) -> None:
     asked = parse_chat({"messages": [FIRST], **words}, SamplingRule(1.0, 1.0, 8))
     assert (asked.variant == "") is is_plain
 
 
-def test_a_program_is_another_one_by_its_words_and_the_bytes_of_its_files(tmp_path: Path) -> None:
+def test_agent_version_depends_on_its_words_and_files(tmp_path: Path) -> None:
     files = [tmp_path / name / "agent.py" for name in ("a", "b")]
     for file in files:
         file.parent.mkdir()

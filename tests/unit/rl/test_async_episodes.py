@@ -51,7 +51,7 @@ def _without_folder(group: Group) -> Any:
 
 
 @pytest.mark.parametrize("order", range(3))
-def test_the_tokens_are_those_of_waves_in_whatever_order_replies_come(
+def test_async_episodes_have_the_tokens_of_lockstep_in_any_order(
     in_waves: list[Group], tmp_path: Path, order: int
 ) -> None:
     with pool_of("Counted") as pool:
@@ -83,7 +83,7 @@ def live(
 
 
 @pytest.mark.parametrize("kind", ["Counted", "Saved"])
-def test_killed_again_and_again_it_has_the_same_tokens_and_samples_no_turn_twice(
+def test_async_episodes_killed_repeatedly_sample_no_turn_twice(
     in_waves: list[Group], tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "effects").mkdir()
@@ -103,7 +103,7 @@ def test_killed_again_and_again_it_has_the_same_tokens_and_samples_no_turn_twice
     assert len(names) == len(set(names)) == replies
 
 
-def test_what_had_ended_is_not_sampled_again(tmp_path: Path) -> None:
+def test_resume_does_not_sample_logged_turns(tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     _, first = live("Counted", tmp_path, 10, order=1)
     data = b"".join(path.read_bytes() for path in (tmp_path / "journal").iterdir())
@@ -115,7 +115,7 @@ def test_what_had_ended_is_not_sampled_again(tmp_path: Path) -> None:
     assert len(second) == replies - noted, f"{len(first)} were asked for before"
 
 
-def test_turns_of_weights_that_were_never_saved_are_sampled_again(tmp_path: Path) -> None:
+def test_resume_samples_turns_of_unsaved_weights_again(tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     live("Counted", tmp_path, 10, order=1, version=4)
     found, asked = live("Counted", tmp_path, 10**9, order=2)
@@ -123,7 +123,7 @@ def test_turns_of_weights_that_were_never_saved_are_sampled_again(tmp_path: Path
     assert {version for group in found for it in group.completions for version in it.versions()} == {3}
 
 
-def test_an_episode_whose_world_nothing_brings_back_begins_anew(in_waves: list[Group], tmp_path: Path) -> None:
+def test_resume_restarts_episodes_that_cannot_be_restored(in_waves: list[Group], tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     live("CountedFleeting", tmp_path, 12, order=1)
     found, _ = live("CountedFleeting", tmp_path, 10**9, order=2)
@@ -142,7 +142,7 @@ class Judge:
 
 
 @pytest.mark.parametrize("kind", [LockstepEpisodes, AsyncEpisodes])
-def test_nobody_is_judged_twice(tmp_path: Path, kind: Any) -> None:
+def test_resume_does_not_score_an_episode_twice(tmp_path: Path, kind: Any) -> None:
     """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
     lives = []
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_nobody_is_judged_twice(tmp_path: Path, kind: Any) -> None:
     assert first == second and first[-1].results[0].parts == {"length": float(len(asked[0]))}
 
 
-def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: list[Group], tmp_path: Path) -> None:
+def test_async_episodes_resend_requests_of_a_lost_engine(in_waves: list[Group], tmp_path: Path) -> None:
     actors: list[Actor] = []
 
     def recover(lost: ActorLost) -> None:
@@ -171,7 +171,7 @@ def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: li
     assert actors[0].handle.asked
 
 
-def test_a_batch_that_does_not_get_on_is_told_and_a_stop_ends_the_waiting(tmp_path: Path) -> None:
+def test_finish_raises_without_progress_and_obeys_a_stop_signal(tmp_path: Path) -> None:
     class Silent(Engine):
         def finished(self, client: str) -> list[Generated]:
             time.sleep(60)

@@ -134,7 +134,7 @@ def letters(token_ids: Sequence[int]) -> str:
     return "".join(map(chr, token_ids))
 
 
-def test_each_episode_goes_at_its_own_pace_and_all_that_was_sampled_is_trained_on() -> None:
+def test_agents_train_on_every_sampled_token() -> None:
     groups, engine = play(GAME, ["a", "c"])
     short, long = groups[0].completions[0], groups[1].completions[0]
     assert letters(short.token_ids) == "a" and letters(long.token_ids) == "anobnoc"
@@ -149,7 +149,7 @@ def test_each_episode_goes_at_its_own_pace_and_all_that_was_sampled_is_trained_o
     assert sorted(play(GAME, ["a", "c"])[1].seeds) == sorted(engine.seeds)
 
 
-def test_a_rewritten_dialogue_is_a_branch_and_what_it_shares_is_trained_on_once() -> None:
+def test_rewritten_dialogue_becomes_a_branch_trained_on_once() -> None:
     groups, _ = play(
         "first = ask(messages)\n"
         "ask([*messages, {'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'no'}])\n"
@@ -167,7 +167,7 @@ def test_a_rewritten_dialogue_is_a_branch_and_what_it_shares_is_trained_on_once(
     assert sorted("".join(trained)) == ["a", "a", "b", "c"]
 
 
-def test_what_it_does_not_judge_the_reward_of_the_config_does() -> None:
+def test_configured_reward_scores_agents_without_reward() -> None:
     groups, _ = play("ask(messages)", ["a", "b"], scorer=Scorer())
     assert [result.value for group in groups for result in group.results] == [1.0, 1.0, 0.0, 0.0]
 
@@ -182,14 +182,14 @@ def test_what_it_does_not_judge_the_reward_of_the_config_does() -> None:
         ("os.environ['OPENAI_API_KEY'] = 'other'\nask(messages)", "exception", "401"),
     ],
 )
-def test_a_failed_program_is_no_number(code: str, cause: str, told: str) -> None:
+def test_failed_agent_has_no_reward(code: str, cause: str, told: str) -> None:
     [group], _ = play(code, ["a"])
     assert all(result.value is None and result.failure == cause and told in result.detail for result in group.results)
     metrics = sampling_metrics([group])
     assert metrics["reward/failed"] == 2.0 and "reward/mean" not in metrics
 
 
-def test_beyond_a_limit_it_is_truncated_and_scored_however_its_program_ends() -> None:
+def test_agent_beyond_a_limit_is_truncated_and_scored() -> None:
     [group], _ = play(GAME, ["c"], bounds=Bounds(2, 200))
     assert [result.value for result in group.results] == [0.0, 0.0]
     assert all(completion.truncated and len(completion.turns) == 2 for completion in group.completions)
@@ -197,19 +197,19 @@ def test_beyond_a_limit_it_is_truncated_and_scored_however_its_program_ends() ->
     assert [result.value for result in group.results] == [0.0, 0.0]  # the reply was `a`
 
 
-def test_a_stop_ends_all_programs() -> None:
+def test_stop_signal_ends_all_agents() -> None:
     engine = Engine()
     threading.Timer(1.0, lambda: setattr(engine, "is_stopped", True)).start()
     with pytest.raises(StopRequested):
         play("import time; time.sleep(3600)", ["a"] * 4, engine=engine)
 
 
-def test_who_saves_does_not_wait_for_ever() -> None:
+def test_finish_within_a_limit_raises() -> None:
     with pytest.raises(TrainingError, match="the programs must end within"):
         play("import time; time.sleep(3600)", ["a"], within_s=0.5)
 
 
-def test_the_row_is_all_there() -> None:
+def test_agent_gets_all_fields_of_its_row() -> None:
     keys = {"episode", "base_url", "api_key", "prompt", "messages", "answer", "index", "info", "seed"}
     groups, _ = play(f"assert set(row) == {keys}, row\n{GAME}", ["a"])
     assert groups[0].results[0].failure is None
@@ -233,7 +233,7 @@ def play(row):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_program_that_stays_plays_the_same_episodes(rows: int) -> None:
+def test_resident_agent_plays_the_same_episodes(rows: int) -> None:
     one_by_one = (
         "for line in sys.stdin:\n    row = json.loads(line)\n    print(json.dumps({'reward': play(row)}), flush=True)"
     )
@@ -260,7 +260,7 @@ for line in sys.stdin: threading.Thread(target=run, args=(json.loads(line),)).st
         ('print(\'{"reward": "much"}\', flush=True)', "bad score", "finite number"),
     ],
 )
-def test_what_goes_wrong_in_one_that_stays_costs_its_episode(code: str, cause: str, told: str) -> None:
+def test_resident_agent_failure_costs_one_episode(code: str, cause: str, told: str) -> None:
     lines = f"""
 import os
 for line in sys.stdin:
@@ -275,7 +275,7 @@ for line in sys.stdin:
     assert all(one.failure == cause and told in one.detail for one in groups[0].results)
 
 
-def test_one_that_stays_and_hangs_is_ended_at_the_deadline_and_replaced() -> None:
+def test_hung_resident_agent_is_replaced_at_the_deadline() -> None:
     residents = Residents([sys.executable, "-c", "import sys, time\nfor line in sys.stdin: time.sleep(3600)"], {}, 1)
     for _ in range(2):
         found = residents.play("1", {"episode": "1"}, 0.5, threading.Event())
@@ -284,7 +284,7 @@ def test_one_that_stays_and_hangs_is_ended_at_the_deadline_and_replaced() -> Non
     residents.close()
 
 
-def test_drop_costly_makes_a_hostile_schema_quick_to_check() -> None:
+def test_drop_expensive_makes_a_hostile_schema_quick_to_check() -> None:
     """A backtracking pattern would keep the trainer busy for ever."""
     hostile = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
     wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_expensive(hostile))
