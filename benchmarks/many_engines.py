@@ -36,7 +36,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
-from slurm_rl.rollout.dispatch import max_calls
+from slurm_rl.rollout.load_balancer import max_calls
 from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.run_dir.jsonl import read_rows

@@ -5,7 +5,7 @@
     python -m benchmarks.many_episodes --steps 100 --speed 3            memory over 100 steps, in 20 minutes
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
-times), environments are processes that await as long as a tool would. All else is what a run has: FreeEpisodes, the
+times), environments are processes that await as long as a tool would. All else is what a run has: AsyncEpisodes, the
 pool of environments, the journal with its fsync, RolloutPipeline with `--staleness` batches ahead, among which the
 episodes are shared. A step trains for as long as its replies take all places together; a trainer that takes no time
 would have all batches begin and end at once, and nobody to fill the places of those that end early (`--train 0`).
@@ -18,6 +18,7 @@ one is asked for. Driver is the CPU time of this process, with all its threads, 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import heapq
 import os
 import tempfile
@@ -26,7 +27,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -37,13 +38,13 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.node.stop import StopFlag, Timer
+from slurm_rl.rollout.async_episodes import AsyncEpisodes, EpisodeBatch
+from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.free_order import FreeBatch, FreeEpisodes
-from slurm_rl.rollout.journal import Journal
-from slurm_rl.rollout.packed_reply import PackedReply
-from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rollout.reply_server import ReplyAddress, ReplyServer
+from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.rollout.turn_log import TurnLog
+from slurm_rl.rollout.vllm.async_engine import Mailbox
 from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
 from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
 from slurm_rl.workers.ray_driver import Actor, Cluster
@@ -55,55 +56,40 @@ MEAN_TURNS = 4
 
 
 class SleepingEngine:
-    """A rollout engine's methods for single replies, without a model."""
+    """An asynchronous rollout engine's methods for single responses, without a model."""
 
     def __init__(self, slots: int, mean_s: float, spread: float) -> None:
         self.mean_s, self.spread = mean_s, spread
         self.free = [0.0] * slots
-        self.lock = threading.Condition()
-        self.under_way: list[tuple[float, str, int]] = []
         self.taken: list[tuple[float, float]] = []
-        """When replies began and ended."""
-        self.server = ReplyServer(cast(Any, self), "127.0.0.1")
+        """When responses began and ended."""
+        self.mailbox = Mailbox()
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         return True
 
-    def open_replies(self) -> ReplyAddress:
-        return self.server.address()
-
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
-        random = np.random.default_rng([request.seed for request in requests])
+    async def submit(self, client: str, requests: Sequence[tuple[Any, ...]]) -> None:
+        random = np.random.default_rng([fields[2] for fields in requests])
         lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, len(requests))
-        with self.lock:
-            now = time.time()
-            for request, length in zip(requests, lengths, strict=True):
-                begin = max(now, heapq.heappop(self.free))
-                end = begin + float(length)
-                heapq.heappush(self.free, end)
-                heapq.heappush(self.under_way, (end, request.episode, request.seed))
-                self.taken.append((begin, end))
-            self.lock.notify()
-        return []
+        now, loop = time.time(), asyncio.get_running_loop()
+        for fields, length in zip(requests, lengths, strict=True):
+            request = GenerationRequest(*fields)
+            begin = max(now, heapq.heappop(self.free))
+            end = begin + float(length)
+            heapq.heappush(self.free, end)
+            self.taken.append((begin, end))
+            loop.call_later(end - now, self._finish, request)
 
-    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
-        give_up = time.time() + wait_s
-        with self.lock:
-            while not self.under_way or self.under_way[0][0] > time.time():
-                end = min(self.under_way[0][0] if self.under_way else give_up, give_up)
-                if not self.lock.wait(max(end - time.time(), 0.0)) and time.time() >= give_up:
-                    return []
-        time.sleep(linger_s)
-        found = []
-        with self.lock:
-            while self.under_way and self.under_way[0][0] <= time.time():
-                _, name, seed = heapq.heappop(self.under_way)
-                tokens = [seed % 97] * REPLY_TOKENS
-                reply = Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)
-                found.append((name, PackedReply.of(reply)))
-        return found
+    def _finish(self, request: GenerationRequest) -> None:
+        tokens = [request.seed % 97] * REPLY_TOKENS
+        reply = Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)
+        self.mailbox.responses.append((request.name, Response.pack(reply)))
+        self.mailbox.arrived.set()
 
-    def measure(self, start: float, end: float) -> tuple[float, float]:
+    async def collect(self, client: str, wait_s: float, delay_s: float) -> tuple[list[Generated], list[Rejected]]:
+        return await self.mailbox.collect(wait_s, delay_s)
+
+    async def measure(self, start: float, end: float) -> tuple[float, float]:
         """Seconds in which something was sampled between two times, and place-seconds."""
         busy, until = 0.0, start
         taken = sorted((max(a, start), min(b, end)) for a, b in self.taken if b > start and a < end)
@@ -149,7 +135,7 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     slots = int(args.episodes / args.engines / (1 + 2.5 / args.reply_s) * 0.8)
     cluster = Cluster.__new__(Cluster)  # of which only waiting is used: the cluster is this machine
     cluster.stop = StopFlag()
-    remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=8)
+    remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=100)
     engines = [
         Actor(f"rollout-{i}", remote.remote(slots, args.reply_s / args.speed, args.spread)) for i in range(args.engines)
     ]
@@ -158,17 +144,17 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     world.write_text(WORLD.read_text().replace("SPEED = 1.0", f"SPEED = {args.speed}"))
     config = EnvironmentConfig(name=f"{world}:Sleeping", num_workers=args.workers, timeout_s=60.0)
     with EnvironmentPool(config) as pool:
-        journal = Journal(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
+        journal = TurnLog(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
         tokenizer: Any = Letters()
         limits = Limits(max_turns=8, turn_tokens=REPLY_TOKENS, max_tokens=10_000)
         sampler = Sampler(cluster, engines, 600.0)
-        rollouts = FreeEpisodes(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
+        rollouts = AsyncEpisodes(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
         run_steps(args, rollouts, journal, engines, slots)
         journal.close()
 
 
 def run_steps(
-    args: argparse.Namespace, rollouts: FreeEpisodes, journal: Journal, engines: Sequence[Actor], slots: int
+    args: argparse.Namespace, rollouts: AsyncEpisodes, journal: TurnLog, engines: Sequence[Actor], slots: int
 ) -> None:
     import ray
 
@@ -177,15 +163,15 @@ def run_steps(
     train_s = args.train * count * GROUP_SIZE * MEAN_TURNS * args.reply_s / args.speed / (slots * args.engines)
     tokens = [65] * PROMPT_TOKENS
     prompts = [EncodedPrompt(index=i, token_ids=tokens, text="A" * PROMPT_TOKENS, answer="") for i in range(count)]
-    batches: list[FreeBatch] = []
+    batches: list[EpisodeBatch] = []
     seen = Seen()
 
-    def start(step: int) -> FreeBatch:
+    def start(step: int) -> EpisodeBatch:
         spec = SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
         batches.append(rollouts.start(prompts, spec))
         return batches[-1]
 
-    def finish(batch: FreeBatch, within_s: float | None) -> Batch:
+    def finish(batch: EpisodeBatch, within_s: float | None) -> Batch:
         groups = rollouts.finish(batch, Timer(), within_s)
         seen.num_events += batch.num_events
         batches.remove(batch)

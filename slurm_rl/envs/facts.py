@@ -27,7 +27,7 @@ class Facts(NamedTuple):
     """What a class says of itself."""
 
     resume: str
-    """One of WAYS; of programs rl/rollout/journal.py has another."""
+    """One of WAYS; of programs rl/rollout/turn_log.py has another."""
     version: str
 
 

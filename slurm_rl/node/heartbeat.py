@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import inspect
 import json
 import os
 import signal
@@ -198,6 +199,15 @@ def with_heartbeat(cls: T, name: str) -> T:
 
 
 def _as_phase(method: Any, name: str) -> Any:
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            with phase(name):
+                return await method(*args, **kwargs)
+
+        return call_async
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with phase(name):

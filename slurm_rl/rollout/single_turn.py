@@ -1,4 +1,4 @@
-"""Rollouts: prompts in, scored groups out. Of one turn, here; of several, episodes.py."""
+"""The interface of rollouts (prompts in, scored groups out), and rollouts of a single turn."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from slurm_rl.rollout.sampling import PendingGroups, Sampler, gather_arrivals, s
 
 
 class Rollouts(Protocol):
-    """What the loop and the evaluation ask for."""
+    """Samples and scores; used by the training loop and the evaluation."""
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> Any:
-        """Ask the engines for the first replies; returns at once."""
+        """Send the first requests and return at once."""
 
     def finish(self, pending: Any, timer: Timer, within_s: float | None = None) -> list[Group]:
-        """The scored groups, in the order of the prompts.
+        """Return the scored groups in the order of the prompts.
 
         Args:
-            timer: gets the phases rollout and reward, and environment where there are any.
-            within_s: that long it may take, whatever signals come; None: `trainer.step_timeout_s`, and a stop ends it.
+            timer: records the phases rollout, reward and environment.
+            within_s: time limit that ignores stop signals; None: `trainer.step_timeout_s`, and a stop signal ends it.
         """
 
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        """The same at once, for the evaluation."""
+        """Start and finish in one call, for the evaluation."""
 
 
 class SingleTurn:
-    """A completion is an episode, which a scorer judges.
+    """Rollouts of one completion per episode, scored directly.
 
     Args:
-        gathered: score all at once: a reward model's last digits depend on what it reads together, which time must not
-            decide.
+        gathered: score all completions in one call: the last digits of a reward model depend on the batch, which must
+            not depend on timing.
     """
 
     def __init__(self, sampler: Sampler, scorer: Scorer, *, gathered: bool) -> None:

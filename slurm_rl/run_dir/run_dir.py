@@ -80,7 +80,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.rollouts = self.path / "rollouts"
         self.journal = self.path / "journal"
-        """Turns of episodes under way; see rl/rollout/journal.py."""
+        """Turns of episodes under way; see rl/rollout/turn_log.py."""
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.export = self.path / "export"

@@ -1,7 +1,7 @@
-"""Who connects to a port of ours without having said who it is: anybody who reaches it. Bounded in all that it costs.
+"""Connection and rate limits for unauthenticated peers, per address.
 
-One who belongs to the run is through here in the time of a few messages. So where there are too many, the oldest of the
-address that has most has to go: who only holds connections loses them, and who was hit by chance comes again.
+A member of the run authenticates within a few messages. Above the limit, the oldest connection of the address with the
+most connections is closed; a member that is hit by chance reconnects.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Some = TypeVar("Some")
 
 
 def at_most(wanted: int, *, share: int) -> int:
-    """`wanted` connections, as far as that share (1/n) of this process's descriptors goes."""
+    """Return `wanted` connections, but at most 1/`share` of this process's file descriptors."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if descriptors == resource.RLIM_INFINITY else min(wanted, descriptors // share)
 
 
 class Crowd(Generic[Some]):
-    """Connections in the order in which they came, and how many each address has.
+    """Unauthenticated connections in order of arrival, counted per address.
 
     >>> crowd: Crowd[str] = Crowd()
     >>> for one, peer in [("a", "here"), ("b", "there"), ("c", "there"), ("d", "there")]:
@@ -39,13 +39,13 @@ class Crowd(Generic[Some]):
         self._by_peer: dict[str, dict[Some, None]] = defaultdict(dict)
 
     def add(self, one: Some, peer: str) -> None:
-        """Let it wait here, as the newest."""
+        """Add a connection as the newest."""
         self.remove(one)
         self._peers[one] = peer
         self._by_peer[peer][one] = None
 
     def remove(self, one: Some) -> None:
-        """It has left, or said who it is; nothing where it is not here."""
+        """Remove a closed or authenticated connection; no-op if it is unknown."""
         peer = self._peers.pop(one, None)
         if peer is None:
             return
@@ -54,7 +54,7 @@ class Crowd(Generic[Some]):
             del self._by_peer[peer]
 
     def choose(self, most: int) -> list[Some]:
-        """Take out those that have to go until `most` are left."""
+        """Remove and return the connections to close, until `most` are left."""
         chosen: list[Some] = []
         while len(self._peers) > max(0, most):
             peer = max(self._by_peer, key=lambda peer: len(self._by_peer[peer]))
@@ -73,7 +73,7 @@ class Crowd(Generic[Some]):
 
 
 class Seldom:
-    """The first few at once, then one a minute.
+    """Rate limiter: a burst, then one per minute.
 
     Args:
         now: a clock in seconds.
@@ -85,7 +85,7 @@ class Seldom:
         self._left_out = 0
 
     def take(self) -> int | None:
-        """How many were left out before this one; None when it is left out, too."""
+        """Return the number of suppressed calls since the last pass; None if this call is suppressed, too."""
         now = self._now()
         self._may_pass = min(_BURST, self._may_pass + (now - self._seen_at) / _LINE_EVERY_S)
         self._seen_at = now
@@ -96,13 +96,13 @@ class Seldom:
         return self.take_left_out()
 
     def take_left_out(self) -> int:
-        """How many were left out since this was asked."""
+        """Return and reset the number of suppressed calls."""
         left_out, self._left_out = self._left_out, 0
         return left_out
 
 
 class SeldomEvents:
-    """Writes what strangers bring about, seldom, each time with how many there were that no line told of.
+    """Writes rate-limited events, each with the number of suppressed events before it.
 
     Args:
         write: takes an event's kind and fields.
@@ -118,13 +118,13 @@ class SeldomEvents:
             self._write(kind, **fields, **({"others_left_out": left_out} if left_out else {}))
 
     def close(self) -> None:
-        """Tell of those that no line told of."""
+        """Write the number of suppressed events."""
         if left_out := self._seldom.take_left_out():
             self._write("node/turned_away", others_left_out=left_out)
 
 
 class SeldomLines(logging.Filter):
-    """For a logger that has a line for everything that a stranger sends."""
+    """Rate limit for a logger that logs every invalid request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Messages between two processes that trust each other: all that have come are read with one call of the system.
+"""Framed messages over a socket between processes that trust each other.
 
-Connection.poll and .recv   three calls of the system a message, or 25 us of the trainer
-Wire.receive                one for as many as there are
+`multiprocessing.Connection` makes three system calls per message (25 us of the trainer); `Wire.receive` makes one for
+all messages that have arrived.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable
 from typing import Any
 
 LINGER_S = 0.01
-"""So long messages may wait for others to go along."""
+"""Batching delay of outgoing messages in seconds."""
 _HEAD = struct.Struct("!Q")
 _CHUNK_BYTES = 1 << 18
 _MOST_BYTES = 1 << 31
-"""Of a message; a length above it is not that of a message."""
+"""Largest valid size of a message."""
 
 
 class Wire:
     """One end of two connected sockets. One thread may send while another receives.
 
     Args:
-        encode, decode: messages as bytes; pickle unless said otherwise, so the other side is trusted with code.
+        encode, decode: serialization of messages. The default, pickle, lets the other side run code.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Wire:
 
     @classmethod
     def pair(cls, decode: Callable[[bytes], Any] = pickle.loads) -> tuple[Wire, socket.socket]:
-        """Our end, and the other's for another process to make a Wire of."""
+        """Return our end and the socket of the other end, to be wrapped in another process."""
         ours, theirs = socket.socketpair()
         return cls(ours, decode=decode), theirs
 
@@ -49,25 +49,25 @@ class Wire:
         return self._end.fileno()
 
     def send(self, message: Any) -> None:
-        """Raises OSError when the other side is gone."""
+        """Send a message. Raises OSError if the connection is closed."""
         self.send_bytes(_frame(self._encode(message)))
 
     def send_bytes(self, data: bytes) -> None:
         self._end.sendall(data)
 
     def send_some(self, data: bytes) -> int:
-        """Send as many bytes as there is room for; returns at once."""
+        """Send as many bytes as fit into the buffer, without blocking, and return their number."""
         try:
             return self._end.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
 
     def receive(self) -> list[Any]:
-        """Messages that are whole, perhaps none; waits until something has come.
+        """Wait for data and return all complete messages, perhaps none.
 
         Raises:
-            EOFError, OSError: the other side is gone.
-            Exception: what has come is no message; of `decode`, or ValueError.
+            EOFError, OSError: the connection is closed.
+            Exception: invalid data; raised by `decode`, or ValueError.
         """
         data = self._end.recv(_CHUNK_BYTES)
         if not data:
@@ -87,20 +87,12 @@ class Wire:
         del self._kept[:at]
         return found
 
-    def shut_down(self) -> None:
-        """End it for both sides, and for a thread of this one that receives."""
-        with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self._end.close()
 
 
 class Outbox:
-    """Sends without waiting: what the other side has no room for goes out in a thread.
-
-    A thread for each message would have every one change threads, which costs as much as all else about it.
-    """
+    """Sends without blocking: a thread sends the data that does not fit into the buffer."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -110,7 +102,7 @@ class Outbox:
         self._is_closed = False
 
     def put(self, message: Any) -> None:
-        """Messages go out in their order. To a side that is gone they go nowhere, which whoever receives is told."""
+        """Send a message, in order. On a closed connection it is dropped; the receiving thread gets the error."""
         data = pack(message)
         with self._changed, contextlib.suppress(OSError):
             if not self._waiting:
@@ -123,7 +115,7 @@ class Outbox:
                     self._thread.start()
 
     def close(self) -> None:
-        """What waits is sent no more."""
+        """Drop the unsent messages."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -135,7 +127,7 @@ class Outbox:
                     self._changed.wait_for(lambda: self._waiting or self._is_closed)
                     if self._is_closed:
                         return
-                    data = self._waiting[0]  # stays there until it is sent, so that none goes before it
+                    data = self._waiting[0]  # stays in the queue until it is sent, to keep the order
                 self._wire.send_bytes(data)
                 with self._changed:
                     self._waiting.popleft()

@@ -8,6 +8,8 @@ import re
 import pytest
 
 from slurm_rl.config.engine_args import OURS
+from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.rollout.vllm.engine import describe_load
 from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Found, Package
 from tests.contracts.uses import (
@@ -29,15 +31,14 @@ OBJECTS = [
     # our file, an expression in it, what of vLLM it is
     ("rollout/vllm/engine.py", "self.llm", "vllm:LLM"),
     ("rollout/vllm/engine.py", "self.llm.llm_engine", "vllm:LLMEngine"),
-    ("rollout/vllm/engine.py", "output", "vllm:RequestOutput"),
-    ("rollout/vllm/engine.py", "_completion/item", "vllm:CompletionOutput"),
-    ("rollout/vllm/engine.py", "_text/item", "vllm:CompletionOutput"),
-    ("rollout/vllm/engine.py", "step[token]", "vllm.logprobs:Logprob"),
-    ("rollout/vllm/engine.py", "self.llm.generate([prompt], params, use_tqdm=False)[0]", "vllm:RequestOutput"),
-    ("rollout/vllm/continuous.py", "self._engine", "vllm:LLMEngine"),
-    ("rollout/vllm/continuous.py", "output", "vllm:RequestOutput"),
-    ("rollout/vllm/continuous.py", "item", "vllm:CompletionOutput"),
-    ("rollout/vllm/continuous.py", "params", "vllm:SamplingParams"),
+    ("rollout/vllm/async_engine.py", "self.llm", "vllm.v1.engine.async_llm:AsyncLLM"),
+    ("rollout/vllm/async_engine.py", "output", "vllm:RequestOutput"),
+    ("rollout/vllm/outputs.py", "output", "vllm:RequestOutput"),
+    ("rollout/vllm/outputs.py", "one", "vllm:RequestOutput"),
+    ("rollout/vllm/outputs.py", "build/item", "vllm:CompletionOutput"),
+    ("rollout/vllm/outputs.py", "_decode/item", "vllm:CompletionOutput"),
+    ("rollout/vllm/outputs.py", "span", "vllm.outputs:WeightVersionSpan"),
+    ("rollout/vllm/outputs.py", "step[token]", "vllm.logprobs:Logprob"),
     ("rollout/vllm/vision_inputs.py", "output", "vllm:RequestOutput"),
     ("rollout/vllm/worker_extension.py", "RolloutWorkerExtension/self", "vllm.v1.worker.gpu_worker:Worker"),
     ("rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
@@ -103,11 +104,14 @@ def test_our_classes_fill_vllms_with_the_arguments_that_it_gives_them(vllm: Pack
 def test_workers_have_the_methods_that_are_called_by_name(vllm: Package) -> None:
     members = vllm.get(WORKER).members | ours().get(EXTENSION).members
     calls = list(calls_by_name("rollout/vllm/", {"collective_rpc", "_call"}))
-    assert {name for _, name, _, _ in calls} >= {"update_weights", "load_named_weights", "transfer_checksum"}
+    assert {name for _, name, _, _ in calls} >= {"update_weights", "watch_transfer", "transfer_checksum"}
     for place, name, keys, count in calls:
         assert name in members, f"{place}: neither vLLM's worker nor our extension has {name}"
         assert takes(members[name], keys, method=True) == set(), f"{place}: {name}{members[name].bound}"
         members[name].bound.bind_partial(*[None] * count)
+    for model in (ModelConfig(path="/m"), ModelConfig(path="/m", lora=LoraConfig(target_modules=("q_proj",)))):
+        name, *arguments = describe_load("/m", model)
+        members[name].bound.bind_partial(None, *arguments)
 
 
 def test_the_worker_has_none_of_our_extensions_names(vllm: Package) -> None:

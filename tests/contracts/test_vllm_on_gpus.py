@@ -201,7 +201,7 @@ def test_no_stream_of_the_packing_waits_for_the_policys(vllm: Package) -> None:
 
 def test_what_sleeps_is_what_we_wake(vllm: Package) -> None:
     tags = vllm.get("vllm.v1.executor.abstract:SLEEP_TAGS").node
-    here = ours().get("slurm_rl.rollout.vllm.engine:_SLEEPERS").node
+    here = ours().get("slurm_rl.rollout.vllm.engine:SLEEP_TAGS").node
     assert isinstance(tags, ast.Assign) and isinstance(tags.value, ast.Call) and isinstance(here, ast.Assign)
     assert set(ast.literal_eval(tags.value.args[0])) == ast.literal_eval(here.value)
 

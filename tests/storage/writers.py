@@ -523,28 +523,28 @@ def rollouts(folder: Path) -> Case:
 
 @writer(
     "journal/ and its copy in a checkpoint",
-    "rollout.journal.Journal.resume",
-    "rollout.journal.Journal.open",
-    "rollout.journal.Journal.save",
+    "rollout.journal.TurnLog.resume",
+    "rollout.journal.TurnLog.open",
+    "rollout.journal.TurnLog.save",
 )
 def journal(folder: Path) -> Case:
     from slurm_rl.data.groups import SamplingSpec
     from slurm_rl.envs.facts import Facts
-    from slurm_rl.rollout.journal import BatchJournal, Journal
-    from slurm_rl.rollout.journal_lines import TurnPlace, render_reply
-    from slurm_rl.rollout.packed_reply import PackedReply
+    from slurm_rl.rollout.response import Response
+    from slurm_rl.rollout.turn_log import BatchLog, TurnLog
+    from slurm_rl.rollout.turn_log_format import TurnKey, render_reply
 
     spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
-    line = render_reply(TurnPlace(0, 0, 0), PackedReply.of(_group().completions[0]))
+    line = render_reply(TurnKey(0, 0, 0), Response.pack(_group().completions[0]))
 
-    def open_again() -> BatchJournal:
-        again = Journal(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
+    def open_again() -> BatchLog:
+        again = TurnLog(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
         again.resume(3, folder / "step-3")
         return again.open(spec, [_group().prompt])
 
     def write() -> None:
         (folder / "step-3").mkdir(parents=True, exist_ok=True)
-        mine = Journal(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
+        mine = TurnLog(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
         batch = mine.open(spec, [_group().prompt])
         batch.write([line])
         batch.sync()

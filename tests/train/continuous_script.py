@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +22,8 @@ from slurm_rl.data.groups import Completion, SamplingSpec
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.tiny import build_tiny_model
-from slurm_rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
+from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
+from slurm_rl.rollout.weights.weight_record import pack_weights
 from tests.unit.models.test_store_address import free_port
 
 CONTEXT = 512
@@ -31,7 +31,7 @@ TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)),
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9], [10, 11, 12, 13])]
 
 
-def main(folder: Path) -> None:
+async def main(folder: Path) -> None:
     models = []
     for seed in (0, 1):
         build_tiny_model(TINY, seed, folder / str(seed))
@@ -40,21 +40,23 @@ def main(folder: Path) -> None:
     rollout = RolloutConfig(
         inflight_weight_updates=True, max_off_policy_steps=1, max_num_seqs=16, weight_transfer="gloo"
     )
-    engine = VLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
+    engine = AsyncVLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
+    await engine.ready()
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
     probe = TokenPrompt(token_ids=list(range(20, 40)))
-    assert engine.load_weights(0, states[0], probe).checksums == [checksums[0]]
-    with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec)]
-        wait_for_tokens(engine, 60)
-        calls.append(threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec))
-        held = engine.load_weights(1, states[1], probe)
-        wait_for_tokens(engine, 180)
-        # Straight from memory, while both batches are in flight.
-        assert send_directly(engine, models[0], probe).checksums == [checksums[0]]
-        completions = [
-            (p.token_ids, c) for call in calls for p, g in zip(PROMPTS, call.result(), strict=True) for c in g
-        ]
+    assert (await engine.load_weights(0, states[0], probe)).checksums == [checksums[0]]
+    calls = [asyncio.create_task(engine.generate(PROMPTS, [0, 10, 20], spec))]
+    await wait_for_tokens(engine, 60)
+    calls.append(asyncio.create_task(engine.generate(PROMPTS, [0, 10, 20], spec)))
+    held = await engine.load_weights(1, states[1], probe)
+    await wait_for_tokens(engine, 180)
+    # Straight from memory, while both batches are in flight; the sender blocks, so it gets a thread.
+    loop = asyncio.get_running_loop()
+    client = OneEngine(lambda *call: asyncio.run_coroutine_threadsafe(engine.call_workers(*call), loop).result())
+    await asyncio.to_thread(send_directly, client, models[0])
+    assert (await engine.confirm_weights(2, None, probe)).checksums == [checksums[0]]
+    batches = await asyncio.gather(*calls)
+    completions = [(p.token_ids, c) for batch in batches for p, g in zip(PROMPTS, batch, strict=True) for c in g]
     differences = [np.abs(np.asarray(c.logprobs) - expected_logprobs(models, p, c)).max() for p, c in completions]
     sequence = TrainSequence(token_ids=np.asarray(probe.token_ids), trained_from=1)
     wanted = RowReader(models[1], torch.device("cpu")).compute_logprobs([sequence], 1.0)[0]
@@ -70,26 +72,30 @@ def main(folder: Path) -> None:
 
 
 class OneEngine:
-    """`EngineClient` without Ray."""
+    """`EngineClient` without Ray.
 
-    def __init__(self, engine: VLLMEngine) -> None:
-        self.engine = engine
+    Args:
+        call: the engine's `call_workers`.
+    """
+
+    def __init__(self, call: Callable[[str, dict[str, Any]], Any]) -> None:
+        self._call = call
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.engine.call_workers("init_weight_transfer_engine", {"init_info": init_info})
+        self._call("init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        self.engine.call_workers("start_weight_update", {})
+        self._call("start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.engine.call_workers("update_weights", {"update_info": update_info})
+        self._call("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self) -> None:
-        self.engine.call_workers("finish_weight_update", {})
+        self._call("finish_weight_update", {})
 
 
-def send_directly(engine: VLLMEngine, model: torch.nn.Module, probe: TokenPrompt) -> HeldWeights:
-    """As version 2, by gloo."""
+def send_directly(client: OneEngine, model: torch.nn.Module) -> None:
+    """Send the weights through gloo."""
     from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 
     class Source:
@@ -100,17 +106,16 @@ def send_directly(engine: VLLMEngine, model: torch.nn.Module, probe: TokenPrompt
             return iter(model.state_dict().items())
 
     info = GlooTrainerInitInfo("127.0.0.1", free_port(), 2, rank=0)
-    GlooTrainerEngine.trainer_init(info, client=OneEngine(engine), source=Source()).send_weights()
-    return engine.confirm_weights(2, None, probe)
+    GlooTrainerEngine.trainer_init(info, client=client, source=Source()).send_weights()
 
 
-def wait_for_tokens(engine: VLLMEngine, count: int) -> None:
-    """Until some completion in flight has so many tokens."""
-    assert engine.continuous is not None
+async def wait_for_tokens(engine: AsyncVLLMEngine, count: int) -> None:
+    """Wait until a completion in flight has `count` tokens."""
     give_up = time.monotonic() + 240
-    while engine.continuous.longest_in_flight() < count:
+    states = engine.llm.output_processor.request_states
+    while max((state.detokenizer.num_output_tokens() for state in states.values()), default=0) < count:
         assert time.monotonic() < give_up, "no completion grew"
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
 def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completion: Completion) -> np.ndarray:
@@ -121,4 +126,4 @@ def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completi
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    asyncio.run(main(Path(sys.argv[1])))

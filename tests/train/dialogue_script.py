@@ -25,10 +25,10 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.rollout.agent_trajectory import AgentTrajectory
 from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.episodes import Episodes
-from slurm_rl.rollout.played import Played, build_completion
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.vllm.tool_calls import ToolCallReader
@@ -56,16 +56,18 @@ class InProcess:
 
 
 def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
-    """Episodes as a run has them."""
+    """LockstepEpisodes as a run has them."""
     sampler: Any = InProcess(engine)
     rows = 24 if case.has_tools and case.family in BADLY else 4
     with EnvironmentPool(case.env, case.schemas) as pool:
-        episodes = Episodes(sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS, CONTEXT - MAX_TOKENS), None)
+        episodes = LockstepEpisodes(
+            sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS, CONTEXT - MAX_TOKENS), None
+        )
         return episodes.sample(case.prompts(rows), spec)
 
 
 def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
-    """Episodes of a program that sends replies back without their thoughts: each turn begins a branch."""
+    """LockstepEpisodes of a program that sends replies back without their thoughts: each turn begins a branch."""
     groups = []
     for prompt in case.prompts(8):
         conversation = Conversation(DialogueRenderer(case.tokenizer, case.template))
@@ -77,7 +79,7 @@ def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Gro
             said = str(case.tokenizer.decode(reply.token_ids)).rpartition(case.thought[1])[2]
             messages += go_on(said.removesuffix(case.stop[0]))
         episode: Any = type("Ended", (), {"conversation": conversation, "is_truncated": False})
-        groups.append(Group(prompt, [build_completion(Played(0, 0, prompt, "", episode=episode))]))
+        groups.append(Group(prompt, [AgentTrajectory(0, 0, prompt, "", episode=episode).completion()]))
     return groups
 
 

@@ -19,6 +19,7 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.rollout.vllm.engine import describe_load
 from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 from slurm_rl.rollout.vllm.transfer import _build_source
 from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension
@@ -56,7 +57,9 @@ class Gloo:
         self.policy, self.engine = policy, engine
         info = GlooTrainerInitInfo("127.0.0.1", free_port(), 2, rank=0)
         self.source = _build_source(policy.engine)
-        self.sender = GlooTrainerEngine.trainer_init(info, client=OneEngine(engine.handle.target), source=self.source)
+        self.sender = GlooTrainerEngine.trainer_init(
+            info, client=OneEngine(engine.handle.target.call_workers), source=self.source
+        )
 
     def open(self) -> None: ...
 
@@ -109,7 +112,7 @@ def main(folder: Path) -> None:
     held: Any = engine.handle.target
 
     def sync(policy: PolicyWorker, transport: Callable[[], Any]) -> float | str:
-        held.model = policy.config.model
+        held.load_call = describe_load(str(folder / "m"), policy.config.model)
         weights = WeightSync(
             cluster,  # type: ignore[arg-type]
             transport(),

@@ -24,12 +24,12 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_each_token_has_the_logprob_that_its_weights_give_it(sampled: dict[str, Any]) -> None:
+def test_each_token_has_the_logprob_of_its_weight_version(sampled: dict[str, Any]) -> None:
     assert sampled["difference"] < 1e-4
     assert sampled["probe"] < 1e-4
 
 
-def test_completions_in_flight_go_on_with_new_weights(sampled: dict[str, Any]) -> None:
+def test_completions_in_flight_continue_with_new_weights(sampled: dict[str, Any]) -> None:
     versions = [[version for version, _ in runs] for runs in sampled["versions"]]
     assert [sum(count for _, count in runs) for runs in sampled["versions"]] == sampled["lengths"]
     assert all(of == sorted(of) for of in versions), "an older version came back"
@@ -37,6 +37,6 @@ def test_completions_in_flight_go_on_with_new_weights(sampled: dict[str, Any]) -
     assert any({1, 2} <= set(of) for of in versions), "no completion saw the second update"
 
 
-def test_a_second_batch_begins_before_the_first_has_ended(sampled: dict[str, Any]) -> None:
+def test_second_batch_starts_before_the_first_is_done(sampled: dict[str, Any]) -> None:
     first, second = sampled["versions"][:6], sampled["versions"][6:]
     assert min(runs[0][0] for runs in second) < max(runs[-1][0] for runs in first)

@@ -71,7 +71,7 @@ def finish(run: RunDir, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [row for row in read_rows(run.events) if row["kind"] == "engine/replaced"]
 
 
-def test_a_killed_engine_is_replaced_and_the_numbers_stay(whole_run: Path, tmp_path: Path) -> None:
+def test_killed_engine_is_replaced_and_metrics_stay(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "killed")
     process = start_run(run.path, "ray.dashboard=false")
     os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_a_killed_engine_is_replaced_and_the_numbers_stay(whole_run: Path, tmp_p
     assert exact_rows(run.path) == exact_rows(whole_run)
 
 
-def test_a_stopped_engine_is_noticed_and_replaced_and_the_numbers_stay(whole_run: Path, tmp_path: Path) -> None:
+def test_stopped_engine_is_replaced_and_metrics_stay(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "stopped")
     process = start_run(run.path, "ray.dashboard=false", "job.heartbeat_timeout_s=5")
     os.kill(wait_for_engine(run, process, is_known=True), signal.SIGSTOP)
@@ -89,7 +89,7 @@ def test_a_stopped_engine_is_noticed_and_replaced_and_the_numbers_stay(whole_run
     assert exact_rows(run.path) == exact_rows(whole_run)
 
 
-def test_an_engine_that_takes_its_weights_directly_is_replaced_too(whole_run: Path, tmp_path: Path) -> None:
+def test_engine_with_direct_transfer_is_replaced(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "direct")
     process = start_run(run.path, "ray.dashboard=false", "rollout.weight_transfer=gloo", "trainer.num_steps=12")
     os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)

@@ -86,7 +86,7 @@ def extend(engine: GlooEngine) -> RolloutWorkerExtension:
     return worker
 
 
-def test_every_rank_holds_every_bit_and_the_checksums_agree() -> None:
+def test_gloo_delivers_every_bit_to_every_rank() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -108,7 +108,7 @@ def test_every_rank_holds_every_bit_and_the_checksums_agree() -> None:
     assert client.calls == ["start", "update", "finish"] * 2
 
 
-def test_the_checksum_of_a_pass_is_of_what_was_taken() -> None:
+def test_source_checksum_covers_the_last_pass() -> None:
     state = {name: tensor for name, tensor in STATE.items() if tensor.dtype == torch.float32}
     policy: Any = SimpleNamespace(full_state=lambda place: iter(state.items()), device=torch.device("cpu"))
     source = _build_source(policy)
@@ -117,7 +117,7 @@ def test_the_checksum_of_a_pass_is_of_what_was_taken() -> None:
         assert source.checksum.hexdigest() == pack_weights(state.items())[1]
 
 
-def test_other_policy_ranks_take_part_without_sending() -> None:
+def test_other_policy_ranks_gather_without_sending() -> None:
     passed: list[str] = []
 
     class Counting(Source):
@@ -131,7 +131,7 @@ def test_other_policy_ranks_take_part_without_sending() -> None:
     assert passed == list(STATE)
 
 
-def test_telling_vllm_twice_is_no_error() -> None:
+def test_register_is_idempotent() -> None:
     register()
     register()
 

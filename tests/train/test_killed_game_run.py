@@ -58,7 +58,9 @@ def test_killed_in_every_turn_of_a_step(name: str, tmp_path: Path, undisturbed: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", MODES)
-def test_killed_at_random_moments(name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_agents_killed_at_random_moments_resume_to_the_same_tokens(
+    name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]
+) -> None:
     """The trainer alone or all processes of the run; in turns, training, evaluation or a save."""
     mode, chance, lefts, num_kills = MODES[name], random.Random(seed), list[Left](), 0
     game = Game(tmp_path / "run-0", *LONG, *mode.words)
@@ -74,7 +76,9 @@ def test_killed_at_random_moments(name: str, seed: int, tmp_path: Path, undistur
 
 
 @pytest.mark.parametrize("name", ["lockstep", "lockstep-ahead", "async"])
-def test_asked_to_stop_in_a_turn(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_run_stopped_in_a_turn_resumes_to_the_same_digits(
+    name: str, tmp_path: Path, undisturbed: Callable[..., Game]
+) -> None:
     """Its checkpoint holds the batch that was under way, or in free order its journal."""
     mode = MODES[name]
     game = Game(tmp_path, *mode.words)
@@ -90,7 +94,7 @@ def test_asked_to_stop_in_a_turn(name: str, tmp_path: Path, undisturbed: Callabl
     mode.check(game, [], undisturbed(mode))
 
 
-def test_without_the_process_of_its_worlds_it_goes_on(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_game_continues_without_its_environment_process(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     """It is killed in the second turn of a step, which is tried again."""
     game = Game(tmp_path)
     game.hold(1, 1)
@@ -105,7 +109,7 @@ def test_without_the_process_of_its_worlds_it_goes_on(tmp_path: Path, undisturbe
 
 
 @pytest.mark.parametrize("name", ["lockstep", "async"])
-def test_without_its_engine_it_goes_on(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_game_continues_without_its_engine(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     mode = MODES[name]
     game = Game(tmp_path, *mode.words)
     game.hold(2, 0)
@@ -122,7 +126,7 @@ def test_without_its_engine_it_goes_on(name: str, tmp_path: Path, undisturbed: C
     mode.check(game, [], undisturbed(mode))
 
 
-def test_a_torn_journal_is_cut_and_another_class_is_refused(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_torn_log_is_truncated_and_another_class_rejected(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     mode = MODES["async"]
     game = Game(tmp_path, *mode.words)
     game.kill_in(2, 1, saved=2)

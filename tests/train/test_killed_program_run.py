@@ -36,7 +36,7 @@ def test_killed_in_two_turns_of_a_step(tmp_path: Path, undisturbed: ProgramGame)
     assert len(opened) == 2 and not any(row["kind"] == "journal/program_changed" for row in read_rows(game.run.events))
 
 
-def test_asked_to_stop_in_a_turn(tmp_path: Path, undisturbed: ProgramGame) -> None:
+def test_run_stopped_in_a_turn_resumes_to_the_same_digits(tmp_path: Path, undisturbed: ProgramGame) -> None:
     """Its checkpoint waits for no program."""
     game = ProgramGame(tmp_path)
     game.hold(2, 1)

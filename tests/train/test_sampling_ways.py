@@ -28,7 +28,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "way", ["plain", "top_k", "min_p", "top_p", "repetition_penalty", "all", "stop", "stop_token", "greedy"]
 )
-def test_a_logprob_is_that_of_the_distribution_that_was_sampled_from(sampled: dict[str, Any], way: str) -> None:
+def test_logprobs_are_of_the_sampled_distribution(sampled: dict[str, Any], way: str) -> None:
     assert max(one["difference"] for one in sampled[way]) < 1e-4
 
 
@@ -37,7 +37,7 @@ def read(tokens: list[int]) -> str:
     return "".join("0123456789+="[token - 2] for token in tokens if token > 1)
 
 
-def test_a_completion_ends_at_a_string_which_is_in_its_tokens_but_not_in_its_text(sampled: dict[str, Any]) -> None:
+def test_stop_string_is_in_the_tokens_but_not_in_the_text(sampled: dict[str, Any]) -> None:
     stopped = [one for one in sampled["stop"] if one["tokens"][-1] == SEVEN]
     assert stopped, "none came to a 7"
     for one in stopped:
@@ -46,7 +46,7 @@ def test_a_completion_ends_at_a_string_which_is_in_its_tokens_but_not_in_its_tex
         assert "7" not in one["text"] and "12" not in one["text"]
 
 
-def test_a_completion_ends_with_a_token_that_is_not_in_its_text(sampled: dict[str, Any]) -> None:
+def test_stop_token_is_not_in_the_text(sampled: dict[str, Any]) -> None:
     stopped = [one for one in sampled["stop_token"] if one["tokens"][-1] == STOP_TOKEN]
     assert stopped, "none came to the token"
     for one in stopped:
@@ -55,7 +55,7 @@ def test_a_completion_ends_with_a_token_that_is_not_in_its_text(sampled: dict[st
         assert STOP_TOKEN not in one["tokens"][:-1]
 
 
-def test_what_does_not_stop_is_truncated_and_whole(sampled: dict[str, Any]) -> None:
+def test_completion_without_stop_is_truncated(sampled: dict[str, Any]) -> None:
     rest = [one for way in ("stop", "plain") for one in sampled[way] if one["truncated"]]
     assert rest
     assert all(len(one["tokens"]) == 24 and one["tokens"][-1] != EOS for one in rest)
@@ -67,7 +67,7 @@ def test_greedy_decoding_stops_where_sampling_does(sampled: dict[str, Any]) -> N
         assert "7" not in one["text"] and "12" not in one["text"]
 
 
-def test_a_prompts_seed_alone_decides_what_is_sampled(sampled: dict[str, Any]) -> None:
+def test_seed_determines_the_completion(sampled: dict[str, Any]) -> None:
     assert sampled["again"] == sampled["alone"] == [one["tokens"] for one in sampled["plain"]]
     first, second = sampled["one_seed"][:4], sampled["one_seed"][4:]
     assert first == sampled["again"][:4]
@@ -78,6 +78,6 @@ def test_the_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
     assert sampled["engine_args"] == 96
 
 
-def test_prompts_that_do_not_fit_in_one_step_are_read_in_the_next(sampled: dict[str, Any]) -> None:
+def test_prompts_beyond_one_step_are_read_in_the_next(sampled: dict[str, Any]) -> None:
     """Seen before: of a prompt that was read in part, vLLM asks a CPU's random numbers for what they cannot do."""
     assert sampled["crowded"] == sampled["one_by_one"]

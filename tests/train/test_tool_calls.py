@@ -31,14 +31,14 @@ def read(of: ToolCallReader, text: str, *, cut: bool = False) -> tuple[str, list
 
 
 @pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
-def test_what_the_template_writes_is_read_back_and_what_is_no_call_is_said(family: str) -> None:
+def test_reader_parses_calls_that_the_template_renders(family: str) -> None:
     of = reader(family)
     assert read(of, of.syntax.example) == ("", [("add", CALL, None)])
     assert read(of, "It is 7.") == ("It is 7.", [])
 
 
 @pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
-def test_a_call_that_was_cut_off_is_none(family: str) -> None:
+def test_reader_marks_a_cut_call(family: str) -> None:
     of = reader(family)
     for length in (len(of.syntax.opening) + 8, len(of.syntax.example) - len(of.syntax.closing) - 1):
         text = of.syntax.example[:length]
@@ -48,7 +48,7 @@ def test_a_call_that_was_cut_off_is_none(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", TAGGED)
-def test_a_bad_call_does_not_take_the_good_one_beside_it_along(family: str) -> None:
+def test_reader_keeps_a_valid_call_next_to_a_malformed_one(family: str) -> None:
     of = reader(family)
     bad = f"{of.syntax.opening}{{oops{of.syntax.closing}"
     good = of.syntax.example
@@ -57,7 +57,7 @@ def test_a_bad_call_does_not_take_the_good_one_beside_it_along(family: str) -> N
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "glm4moe"])
-def test_a_call_in_a_thought_is_not_made(family: str) -> None:
+def test_reader_does_not_execute_calls_in_thinking(family: str) -> None:
     of = reader(family)
     example = of.syntax.example
     thought = of.read(("" if of.syntax.thinks_first else "<think>") + f"I could {example}</think>It is 7.", cut=False)
@@ -67,26 +67,26 @@ def test_a_call_in_a_thought_is_not_made(family: str) -> None:
     assert unended[0] == "" and [error for _, _, error in unended[1]] == ["thinking"]
 
 
-def test_an_unknown_tool_and_wrong_types_are_read_as_they_were_written() -> None:
+def test_reader_keeps_unknown_tools_and_wrong_types() -> None:
     of = reader("qwen3")
     text = '<tool_call>\n{"name": "sub", "arguments": {"a": "x"}}\n</tool_call>'
     assert read(of, text)[1] == [("sub", '{"a": "x"}', None)]
 
 
-def test_text_that_looks_like_a_call_of_an_untagged_syntax_is_malformed() -> None:
+def test_reader_marks_text_like_an_untagged_call_as_malformed() -> None:
     of = reader("llama3_2")
     assert read(of, '{"name": "add", "parameters": {"a": 1')[1][0][2] == "malformed"
     assert read(of, "Say {7}")[1] == []
 
 
-def test_a_parser_that_does_not_read_what_the_template_writes_is_refused() -> None:
+def test_reader_rejects_a_parser_that_does_not_match_the_template() -> None:
     with pytest.raises(ConfigError, match=r"env\.tool_parser=hermes must read the calls that the chat template writes"):
         reader("gemma4", "hermes")
     with pytest.raises(ConfigError, match=r"env\.tool_parser=nobody must read"):
         reader("qwen3", "nobody")
 
 
-def test_a_template_that_writes_no_calls_is_read_as_its_parser_does() -> None:
+def test_reader_trusts_the_parser_without_a_template() -> None:
     tokenizer: Any = build_tokenizer("qwen3")
     syntax = ToolSyntax.of(ChatTemplate(tokenizer, {}, [ADD]), None)
     blind = ToolCallReader(replace(syntax, opening="", closing="", example=""), tokenizer)

@@ -21,6 +21,7 @@ from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.errors import ConfigError
 from slurm_rl.models.tiny import build_character_tokenizer
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -29,7 +30,7 @@ from slurm_rl.rollout.endpoint.episode import Ask, Bounds, refuse_tools
 from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.endpoint.server import Endpoint
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.episodes import Episodes
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 
@@ -85,7 +86,7 @@ def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Grou
     prompts = encode_prompts(rows, tokenizer, template=template, **sizes)
     engine: Any = Engine(tokenizer, ToolCallReader(syntax, tokenizer), script)
     limits = Limits(max_turns=3, turn_tokens=24, max_tokens=64)
-    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, template), limits, Arithmetic())
+    episodes = LockstepEpisodes(engine, pool, TurnRenderer(tokenizer, template), limits, Arithmetic())
     return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
 
 
@@ -135,14 +136,15 @@ class Asked:
         self.readers = CallReaders(tokenizer)
 
     def ask(self, ask: Ask) -> None:
-        if (why := self.readers.refuse(ask.tools)) is not None:
-            ask.done.set_exception(refuse_tools(why))
+        try:
+            reader = self.readers.get(ask.tools)
+        except ConfigError as error:
+            ask.done.set_exception(refuse_tools(str(error)))
             return
         self.contexts.append(self.tokenizer.decode(ask.context))
         text = self.replies.pop(0)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         reply = Completion(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), False, 3)
-        reader = self.readers.find(ask.tools)
         ask.done.set_result(reply if reader is None else read_reply(reader, reply, None))
 
 

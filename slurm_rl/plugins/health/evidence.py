@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from slurm_rl.errors import LeaseError
+from slurm_rl.run_dir import jsonl
 from slurm_rl.run_dir.disk import describe_disk
-from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, jsonl
+from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row
 
 _log = logging.getLogger(__name__)
 Strength = Literal["hard", "soft"]

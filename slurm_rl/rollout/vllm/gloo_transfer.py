@@ -1,8 +1,8 @@
-"""vLLM's weight-transfer interface over gloo: what its nccl backend does between GPUs, between CPUs.
+"""vLLM's weight-transfer interface over gloo, the CPU counterpart of its nccl backend.
 
     policy rank 0  --broadcast, tensor by tensor-->  every tensor-parallel rank of every engine
 
-Imported where vLLM is.
+Import this module only in processes that have vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BACKEND = "gloo"
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """Where the group meets; an engine's ranks follow its `rank_offset`."""
+    """Rendezvous of the group; an engine's ranks start at `rank_offset`."""
 
     master_address: str
     master_port: int
@@ -38,7 +38,7 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """The same for the policy; its rank 0 is the group's."""
+    """Rendezvous for the policy; its rank 0 is the group's rank 0."""
 
     backend: ClassVar[str] = BACKEND
     master_address: str
@@ -48,7 +48,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """What is broadcast, in this order."""
+    """Metadata of the tensors, in the order of the broadcasts."""
 
     names: list[str]
     dtype_names: list[str]
@@ -62,12 +62,12 @@ def _join(info: GlooInitInfo | GlooTrainerInitInfo, rank: int) -> Any:
 
 
 def _broadcast(group: Any, tensor: Tensor) -> None:
-    # As bytes: gloo does not know every type.
+    # gloo does not support every dtype, so broadcast bytes.
     group.broadcast(tensor.view(-1).view(torch.uint8), 0).wait()
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """In each of vLLM's workers."""
+    """Receiver in each vLLM worker."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
@@ -82,7 +82,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The inherited one waits for an accelerator that is not there.
+        # The inherited method synchronizes an accelerator.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
@@ -104,7 +104,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
 
 class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """In each policy worker; rank 0 sends, the others take part in gathering."""
+    """Sender in each policy worker; rank 0 broadcasts, the others take part in gathering."""
 
     init_info_cls = GlooTrainerInitInfo
     group: Any = None
@@ -114,7 +114,7 @@ class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
             place = GlooInitInfo(init_info.master_address, init_info.master_port, init_info.world_size)
-            with ThreadPoolExecutor(1) as thread:  # both sides must join at once
+            with ThreadPoolExecutor(1) as thread:  # both sides must join concurrently
                 joined = thread.submit(client.init_weight_transfer_engine, asdict(place))
                 engine.group = _join(init_info, 0)
                 joined.result()
@@ -140,7 +140,7 @@ class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
 
 
 def register() -> None:
-    """Tell vLLM, in this process; again is no error."""
+    """Register the backend with vLLM in this process; idempotent."""
     for factory, engine in (
         (WeightTransferEngineFactory, GlooEngine),
         (WeightTransferTrainerFactory, GlooTrainerEngine),

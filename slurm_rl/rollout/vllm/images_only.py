@@ -1,11 +1,10 @@
-"""Image processing where torchvision is not installed, as beside a CPU torch.
+"""Image processing without torchvision, for example with a CPU build of torch.
 
-transformers makes the pixels of an image with Pillow there. Three things still ask for torchvision, and get what
-images need:
+transformers then uses Pillow. Three places still need torchvision, and get a replacement that suffices for images:
 
-    the processor of a Qwen-VL model, which vLLM builds whole, wants a processor of videos
-    vLLM's file of the model takes one function from the torchvision half of the image processor
-    vLLM looks at that file in a process of its own, which would know nothing of the other two
+    the processor of a Qwen-VL model, which needs a video processor
+    vLLM's module of the model, which imports one function of the torchvision image processor
+    vLLM inspects that module in a subprocess, which does not have the first two replacements
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MODELS = {
 
 
 class NoVideos(VideoProcessorMixin):
-    """Takes the place of a video processor in a processor of images and text."""
+    """Placeholder for the video processor."""
 
     size: ClassVar[dict[str, int]] = {"shortest_edge": 1, "longest_edge": 1}
     patch_size, temporal_patch_size, merge_size = 1, 1, 1
@@ -37,7 +36,7 @@ class NoVideos(VideoProcessorMixin):
 
 
 class _TakesNoVideos:
-    """Mixed into a processor: transformers cannot name the class of video processors without torchvision."""
+    """Mixed into a processor: transformers has no class of video processors without torchvision."""
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         if isinstance(argument, NoVideos):
@@ -46,7 +45,7 @@ class _TakesNoVideos:
 
 
 def allow_images_only() -> None:
-    """Let vLLM run Qwen-VL models in this process without torchvision; where that is installed, nothing changes."""
+    """Let vLLM run Qwen-VL models in this process without torchvision; no-op if it is installed."""
     if importlib.util.find_spec("torchvision") is not None:
         return
     for processor in (Qwen2_5_VLProcessor, Qwen3VLProcessor):
@@ -55,16 +54,16 @@ def allow_images_only() -> None:
     from vllm import ModelRegistry
 
     for name, module in _MODELS.items():
-        # A class, not its name: that is taken as it is, without a look from another process.
+        # A class instead of its name: vLLM does not inspect it in a subprocess.
         ModelRegistry.register_model(name, getattr(importlib.import_module(module), name))
 
 
 def _load_without_videos(cls: Any, path: str, /, **options: Any) -> Any:
-    """`from_pretrained` of a processor, from its public parts."""
+    """Replace `from_pretrained` of a processor; assemble it from its parts."""
     source = {"local_files_only": Path(path).is_dir(), "trust_remote_code": options.get("trust_remote_code", False)}
     pixels = {name: value for name, value in options.items() if name in ("min_pixels", "max_pixels", "size")}
     tokenizer = options.get("tokenizer") or AutoTokenizer.from_pretrained(path, **source)
-    # With the module of the original, in which vLLM looks for the types of its options.
+    # vLLM looks up the types of its options in the original module.
     made = type(cls.__name__, (_TakesNoVideos, cls), {"__module__": cls.__module__})
     return made(
         image_processor=AutoImageProcessor.from_pretrained(path, **source, **pixels),

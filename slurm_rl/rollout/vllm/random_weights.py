@@ -1,7 +1,7 @@
-"""A vLLM load format for engines that get all of their weights from the policy: random weights, nothing is read.
+"""A vLLM load format that starts an engine with random weights; the policy sends the real ones.
 
-An engine that takes weights without using them then computes nonsense, which the probe of the first sync refuses. With
-the model's own weights it would agree until training has moved the policy by more than the tolerance.
+If an engine ignores the weights that it receives, the probe of the first sync fails. An engine started with the model's
+own weights would pass until training has moved the policy by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LOAD_FORMAT = "random_weights"
 class RandomWeightsLoader(DummyModelLoader):
     """vLLM's `dummy` format, except that buffers keep their values.
 
-    `dummy` also overwrites constants that the policy does not have and so does not send, such as the pixel statistics
-    of Qwen-VL's vision tower.
+    `dummy` also overwrites constants that the policy does not send, such as the pixel statistics of Qwen-VL's vision
+    tower.
     """
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
@@ -31,5 +31,5 @@ class RandomWeightsLoader(DummyModelLoader):
 
 
 def register() -> None:
-    """Make the format known to vLLM in this process."""
+    """Register the format with vLLM in this process."""
     register_model_loader(LOAD_FORMAT)(RandomWeightsLoader)

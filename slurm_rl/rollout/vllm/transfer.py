@@ -1,15 +1,14 @@
-"""Weights from the policy's memory straight into the engines', through vLLM's weight-transfer interface.
+"""Direct weight transfer from the policy's memory to the engines, through vLLM's weight-transfer interface.
 
-    backend  how                                          for
-    nccl     broadcast in packed buckets (RCCL on AMD)    engines with GPUs of their own
-    ipc      handles of GPU memory, in packed buckets     engines on the policy's GPUs
+    backend  transport                                    for
+    nccl     broadcast in packed buckets (RCCL on AMD)    engines with their own GPUs
+    ipc      GPU memory handles, in packed buckets        engines on the policy's GPUs
     gloo     broadcast (gloo_transfer.py)                 CPU
 
-All three share what is here; gloo is what tests run. nccl and ipc are vLLM's own and untested here without a GPU.
+The tests run gloo. nccl and ipc are vLLM's own and untested here.
 
-Memory on the policy's GPU beside its shards: the two buckets of gather.py and, for nccl, four more (two on their way,
-one being packed, its tensors); for ipc one more or the largest tensor. On an engine's: as many as for nccl, or one, and
-the layer that is being loaded. Nothing is on the host.
+Extra GPU memory on the policy: the two buckets of gather.py, plus four for nccl (two in flight, one being packed and
+its tensors), or one or the largest tensor for ipc. On an engine: four buckets or one, and the layer being loaded.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class EngineClient:
-    """vLLM's calls to its workers, made of every engine at once.
+    """vLLM's client interface over all engines.
 
     Args:
-        engines: Ray handles of `RolloutEngine`.
-        sizes: tensor-parallel ranks of each; rank 0 of the transfer group is the policy's, theirs follow in order.
-        timeout_s: of one call; an engine that is silent must not hold the policy for ever.
+        engines: Ray handles of rollout engines.
+        sizes: tensor-parallel ranks of each engine. Rank 0 of the transfer group is the policy; theirs follow in order.
+        timeout_s: timeout of one call.
     """
 
     def __init__(self, engines: Sequence[Any], sizes: Sequence[int], timeout_s: float) -> None:
@@ -40,10 +39,10 @@ class EngineClient:
         self.offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        places = [
+        infos = [
             {**init_info, "rank_offset": offset} if "rank_offset" in init_info else init_info for offset in self.offsets
         ]
-        self._call("init_weight_transfer_engine", [{"init_info": place} for place in places])
+        self._call("init_weight_transfer_engine", [{"init_info": info} for info in infos])
 
     def start_weight_update(self) -> None:
         self._call("start_weight_update", [{}] * len(self.engines))
@@ -64,11 +63,11 @@ class EngineClient:
 def open_sender(
     backend: str, rank: int, policy: PolicyEngine, client: EngineClient, world_size: int, address: tuple[str, int]
 ) -> Any:
-    """vLLM's trainer side, ready to `send_weights`; called on every policy rank together.
+    """Return vLLM's trainer side, ready to `send_weights`. Collective over all policy ranks.
 
     Args:
-        world_size: of the transfer group: policy rank 0 and every engine rank.
-        address: where that group meets.
+        world_size: size of the transfer group: policy rank 0 and every engine rank.
+        address: rendezvous of that group.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
@@ -78,7 +77,7 @@ def open_sender(
 
 
 def largest_bytes(metadata: Sequence[Any]) -> int:
-    """Of the largest tensor: the embedding of a model of 7B alone is over 1 GiB."""
+    """Return the size of the largest tensor; the embedding of a 7B model has over 1 GiB."""
     return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in metadata)
 
 
@@ -86,13 +85,13 @@ def _init_info(backend: str, rank: int, world_size: int, address: tuple[str, int
     if backend == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-        # It refuses a tensor that its buffer cannot hold whole.
+        # A tensor must fit into the buffer.
         size = max(BUCKET_BYTES, largest)
         return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=rank)
     if backend == "nccl":
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        # Two of these are on their way at once, and as much again while one is packed; vLLM's own are 1 GiB.
+        # Two buffers are in flight while a third is packed; vLLM's default of 1 GiB each is too much.
         return NCCLTrainerInitInfo(*address, world_size, packed_buffer_size_bytes=BUCKET_BYTES, rank=rank)
     from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerInitInfo, register
 
@@ -104,10 +103,10 @@ def _build_source(policy: PolicyEngine) -> Any:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class PolicyWeights(WeightSource):
-        """The whole state dict, tied names included and adapters merged, gathered on every rank's device."""
+        """The whole state dict with tied names and merged adapters, gathered on every rank's device."""
 
         checksum = WeightChecksum()
-        """Of the last pass, on the rank that sends; to be read when vLLM is done with its streams."""
+        """Checksum of the last pass on the sending rank; read it after vLLM's streams are synchronized."""
 
         def metadata(self) -> list[Any]:
             return [ParamMeta(name, empty.dtype, tuple(empty.shape)) for name, empty in policy.empty_state()]

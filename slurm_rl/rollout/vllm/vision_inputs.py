@@ -1,4 +1,4 @@
-"""A prompt as vLLM takes it, and a model that sees told to vLLM as the policy sees."""
+"""Prompts and vision models in vLLM's form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_rl.errors import DataError
 
 
 def build_input(prompt: TokenPrompt) -> dict[str, Any]:
-    """Token ids, with the images where there are some: then with one placeholder each, which vLLM expands itself."""
+    """Return token ids and images; each image has one placeholder token, which vLLM expands."""
     if not prompt.images:
         return {"prompt_token_ids": list(prompt.token_ids)}
     return {
@@ -23,23 +23,23 @@ def build_input(prompt: TokenPrompt) -> dict[str, Any]:
 
 
 def build_options(model: ModelConfig, max_images: int) -> dict[str, Any]:
-    """vLLM's arguments for a vision-language model, so that it makes the same pixels as the policy."""
+    """Return vLLM's arguments for a vision-language model that make its pixels equal the policy's."""
     from slurm_rl.models.vision import processor_options
     from slurm_rl.rollout.vllm.images_only import allow_images_only
 
     allow_images_only()
     return {
-        # With a limit of 0 vLLM would leave the vision tower out, and so the weights that are sent for it.
+        # With a limit of 0 vLLM would not load the vision tower, but the policy sends its weights.
         "limit_mm_per_prompt": {"image": max(max_images, 1), "video": 0},
         "mm_processor_kwargs": processor_options(model),
     }
 
 
 def check_expanded(prompts: Sequence[TokenPrompt], outputs: Sequence[Any]) -> None:
-    """Compare the tokens that vLLM read with those that the policy will.
+    """Check that vLLM expanded images to the policy's tokens.
 
     Raises:
-        DataError: it read an image as other tokens.
+        DataError: the tokens differ.
     """
     for prompt, output in zip(prompts, outputs, strict=True):
         if prompt.images and list(output.prompt_token_ids) != list(prompt.token_ids):

@@ -1,12 +1,13 @@
-"""What vLLM's worker processes gain from us: checked weights.
+"""Extension of vLLM's worker: loads weights and computes their checksums.
 
-vLLM mixes this class into its worker (`worker_extension_cls`), so `self` is the worker; methods are
-called through `collective_rpc` on every tensor-parallel rank.
+vLLM mixes the class into its worker (`worker_extension_cls`), so `self` is the worker. Its methods are called through
+`collective_rpc` on every tensor-parallel rank.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from slurm_rl.rollout.vllm import gloo_transfer, random_weights
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.weight_record import WeightRecord
 
-# This module is imported in every worker before vLLM looks for its loader and its transfer engine.
+# Every worker imports this module before vLLM looks up its loader and its transfer engine.
 gloo_transfer.register()
 random_weights.register()
-# Where an engine hangs, its worker knows where: the actor only waits for it.
+# The worker dumps its stacks when the engine hangs; the actor only waits for it.
 _stack_dump = enable_stack_dump(f"{os.environ.get(LIFE, 'engine').partition(' ')[0]}.worker-{os.getpid()}")
 
 
@@ -31,7 +32,7 @@ class RolloutWorkerExtension:
     """Mixed into vLLM's worker."""
 
     reload_weights: Callable[..., None]
-    """Of vLLM's worker and not of its model runner: it sets the config that kernels of some models ask for."""
+    """Method of vLLM's worker; the model runner's does not set the config that some kernels need."""
     get_model: Callable[[], torch.nn.Module]
     weight_transfer_engine: Any
     device: torch.device
@@ -39,7 +40,7 @@ class RolloutWorkerExtension:
     _arriving: WeightChecksum
 
     def watch_transfer(self) -> None:
-        """Compute the checksum of what the next transfer hands to the model, whichever engine of vLLM's does."""
+        """Compute the checksum of the tensors that the next transfer loads, with any of vLLM's transfer engines."""
         self._arriving = arriving = WeightChecksum()
         model = self.weight_transfer_engine.model
         self._drop_expert_kernels(model)
@@ -50,24 +51,24 @@ class RolloutWorkerExtension:
         model.load_weights = load_watched
 
     def transfer_checksum(self) -> str:
-        """Of the tensors that the transfer brought."""
+        """Return the checksum of the last transfer."""
         return self._arriving.hexdigest()
 
-    def load_adapters(self, records: Sequence[WeightRecord], base: str, dtype: str, scaling: float) -> str:
-        """Load the base of a folder with adapters merged into it; the checksum of what was received.
+    def load_adapters(self, records: Sequence[WeightRecord] | bytes, base: str, dtype: str, scaling: float) -> str:
+        """Load the base model of a folder with adapters merged into it, and return the checksum of the adapters.
 
-        Only adapters travel. The base is read again from its files, which the system caches, because weights that
-        were merged and unmerged again and again would drift.
+        The base is read again from its files, which are in the page cache: repeated merging and unmerging would
+        accumulate rounding errors.
         """
         checksum = WeightChecksum()
         adapters = dict(checksum.passing(self._unpack(records)))
         merged = merge_into_base(read_base(base, getattr(torch, dtype)), adapters, scaling, self.device)
-        # An engine starts with random weights, so that it needs the tied ones, too, which no adapter changes.
+        # The engine started with random weights, so it needs the tied weights, too.
         self._reload(name_tied(merged, find_tied(base)))
         return checksum.hexdigest()
 
-    def load_named_weights(self, records: Sequence[WeightRecord]) -> str:
-        """Load a whole model given by name and return the checksum of what was received."""
+    def load_named_weights(self, records: Sequence[WeightRecord] | bytes) -> str:
+        """Load all weights of a model, and return their checksum."""
         checksum = WeightChecksum()
         self._reload(checksum.passing(self._unpack(records)))
         return checksum.hexdigest()
@@ -77,11 +78,11 @@ class RolloutWorkerExtension:
         self.reload_weights(weights_iterator=weights)
 
     def _drop_expert_kernels(self, model: torch.nn.Module) -> None:
-        """Make the next reload build the experts' kernels again, on CPU.
+        """Make the next reload rebuild the kernels of experts on CPU.
 
-        vLLM packs experts for its CPU kernel only when it builds that kernel (`_setup_kernel` in
-        unquantized_fused_moe_method.py), so after a reload the kernel would read weights that are not packed. On GPUs
-        the weights need no packing, and CUDA graphs hold the kernel's tensors.
+        vLLM packs experts for its CPU kernel only when it builds the kernel (`_setup_kernel` in
+        unquantized_fused_moe_method.py); after a plain reload the kernel would read unpacked weights. On GPUs experts
+        are not packed, and CUDA graphs hold the kernel's tensors.
         """
         if self.device.type != "cpu":
             return
@@ -90,6 +91,11 @@ class RolloutWorkerExtension:
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
 
-    def _unpack(self, records: Sequence[WeightRecord]) -> Iterator[tuple[str, torch.Tensor]]:
-        """One by one on the device, where the checksum is computed."""
-        return ((record.name, record.to_tensor().to(self.device)) for record in records)
+    def _unpack(self, records: Sequence[WeightRecord] | bytes) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors one by one on the device, where the checksum is computed.
+
+        Args:
+            records: pickled for AsyncLLM, which cannot serialize them itself.
+        """
+        unpacked: Sequence[WeightRecord] = pickle.loads(records) if isinstance(records, bytes) else records
+        return ((record.name, record.to_tensor().to(self.device)) for record in unpacked)

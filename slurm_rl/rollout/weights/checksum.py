@@ -1,12 +1,12 @@
-"""A checksum of weights, computed where they are: on a GPU at the speed of its memory.
+"""A checksum of weights that runs on their device, on a GPU at the speed of its memory.
 
-It is there to notice accidents, such as a tensor that was cut short, mixed up or written over on its way. Who wants to
-forge weights can: it is no cryptographic hash. SHA-256 would take 11 s for 7B on the policy and on every engine.
+It detects accidents, such as truncated, swapped or overwritten tensors. It is not a cryptographic hash; SHA-256 would
+take 11 s for 7B on the policy and on every engine.
 
-Words of 32 bits are multiplied by odd numbers of 64 bits, one for each place in a row, and added up modulo 2^64
-(multilinear hashing, https://arxiv.org/abs/1202.4961); the sums of all rows are words again, until one is left. Integer
-sums have one value in every order, so CPUs and GPUs, in blocks of any size, say the same. One changed word always
-changes its row's sum; two changes cancel out with a chance of about 2^-32.
+32-bit words are multiplied by odd 64-bit factors, one per position in a row, and summed modulo 2^64 (multilinear
+hashing, https://arxiv.org/abs/1202.4961); the row sums are hashed again until one is left. Integer sums do not depend
+on order, so CPUs and GPUs agree with any block size. One changed word always changes its row's sum; two changes cancel
+with a probability of about 2^-32. torch.hash_tensor reduces by XOR, which would miss permutations and flipped signs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 _ROW_WORDS = 2**12
 _ROW_BYTES = 4 * _ROW_WORDS
 _SMALL_BYTES = 2**20
-"""Up to so many are summed by numpy on a CPU, where calls of torch take longer than the sums."""
+"""Largest tensor that numpy sums on a CPU, where torch's call overhead dominates."""
 _BLOCK_ROWS = {"cpu": 2**4}
 _GPU_BLOCK_ROWS = 2**11
-"""Rows at once, whose products take twice their bytes: 512 kB of a CPU's cache, 64 MB of a GPU."""
+"""Rows per block. The products take twice their bytes: 512 kB of a CPU's cache, 64 MB of a GPU."""
 
 
 class WeightChecksum:
-    """Of named tensors in any order: their names, types, shapes and bytes."""
+    """Checksum over names, dtypes, shapes and bytes of tensors in any order."""
 
     def __init__(self) -> None:
         self._headers: list[str] = []
@@ -41,24 +41,24 @@ class WeightChecksum:
         self._values.append(hash_tensor(tensor))
 
     def passing(self, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same tensors, each added when it is taken."""
+        """Yield the same tensors and add each of them."""
         for name, tensor in state:
             self.add(name, tensor)
             yield name, tensor
 
     def hexdigest(self) -> str:
-        # Fetched at once: a GPU is waited for once and not for every tensor.
+        # One transfer: synchronize with a GPU once, not per tensor.
         values = torch.stack(self._values).tolist() if self._values else []
-        said = (f"{header}:{value}" for header, value in zip(self._headers, values, strict=True))
-        total = sum(int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "little") for each in said)
+        lines = (f"{header}:{value}" for header, value in zip(self._headers, values, strict=True))
+        total = sum(int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "little") for each in lines)
         return f"{total % 2**64:016x}"
 
 
 def hash_tensor(tensor: Tensor) -> Tensor:
-    """[] int64 on the tensor's device, of its bytes; needs some MB there, and as many again for a strided tensor."""
+    """Return the hash of a tensor's bytes, [] int64 on its device. Copies a strided tensor."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if data.storage_offset() % 4:
-        data = data.clone()  # words begin at multiples of their size
+        data = data.clone()  # words must be aligned
     if data.device.type == "cpu" and data.numel() <= _SMALL_BYTES:
         return torch.tensor(_sum_small(data.numpy()))
     sums = _sum_rows(data)
@@ -68,7 +68,7 @@ def hash_tensor(tensor: Tensor) -> Tensor:
 
 
 def _sum_small(data: NDArray[np.uint8]) -> int:
-    """What `_sum_rows` comes to on a CPU in the end, where calls of torch take longer than the sums."""
+    """Return the same as repeated `_sum_rows`, with numpy."""
     if rest := len(data) % 4:
         data = np.pad(data, (0, 4 - rest))
     words, factors = data.view(np.int32), _factors(torch.device("cpu")).numpy()
@@ -82,7 +82,7 @@ def _sum_small(data: NDArray[np.uint8]) -> int:
 
 
 def _sum_rows(data: Tensor) -> Tensor:
-    """[num_rows] int64, at least one row; zeros fill the last."""
+    """Return [num_rows] int64, at least one row; the last row is padded with zeros."""
     num_whole, rest = divmod(data.numel(), _ROW_BYTES)
     sums = data.new_empty(max(1, num_whole + (rest > 0)), dtype=torch.int64)
     rows = data[: num_whole * _ROW_BYTES].view(torch.int32).view(num_whole, _ROW_WORDS)
@@ -105,12 +105,12 @@ def _multiply_and_add(rows: Tensor, sums: Tensor) -> None:
 
 @cache
 def _factors(device: torch.device) -> Tensor:
-    """[_ROW_WORDS] odd numbers that look random (splitmix64), the same in every process for ever."""
-    mask, found = 2**64 - 1, []
+    """Return [_ROW_WORDS] odd pseudo-random numbers (splitmix64), the same in every process."""
+    mask, factors = 2**64 - 1, []
     for place in range(1, _ROW_WORDS + 1):
         value = place * 0x9E3779B97F4A7C15 & mask
         value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
         value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
         value = (value ^ value >> 31) | 1
-        found.append(value - 2**64 if value >= 2**63 else value)
-    return torch.tensor(found, dtype=torch.int64, device=device)
+        factors.append(value - 2**64 if value >= 2**63 else value)
+    return torch.tensor(factors, dtype=torch.int64, device=device)

@@ -1,36 +1,29 @@
-"""Weights from the policy to every engine, and the proof that they arrived.
+"""Weight sync from the policy to every engine, with a proof that the weights arrived and are in use.
 
-Three things must agree after a sync: the version, the checksum of the bytes, and the logprobs of a
-probe text under policy and engine. The last one is what catches a tensor that arrived but was not
-used, such as a tied output layer that keeps its old weights. It does so from the first sync on, since engines start
-with random weights (rollout/vllm/random_weights.py) and not with those that the policy starts with.
+After a sync three things must agree: the version, the checksum of the bytes, and the logprobs of a probe text under
+policy and engine. The probe catches a tensor that arrived but is not used, such as a tied output layer that keeps its
+old weights, from the first sync on: engines start with random weights (rollout/vllm/random_weights.py).
 
-Two programs that hold the same weights differ by rounding alone. In float32 that is 1e-6 to 1e-5. bfloat16 keeps 8
-bits, so each layer changes what it passes on by some 2^-8, and L layers make logits of deviation s differ by about
-2^-8 s sqrt(L). Measured on CPU on 64 random tokens, Qwen3 of random weights in bfloat16 against float32, the mean
-difference of their logprobs is 0.5 to 0.8 times that, and the largest 3 to 4 times the mean:
+Tolerance of the probe. With equal weights, float32 differs by 1e-6 to 1e-5. In bfloat16 (8 bits) each layer adds a
+relative error of 2^-8, so L layers shift logits of standard deviation s by about 2^-8 s sqrt(L). Measured on CPU with
+64 random tokens, Qwen3 with random weights, bfloat16 against float32:
 
     layers L              3       8      16     28     28
     logits' deviation s   0.3     1.6    2.3    3.2    5.1
     mean                  0.0013  0.009  0.020  0.047  0.088
     largest               0.0039  0.025  0.082  0.17   0.34
 
-vLLM against torch, both in bfloat16, comes to the first column again; where both err apart it may be sqrt(2) of it. So
-the bound for bfloat16 is that of s = 6, more than language models have. In the first column's model it catches all
-weights (0.19), or those of the first layer (0.08), left behind by one AdamW step at 6e-4. What is wrong by less is not
-seen at once, but grows with each step that a tensor stays behind.
+vLLM against torch, both in bfloat16, gives the first column again. The bound for bfloat16 assumes s = 6, more than
+language models have. In the first column's model it catches weights that are one AdamW step at 6e-4 behind: all of them
+(0.19), or those of the first layer (0.08). Smaller errors grow with each step that a tensor stays behind.
 
-A trained model has tokens that rounding moves much further: of 12 in the PPO example's (2 layers, logits of deviation
-1.6), eleven by 0.0001 to 0.04 and one by 0.48, bfloat16 against float64 with the same weights; two steps later
-vLLM's was 0.37 from torch's. Old weights move most tokens. So the mean is that of all but the eighth that differs most,
-and the bound of a single one is wide.
+In trained models rounding moves single tokens much further (0.48 for one of 12 in the PPO example), while old weights
+move most tokens. So the mean leaves out the eighth of the tokens that differ most, and the bound of one token is wide.
 
-The ways that they go:
-
-    ObjectStore   Ray's object store, once for all engines of a node; whole weights or adapters
+    ObjectStore   Ray's object store, one copy per node; all weights, or adapters
     Direct        from the policy's memory into the engines' (nccl, ipc, gloo)
 
-To add one, write a class with the methods of `WeightTransport` and start it in build.py.
+To add a transport, write a class with the methods of `WeightTransport` and start it in build.py.
 """
 
 from __future__ import annotations
@@ -50,43 +43,43 @@ from slurm_rl.workers.worker_group import WorkerGroup
 _FLOAT32_MEAN = 2e-4
 _BFLOAT16_DEVIATION = 6.0
 _LEFT_OUT = 1 / 8
-"""Share of the tokens, those that differ most, that the mean is without."""
+"""Share of the tokens with the largest differences that the mean leaves out."""
 _LARGEST = 30.0
-"""The largest difference may be so many times the bound of the mean."""
+"""Bound of the largest difference, as a multiple of the bound of the mean."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """One version of the weights on its way."""
+    """One version of the weights in transfer."""
 
     version: int
     sent: list[tuple[Actor, Any]]
-    """`SentWeights` of each policy rank; rank 0's counts."""
+    """`SentWeights` of each policy rank; only rank 0's is used."""
     held: list[tuple[Actor, Any]]
     """`HeldWeights` of each engine."""
 
 
 class WeightTransport(Protocol):
-    """Starts a push; `WeightSync` waits for it and compares what both sides say."""
+    """Starts a push; `WeightSync` waits for it and compares the reports of both sides."""
 
     needs_all: bool
-    """The policy cannot go on while an engine is gone that it sends to."""
+    """Whether the policy blocks if one of the engines is lost during a push."""
 
     def open(self) -> None:
-        """Once, when the engines are up and before the first push."""
+        """Set up the transport; called once the engines are up, before the first push."""
 
     def push(self, version: int, probe: TokenPrompt) -> Push:
-        """Send the weights as `version` to every engine; returns at once.
+        """Send the weights as `version` to every engine and return at once.
 
-        An engine takes them after what it was asked for before, and before what it is asked for afterwards.
+        A synchronous engine loads them after its earlier calls and before its later ones.
 
         Args:
-            probe: both sides say its logprobs under the weights they have.
+            probe: both sides report its logprobs.
         """
 
 
 class ObjectStore:
-    """Through Ray's object store. Rank 0 alone has the records, but all ranks take part in gathering them."""
+    """Transport through Ray's object store. Only rank 0 has the records, but all ranks take part in gathering them."""
 
     needs_all = False
 
@@ -94,7 +87,7 @@ class ObjectStore:
         self.policy, self.engines = policy, engines
 
     def open(self) -> None:
-        """Nothing to prepare."""
+        """No setup needed."""
 
     def push(self, version: int, probe: TokenPrompt) -> Push:
         packed = [(worker, worker.handle.pack_weights.options(num_returns=2).remote(probe)) for worker in self.policy]
@@ -104,10 +97,10 @@ class ObjectStore:
 
 
 class Direct:
-    """From the policy's memory into the engines', in one process group with them.
+    """Transport from the policy's memory into the engines', in one process group.
 
     Args:
-        sizes: tensor-parallel ranks of each engine.
+        sizes: number of tensor-parallel ranks of each engine.
         backend: nccl, ipc or gloo.
     """
 
@@ -124,8 +117,8 @@ class Direct:
         self.policy.call("open_sender", self.backend, handles, self.sizes, address)
 
     def push(self, version: int, probe: TokenPrompt) -> Push:
-        # An argument that is a result makes the policy send after all engines have confirmed the version before, and
-        # them confirm after the policy has sent.
+        # Results as arguments order the calls: the policy sends after all engines have confirmed the previous version,
+        # and they confirm after the policy has sent.
         sent = [(one, one.handle.send_weights.remote(probe, *self._confirmed)) for one in self.policy.workers]
         held = [(engine, engine.handle.confirm_weights.remote(version, sent[0][1], probe)) for engine in self.engines]
         self._confirmed = [confirmed for _, confirmed in held]
@@ -133,16 +126,16 @@ class Direct:
 
 
 def choose_tolerance(configured: float | None, dtype: str, num_layers: int) -> float:
-    """Bound of `mean_of_most` of the probe's differences: rollout.weight_check_tolerance, or what rounding may make."""
+    """Return the bound of the trimmed mean of the probe's differences, by default from the rounding of the dtype."""
     if configured is not None:
         return configured
     return _FLOAT32_MEAN if dtype == "float32" else 2**-8 * _BFLOAT16_DEVIATION * math.sqrt(num_layers)
 
 
-def mean_of_most(differences: Sequence[float]) -> float:
-    """Mean of all but the eighth that are largest; NaN where one of all is.
+def trimmed_mean(differences: Sequence[float]) -> float:
+    """Return the mean without the largest eighth; NaN if any value is NaN.
 
-    >>> mean_of_most([0.1] * 7 + [0.9])
+    >>> trimmed_mean([0.1] * 7 + [0.9])
     0.1
     """
     if any(map(math.isnan, differences)):
@@ -152,12 +145,13 @@ def mean_of_most(differences: Sequence[float]) -> float:
 
 
 class WeightSync:
-    """Sends the policy's weights by a transport, and waits until every engine has proven that it holds them.
+    """Sends the policy's weights to the engines and verifies that each of them holds and uses them.
 
     Args:
-        tolerance: largest mean difference of the probe's logprobs, `mean_of_most`.
-        dtype: of the model; what the error of a refused engine advises depends on it and on
+        tolerance: bound of the trimmed mean of the probe's logprob differences.
+        dtype: dtype of the model; with `engine_args` it determines the advice of an error.
         engine_args: names of vLLM's arguments that the user has set.
+        recover: replaces a lost engine.
     """
 
     def __init__(
@@ -179,17 +173,17 @@ class WeightSync:
         self.dtype, self.engine_args = dtype, engine_args
         self._in_flight: deque[Push] = deque()
         self._agreed: dict[Any, str] = {}
-        """Handle of an engine -> how well it agreed the last time."""
+        """Result of the last comparison, by handle of the engine."""
 
     def push(self, version: int) -> None:
-        """Send the weights as `version`; returns at once."""
+        """Send the weights as `version` and return at once."""
         self.version = version
         self._in_flight.append(self.transport.push(version, self.probe))
 
     def resend(self) -> None:
-        """The newest version to all engines once more, proven by all: one of them has just been started.
+        """Send the newest version to all engines again and verify it, after one of them was restarted.
 
-        What was on its way to the others they have taken before.
+        The other engines have already loaded the versions in flight.
         """
         self._in_flight.clear()
         if self.version >= 0:
@@ -198,10 +192,13 @@ class WeightSync:
             self.difference = self._verify_next()
 
     def verify(self, *, leave: int = 0) -> float:
-        """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
+        """Wait for weight pushes and return the largest logprob difference on the probe.
+
+        Args:
+            leave: number of newest pushes that may stay in flight.
 
         Raises:
-            WeightSyncError: an engine does not hold what was sent.
+            WeightSyncError: an engine does not hold the weights that were sent.
         """
         difference = 0.0
         while len(self._in_flight) > leave:
@@ -210,7 +207,7 @@ class WeightSync:
             except ActorLost as lost:
                 if self.recover is None or self.transport.needs_all:
                     raise
-                self.recover(lost)  # which sends and proves the newest version
+                self.recover(lost)  # sends and verifies the newest version
                 difference = max(difference, self.difference)
         return difference
 
@@ -222,7 +219,7 @@ class WeightSync:
         sent: SentWeights = results[0]
         held: list[HeldWeights] = results[len(push.sent) :]
         pairs = zip(self.engines, held, strict=True)
-        return max(self._compare(one, push.version, sent, has) for one, has in pairs)
+        return max(self._compare(one, push.version, sent, report) for one, report in pairs)
 
     def _compare(self, engine: Actor, version: int, sent: SentWeights, held: HeldWeights) -> float:
         if held.version != version or set(held.checksums) != {sent.checksum}:
@@ -232,8 +229,8 @@ class WeightSync:
                 action="report a bug: the bytes changed on their way",
             )
         differences = [abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True)]
-        mean, largest = mean_of_most(differences), max(differences)
-        # Written so that NaN is refused, too.
+        mean, largest = trimmed_mean(differences), max(differences)
+        # Written so that NaN fails, too.
         if not (mean <= self.tolerance and largest <= _LARGEST * self.tolerance):
             before = self._agreed.get(engine.handle, "these are the first weights that it got")
             raise WeightSyncError(
@@ -248,7 +245,7 @@ class WeightSync:
         return largest
 
     def _advise(self, enough: float) -> str:
-        """Return how to find out why an engine disagrees; `enough` is a tolerance that would let it pass."""
+        """Return the next step to find the cause of a disagreement; `enough` is a tolerance that would pass."""
         bug = "the engine does not use all of the weights that it received: report a bug"
         if math.isnan(enough):
             return "look for the tensor that is not finite, in the engine or in the policy"

@@ -1,4 +1,4 @@
-"""The form in which a model's weights travel through Ray's object store, and what both sides say of them."""
+"""Weights in Ray's object store, and the reports of both sides of a sync."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from slurm_rl.rollout.weights.checksum import WeightChecksum
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """One tensor. Raw bytes with a type name, because numpy has no bfloat16; Ray passes them uncopied."""
+    """One tensor as raw bytes, because numpy has no bfloat16; Ray passes them without a copy."""
 
     name: str
     dtype: str
-    """torch's name without `torch.`, such as `bfloat16`."""
+    """Name of the torch dtype, such as `bfloat16`."""
     shape: tuple[int, ...]
     data: Any
     """[num_bytes] uint8 array."""
 
     def to_tensor(self) -> torch.Tensor:
-        # Ray hands out read-only memory; torch wants to be able to write.
+        # Ray's memory is read-only; torch needs writable memory.
         return torch.from_numpy(np.array(self.data)).view(getattr(torch, self.dtype)).view(self.shape)
 
 
 @dataclass(frozen=True)
 class SentWeights:
-    """What the policy says of the weights it sends."""
+    """The policy's report of the weights that it sent."""
 
     checksum: str
     probe: list[float]
-    """Logprob of each token of the probe after the first."""
+    """Logprob of each probe token after the first."""
 
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """What an engine says of the weights it holds after a sync."""
+    """An engine's report of the weights that it holds after a sync."""
 
     version: int
     checksums: list[str]
-    """Of the bytes received, one a tensor-parallel rank."""
+    """Checksum of the received bytes, one per tensor-parallel rank."""
     probe: list[float]
 
 
@@ -53,6 +53,6 @@ def _pack(name: str, tensor: torch.Tensor) -> WeightRecord:
 
 
 def pack_weights(state: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WeightRecord], str]:
-    """Records on the host of tensors on any device, and their checksum, computed where they are."""
+    """Return host copies of tensors on any device, and their checksum, which is computed on the device."""
     checksum = WeightChecksum()
     return [_pack(name, tensor) for name, tensor in checksum.passing(state)], checksum.hexdigest()

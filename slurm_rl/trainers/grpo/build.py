@@ -13,16 +13,16 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.facts import Facts
 from slurm_rl.plan.placement import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rollout.care import EngineCare
-from slurm_rl.rollout.dispatch import RolloutEngine, max_calls
+from slurm_rl.rollout.agents import build_agents
+from slurm_rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.episodes import Episodes
-from slurm_rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rollout.journal import PROGRAM, Journal
-from slurm_rl.rollout.mixture import Mixture, Part
-from slurm_rl.rollout.programs import build_programs
-from slurm_rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rollout.multi_source import MultiSource, Source
+from slurm_rl.rollout.sampling import AsyncSampler, Sampler
 from slurm_rl.rollout.single_turn import Rollouts, SingleTurn
+from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
+from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.run_dir.run_dir import RunDir, append_event
@@ -31,6 +31,9 @@ from slurm_rl.workers.critic import Critic, CriticWorker
 from slurm_rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
+
+_ASYNC_CALLS = 1000
+"""Concurrent calls of an asynchronous engine, which are coroutines: Ray's own default."""
 
 
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts) -> list[Actor]:
@@ -44,33 +47,34 @@ def start_engine(
 ) -> Actor:
     """Start one of them without waiting, for the `generation`-th time in its place."""
     max_model_len = config.max_sequence_tokens
-    # Chunks and weights in flight at once, where engines take them so.
-    staleness = config.rollout.max_off_policy_steps
     any_time = config.has_async_engines
-    num_calls = max_calls(staleness) + 2 * (staleness + 1) if any_time else 1
-    engine: type[RolloutEngine] = VLLMEngine
     told = {"weight_transfer": cluster.plan.weight_transfer, "inflight_weight_updates": any_time}
     rollout = config.rollout.model_copy(update=told)
     actor = _actors(cluster, "rollout")[index]
     return cluster.place(
         actor,
-        engine,
+        AsyncVLLMEngine if any_time else VLLMEngine,
         *(model_path, config.model, rollout, max_model_len, len(actor.gpus), prompts.max_images, prompts.tools),
         not config.eval.only,  # awaits_weights: nothing is sent to the engines of an evaluation
-        max_concurrency=num_calls,
+        max_concurrency=_ASYNC_CALLS if any_time else 1,
         generation=generation,
     )
 
 
 def build_sampler(
-    cluster: Cluster, engines: Sequence[Actor], config: RunConfig, care: EngineCare | None = None
+    cluster: Cluster, engines: Sequence[Actor], config: RunConfig, supervisor: EngineSupervisor | None = None
 ) -> Sampler:
     """Fixed shares, or the next prompts to whoever has room."""
     rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
     if not rollout.inflight_weight_updates:
-        return Sampler(cluster, engines, timeout_s, care)
-    return ContinuousSampler(
-        cluster, engines, timeout_s, care, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_off_policy_steps
+        return Sampler(cluster, engines, timeout_s, supervisor)
+    return AsyncSampler(
+        cluster,
+        engines,
+        timeout_s,
+        supervisor,
+        max_num_seqs=rollout.max_num_seqs,
+        staleness=rollout.max_off_policy_steps,
     )
 
 
@@ -80,7 +84,7 @@ def build_rollouts(
     judges: Mapping[str, Judge],
     critic: Scorer | None,
     model_path: str,
-    journal: Journal | None = None,
+    journal: TurnLog | None = None,
 ) -> Rollouts:
     """Completions that are scored, episodes with environments or programs, or a mixture of sources with either.
 
@@ -89,12 +93,12 @@ def build_rollouts(
         critic: scores what no judge does.
     """
     found = {
-        name: Part(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout)
+        name: Source(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout)
         for name, one in each_source(config).items()
     }
     if list(found) == [""]:
         return found[""].rollouts
-    return Mixture(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
+    return MultiSource(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
 
 
 def build_set_rollouts(
@@ -103,7 +107,7 @@ def build_set_rollouts(
     judges: Mapping[str, Judge],
     critic: Scorer | None,
     model_path: str,
-    journal: Journal | None = None,
+    journal: TurnLog | None = None,
 ) -> dict[str, Rollouts]:
     """The same of each set of the evaluation."""
     return {
@@ -118,11 +122,11 @@ def _build_part(
     judge: Judge,
     critic: Scorer | None,
     model_path: str,
-    journal: Journal | None,
+    journal: TurnLog | None,
 ) -> Rollouts:
     scorer = judge.scorer or critic
     if config.env.agent_command is not None:
-        return build_programs(config, sampler, scorer, model_path, journal)
+        return build_agents(config, sampler, scorer, model_path, journal)
     if judge.environments is None:
         assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
         gathered = config.reward.model.path is not None and not config.rollout.inflight_weight_updates
@@ -132,7 +136,7 @@ def _build_part(
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     template = open_template(tokenizer, config.data, judge.environments.schemas)
     renderer = TurnRenderer(tokenizer, template, rerenders=config.env.context == "rerendered")
-    in_order = FreeEpisodes if config.env.schedule == "async" else Episodes
+    in_order = AsyncEpisodes if config.env.schedule == "async" else LockstepEpisodes
     return in_order(
         sampler,
         judge.environments,
@@ -143,14 +147,14 @@ def _build_part(
     )
 
 
-def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> Journal | None:
+def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> TurnLog | None:
     """Where turns of episodes are noted as they end; None where there are none."""
     facts = [judge.environments.facts for judge in judges.values() if judge.environments is not None]
     parts = (*each_source(config).values(), *each_set(config).values())
     facts += [Facts(PROGRAM, "") for one in parts if one.env.agent_command is not None]
     if not facts:
         return None
-    return Journal(
+    return TurnLog(
         run.journal,
         facts[0],
         keeps_all=episode_order(config) == "lockstep",

@@ -13,7 +13,7 @@ from slurm_rl.data.groups import Prompts
 from slurm_rl.node.stop import Timer
 from slurm_rl.plugins.report.eval_sets import describe_result, read_results
 from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.rollout.care import EngineCare
+from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.trainers.grpo.build import (
@@ -50,11 +50,11 @@ def evaluate_alone(
     engines = start_engines(cluster, config, model_path, prompts)
     start_timeout_s = config.rollout.start_timeout_s
     starts = functools.partial(start_engine, cluster, config, model_path, prompts)
-    care = EngineCare(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
-    sampler = build_sampler(cluster, engines, config, care)
+    supervisor = EngineSupervisor(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
+    sampler = build_sampler(cluster, engines, config, supervisor)
     wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
     append_event(run, "engine/ready", num_engines=len(engines))
-    cluster.while_waiting = care.check
+    cluster.while_waiting = supervisor.check
     measured = read_rows(run.metrics) if run.metrics.is_file() else []
     metrics.rewind(_STEP if measured else -1, len(measured))
     journal = open_journal(run, config, judges)

@@ -21,7 +21,7 @@ from slurm_rl.models.model_folder import load_text_config, prepare_model, report
 from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.rollout.care import EngineCare
+from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.trainers.common.remedy import load_plan
@@ -127,7 +127,7 @@ def _build_sync(
     prompts: Prompts,
     policy: WorkerGroup,
     engines: Sequence[Actor],
-    care: EngineCare,
+    supervisor: EngineSupervisor,
 ) -> WeightSync:
     num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
     return WeightSync(
@@ -140,7 +140,7 @@ def _build_sync(
         timeout_s=config.trainer.step_timeout_s,
         dtype=config.model.dtype,
         engine_args=config.rollout.engine_args,
-        recover=care.recover,
+        recover=supervisor.recover,
     )
 
 
@@ -156,7 +156,7 @@ def _train(
 ) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
     engines = start_engines(cluster, config, model_path, prompts)
-    care = EngineCare(
+    supervisor = EngineSupervisor(
         cluster,
         engines,
         functools.partial(start_engine, cluster, config, model_path, prompts),
@@ -166,7 +166,7 @@ def _train(
         # vLLM counts what is free on its GPU when it starts, and the policy is there already.
         can_replace=not config.rollout.colocate,
     )
-    sampler = build_sampler(cluster, engines, config, care)
+    sampler = build_sampler(cluster, engines, config, supervisor)
 
     def wait_for_engines() -> None:
         wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
@@ -180,8 +180,8 @@ def _train(
     policy, reference, critic = _start_models(run, config, cluster, model_path)
     journal = open_journal(run, config, judges)
     scoring_critic = critic if config.reward.model.beside_critic else None
-    sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
-    care.reload, cluster.while_waiting = sync.resend, care.check
+    sync = _build_sync(config, cluster, model_path, prompts, policy, engines, supervisor)
+    supervisor.reload, cluster.while_waiting = sync.resend, supervisor.check
     rollouts = build_set_rollouts(config, sampler, judges, scoring_critic, model_path, journal)
     trainer = GRPOTrainer(
         config,
@@ -193,7 +193,7 @@ def _train(
         sync,
         RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
         metrics,
-        policy_lock=care.lock,
+        policy_lock=supervisor.lock,
         sets=build_sets(config, prompts.sets, rollouts),
     )
 

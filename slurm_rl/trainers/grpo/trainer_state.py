@@ -17,7 +17,7 @@ from slurm_rl.errors import DataError
 from slurm_rl.models.checkpoint.step_saver import StepSaver, parse_state
 from slurm_rl.plugins.goodput.learned import END_S
 from slurm_rl.plugins.goodput.learned_file import lead_in_force, read_learned
-from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.run_dir.jsonl import read_lines
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
 from slurm_rl.trainers.grpo.pipeline import load_rollouts, parse_group, save_rollouts
@@ -65,7 +65,7 @@ class RunSaver(StepSaver):
         critic: Critic | None = None,
         *,
         stopped_s: Callable[[], float | None] = lambda: None,
-        journal: Journal | None = None,
+        journal: TurnLog | None = None,
     ) -> None:
         self.config, self.policy, self.critic, self.journal = config, policy, critic, journal
         self.stopped_s = stopped_s

@@ -7,18 +7,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from slurm_rl.data.groups import Completion, Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import StopFlag
+from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.packed_reply import PackedReply
-from slurm_rl.rollout.reply_request import Refused, Replied, ReplyRequest
-from slurm_rl.rollout.reply_server import ReplyServer
+from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.workers.ray_driver import Actor
 
@@ -45,51 +43,69 @@ def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Completion:
     return Completion([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
 
 
-class ServedEngine:
-    """An actor's handle, in this process: Ray's calls are a stand-in, the connection for replies is the real one.
+class RemoteEngine:
+    """Handle of an asynchronous engine's actor, with Ray's calls in threads of this process.
 
-    Subclasses have the methods `begin_replies` and `take_replies` of a RolloutEngine.
+    Subclasses implement `on_submit(client, requests)` and `finished(client)`, which blocks until it has responses.
     """
 
-    @cached_property
-    def server(self) -> ReplyServer:
-        return ReplyServer(cast(Any, self), "127.0.0.1")
+    @property
+    def submit(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._submit)
 
     @property
-    def open_replies(self) -> SimpleNamespace:
-        return SimpleNamespace(remote=self._open)
+    def collect(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._collect)
 
-    def _open(self) -> SimpleNamespace:
+    def _submit(self, client: str, requests: Sequence[Any]) -> SimpleNamespace:
+        self.on_submit(client, [GenerationRequest(*request) for request in requests])
         answer: Future[Any] = Future()
-        try:
-            answer.set_result(self.server.address())
-        except BaseException as error:
-            answer.set_exception(error)
+        answer.set_result(None)
         return SimpleNamespace(future=lambda: answer)
 
+    def _collect(self, client: str, wait_s: float, delay_s: float) -> SimpleNamespace:
+        answer: Future[Any] = Future()
 
-class Engine(ServedEngine):
-    """Begins replies, and gives those that have ended in an order of its own.
+        def run() -> None:
+            try:
+                answer.set_result(self._results(client))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return SimpleNamespace(future=lambda: answer)
+
+    def _results(self, client: str) -> tuple[list[Generated], list[Rejected]]:
+        return self.finished(client), []
+
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
+        raise NotImplementedError
+
+    def finished(self, client: str) -> list[Generated]:
+        raise NotImplementedError
+
+
+class Engine(RemoteEngine):
+    """Finishes requests in an order of its own.
 
     Args:
-        lives: so many replies, and then it is dead.
+        lives: number of responses after which the engine is dead.
     """
 
     def __init__(self, order: int = 0, lives: int = 10**9, version: int = 3) -> None:
-        self.asked: list[ReplyRequest] = []
+        self.asked: list[GenerationRequest] = []
         self.random, self.lives, self.version = random.Random(order), lives, version
-        self._waiting: defaultdict[str, list[ReplyRequest]] = defaultdict(list)
-        """By who asks."""
+        self._waiting: defaultdict[str, list[GenerationRequest]] = defaultdict(list)
+        """Requests by client."""
         self._lock = threading.Condition()
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         with self._lock:
             self._waiting[client] += requests
             self.asked += requests
             self._lock.notify_all()
-        return []
 
-    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+    def finished(self, client: str) -> list[Generated]:
         with self._lock:
             waiting = self._waiting[client]
             self._lock.wait_for(lambda: waiting or not self.lives, timeout=30)
@@ -102,7 +118,7 @@ class Engine(ServedEngine):
 
             raise ray.exceptions.ActorDiedError
         replies = [sample(it.seed, it.prompt.token_ids, self.version) for it in taken]
-        return [(it.episode, PackedReply.of(reply)) for it, reply in zip(taken, replies, strict=True)]
+        return [(it.name, Response.pack(reply)) for it, reply in zip(taken, replies, strict=True)]
 
 
 class WaveEngine:
@@ -125,10 +141,10 @@ class WaveEngine:
         return pending
 
 
-def sampler_of(*engines: Engine, care: Any = None, timeout_s: float = 60.0) -> Any:
+def sampler_of(*engines: Engine, supervisor: Any = None, timeout_s: float = 60.0) -> Any:
     cluster = SimpleNamespace(stop=StopFlag(), while_waiting=lambda: None)
     actors = [Actor(f"rollout-{at}", engine) for at, engine in enumerate(engines)]
-    return SimpleNamespace(engines=actors, cluster=cluster, care=care, timeout_s=timeout_s)
+    return SimpleNamespace(engines=actors, cluster=cluster, supervisor=supervisor, timeout_s=timeout_s)
 
 
 def prompts_of(folder: Path) -> list[EncodedPrompt]:

@@ -20,10 +20,10 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.node.stop import Timer
-from slurm_rl.rollout.episodes import Episodes
-from slurm_rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rollout.journal import Journal
-from slurm_rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rollout.engine import GenerationRequest
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.run_dir.run_dir import write_json
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
@@ -50,9 +50,9 @@ class WatchedEngine(Engine):
         super().__init__(order=os.getpid())
         self.watched = watched
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         self.watched.note([request.seed for request in requests], self.version)
-        return super().begin_replies(client, requests)
+        super().on_submit(client, requests)
 
 
 class WatchedWaves(WaveEngine):
@@ -74,14 +74,14 @@ def main(folder: Path, order: str, kill_at: int) -> None:
     tokenizer: Any = Letters()
     config = EnvironmentConfig(name=f"{WORLDS}:{'Saved' if order == 'free' else 'Counted'}", timeout_s=60.0)
     with EnvironmentPool(config) as pool:
-        journal = Journal(folder / "journal", pool.facts, keeps_all=order == "lockstep", report=lambda *_, **__: None)
+        journal = TurnLog(folder / "journal", pool.facts, keeps_all=order == "lockstep", report=lambda *_, **__: None)
         journal.resume(state["step"], None)
         engine: Any = WatchedEngine(watched) if order == "async" else WatchedWaves(watched)
         render = TurnRenderer(tokenizer, None)
         episodes: Any = (
-            FreeEpisodes(sampler_of(engine), pool, render, LIMITS, None, journal)
+            AsyncEpisodes(sampler_of(engine), pool, render, LIMITS, None, journal)
             if order == "async"
-            else Episodes(engine, pool, render, LIMITS, None, journal)
+            else LockstepEpisodes(engine, pool, render, LIMITS, None, journal)
         )
         while state["step"] < STEPS:
             step = engine.version = state["step"]

@@ -10,7 +10,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.user_parts import program_files
 from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
-from tests.unit.rl.test_programs import letters, play
+from tests.unit.rl.test_agent_rollouts import letters, play
 
 WORLD = '''
 class Numbered:

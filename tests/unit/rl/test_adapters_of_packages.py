@@ -15,10 +15,10 @@ import pytest
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rollout.endpoint.episode import Bounds
 from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
-from slurm_rl.rollout.packed_reply import PackedReply
-from slurm_rl.rollout.reply_request import Refused, ReplyRequest
+from slurm_rl.rollout.engine import GenerationRequest
+from slurm_rl.rollout.response import Response
 from tests.adapters_python import adapters_python
-from tests.unit.rl.test_programs import Engine, play_prompts
+from tests.unit.rl.test_agent_rollouts import Engine, play_prompts
 from tests.unit.rollout.endpoint.test_tools import Engine as ToolEngine
 from tests.unit.rollout.endpoint.test_tools import called, complete
 
@@ -91,15 +91,14 @@ class Calling(Engine):
         super().__init__()
         self.tools = tools
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
+    def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             text = self.tools.tokenizer.decode(request.prompt.token_ids)
             first, second = re.findall(r"(\d+) \+ (\d+)\?", text)[-1]
             told = re.findall(r"<tool_response>\n(\d+)", text)
             said = told[-1] if told else called(first).replace("}}", f', "b": {second}}}}}')
             reply = complete(self.tools.tokenizer, said, reads=request.tools is not None)
-            self._ended.put((request.episode, PackedReply.of(reply)))
-        return []
+            self._ended.put((request.name, Response.pack(reply)))
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ from slurm_rl.data.groups import Branch, Group
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.node.stop import Timer
+from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.episodes import Episodes
-from slurm_rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rollout.journal import Journal
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.workers.ray_driver import ActorLost
 from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
@@ -29,13 +29,18 @@ LIMITS = Limits(max_turns=20, turn_tokens=4, max_tokens=400, max_prompt_tokens=2
 
 
 def play(
-    kind: str, sampler: Any, folder: Path, order: Any = Episodes, limits: Limits = LIMITS, lives_on: bool = False
+    kind: str,
+    sampler: Any,
+    folder: Path,
+    order: Any = LockstepEpisodes,
+    limits: Limits = LIMITS,
+    lives_on: bool = False,
 ) -> list[Group]:
     tokenizer: Any = Letters()
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{kind}", timeout_s=60.0)) as pool:
         journal = None
         if lives_on:
-            journal = Journal(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
+            journal = TurnLog(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
             journal.resume(3, None)
         episodes = order(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
         found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
@@ -51,7 +56,7 @@ def spell(token_ids: Any) -> str:
     return "".join(map(chr, token_ids))
 
 
-def test_each_agent_reads_what_it_was_told_and_nothing_else(duels: list[Group]) -> None:
+def test_each_agent_reads_only_its_own_observations(duels: list[Group]) -> None:
     two = duels[0]  # each speaks twice
     for completion in two.completions:
         white, black = completion.branches
@@ -63,7 +68,7 @@ def test_each_agent_reads_what_it_was_told_and_nothing_else(duels: list[Group]) 
         assert spell(completion.token_ids[black.start : black.end]) == f"{second}it said {third}.{fourth}"
 
 
-def test_every_reply_is_trained_on_once_and_nothing_that_was_told(duels: list[Group]) -> None:
+def test_every_reply_is_trained_on_once(duels: list[Group]) -> None:
     sequences = iter(build_plain_sequences(duels))
     for group in duels:
         for completion in group.completions:
@@ -74,7 +79,7 @@ def test_every_reply_is_trained_on_once_and_nothing_that_was_told(duels: list[Gr
     assert next(sequences, None) is None
 
 
-def test_rewards_by_agent_add_up_to_the_episodes_and_teach_each_its_own(duels: list[Group]) -> None:
+def test_agents_learn_from_their_own_rewards(duels: list[Group]) -> None:
     assert all(result.value == 0.0 for group in duels for result in group.results if result.failure is None)
     config = AlgorithmConfig(advantage="turn_rloo", group_size=3)
     advantages, _ = compute_advantages(duels, config, None, None)
@@ -97,20 +102,20 @@ def test_rewards_by_agent_add_up_to_the_episodes_and_teach_each_its_own(duels: l
 
 
 @pytest.mark.parametrize("kind", ["Duel", "Forgetful"])
-def test_in_any_order_and_killed_on_the_way_the_tokens_are_the_same(tmp_path: Path, kind: str) -> None:
+def test_agents_killed_in_any_order_have_the_same_tokens(tmp_path: Path, kind: str) -> None:
     wanted = [group.completions for group in play(kind, WaveEngine(), tmp_path)]
     found, lives = None, 0
     while found is None:
         assert lives < 30, "it does not get on"
         try:
-            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, FreeEpisodes, lives_on=True)
+            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, AsyncEpisodes, lives_on=True)
         except ActorLost:
             lives += 1
     assert lives > 2
     assert [group.completions for group in found] == wanted
 
 
-def test_what_an_environment_cuts_is_read_no_more_and_trained_on_once(tmp_path: Path) -> None:
+def test_cut_dialogue_starts_a_branch_trained_on_once(tmp_path: Path) -> None:
     group = play("Forgetful", WaveEngine(), tmp_path)[3]  # four replies
     for completion in group.completions:
         a, b, c, d = [turn.reply for turn in completion.turns]
@@ -126,7 +131,7 @@ def test_what_an_environment_cuts_is_read_no_more_and_trained_on_once(tmp_path: 
     ]
 
 
-def test_a_cut_makes_room_for_more_than_one_context_would_hold(tmp_path: Path) -> None:
+def test_cut_dialogue_makes_room_for_more_tokens(tmp_path: Path) -> None:
     small = Limits(max_turns=20, turn_tokens=4, max_tokens=22, max_prompt_tokens=10)
     group = play("Forgetful", WaveEngine(), tmp_path, limits=small)[4]  # nine replies
     assert all(len(completion.turns) == 9 and not completion.truncated for completion in group.completions)
@@ -136,7 +141,7 @@ def test_a_cut_makes_room_for_more_than_one_context_would_hold(tmp_path: Path) -
     assert all(len(completion.turns) == 2 and completion.truncated for completion in group.completions)
 
 
-def test_a_reward_for_somebody_who_never_spoke_is_a_failure(tmp_path: Path) -> None:
+def test_reward_for_an_unknown_agent_is_a_failure(tmp_path: Path) -> None:
     for group in play("Stranger", WaveEngine(), tmp_path):
         assert {result.failure for result in group.results} == {"bad score"}
         assert all("'nobody'" in str(result.detail) for result in group.results)
@@ -152,7 +157,7 @@ class Cutting(Letters):
         return "".join(f"<{it['role'][0]}>{part}" for it, part in zip(messages, parts, strict=True)) + "<a>"
 
 
-def test_where_a_template_rewrites_what_was_said_a_sequence_of_its_own_begins(tmp_path: Path) -> None:
+def test_template_that_rewrites_replies_starts_a_new_sequence(tmp_path: Path) -> None:
     tokenizer: Any = Cutting()
     template = ChatTemplate(tokenizer)
     renderer = TurnRenderer(tokenizer, template, rerenders=True)
@@ -164,7 +169,7 @@ def test_where_a_template_rewrites_what_was_said_a_sequence_of_its_own_begins(tm
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Count", timeout_s=60.0)) as pool:
         sampler: Any = WaveEngine()
         limits = replace(LIMITS, max_tokens=200)
-        groups = Episodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)
+        groups = LockstepEpisodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)
     counts = set()
     for group in groups:
         assert group.prompt.messages is not None
@@ -184,6 +189,6 @@ def test_where_a_template_rewrites_what_was_said_a_sequence_of_its_own_begins(tm
     assert counts == {(True, True), (False, False)}, "split where it was rewritten, and nowhere else"
 
 
-def test_agents_survive_a_checkpoint(tmp_path: Path, duels: list[Group]) -> None:
+def test_checkpoint_restores_branches_of_agents(tmp_path: Path, duels: list[Group]) -> None:
     save_rollouts(tmp_path, {4: duels})
     assert load_rollouts(tmp_path) == {4: duels}

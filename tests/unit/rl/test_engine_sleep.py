@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,98 +24,48 @@ from slurm_rl.trainers.grpo.collect import Collected
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.learner import Learned
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
+from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3", answer="")
 
 
-class FakeLLM:
-    calls: list[Any]
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-        self.calls = []
-        self.llm_engine = self
-
-    def step(self) -> list[Any]:
-        raise NotImplementedError
-
-    def get_tokenizer(self) -> None:
-        return None
-
-    def collective_rpc(self, method: str, args: Any) -> list[str]:
-        self.calls.append(method)
-        return ["sum"] * self.options["tensor_parallel_size"]
-
-    def sleep(self, level: int) -> None:
-        self.calls.append(("sleep", level))
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.calls.append(("wake_up", *tags))
-
-    def reset_prefix_cache(self) -> None:
-        self.calls.append("reset_prefix_cache")
-
-    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
-        self.calls.append("generate")
-        return [SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])]
-
-
 @pytest.fixture(autouse=True)
-def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return install(monkeypatch)
 
 
 def build_engine(*, colocate: bool, num_gpus: int) -> VLLMEngine:
     return VLLMEngine("/m", ModelConfig(path="/m"), RolloutConfig(colocate=colocate), 16, num_gpus)
 
 
-def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> None:
+def test_sleep_puts_a_partly_awake_engine_to_sleep(calls: list[str]) -> None:
     engine = build_engine(colocate=True, num_gpus=1)
     assert engine.llm.options["enable_sleep_mode"]
     engine.sleep()
-    engine.sleep()  # asleep already
-    held = engine.load_weights(3, [], PROBE)
-    assert engine.llm.calls == [
-        ("sleep", 2),
-        ("wake_up", "weights"),
-        "load_named_weights",
-        ("wake_up", "kv_cache"),
-        "reset_prefix_cache",
-        "generate",
-    ]
-    assert held.version == 3
-    engine.load_weights(4, [], PROBE)
-    assert engine.llm.calls[6:] == ["load_named_weights", "reset_prefix_cache", "generate"]
-
-
-def test_an_engine_that_was_half_awake_sleeps_whole() -> None:
-    engine = build_engine(colocate=True, num_gpus=1)
+    engine.sleep()  # no-op
+    engine._wake("weights")  # as in a failed transfer
     engine.sleep()
-    engine._wake("weights")  # as a transfer does that fails
-    engine.sleep()
-    assert engine.llm.calls == [("sleep", 2), ("wake_up", "weights"), ("sleep", 2)]
+    assert calls == ["sleep 2", "wake weights", "sleep 2"]
     assert engine.asleep == {"weights", "kv_cache"}
 
 
 @pytest.mark.parametrize(("colocate", "num_gpus"), [(True, 0), (False, 1)])
-def test_an_engine_with_gpus_of_its_own_or_none_never_sleeps(colocate: bool, num_gpus: int) -> None:
+def test_sleep_is_a_noop_without_shared_gpus(colocate: bool, num_gpus: int, calls: list[str]) -> None:
     engine = build_engine(colocate=colocate, num_gpus=num_gpus)
     engine.sleep()
     engine.load_weights(0, [], PROBE)
-    assert engine.llm.calls == ["load_named_weights", "reset_prefix_cache", "generate"]
+    assert calls == ["load_named_weights", "reset", "engine's probe"]
     assert "enable_sleep_mode" not in engine.llm.options
 
 
-def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
+def test_load_returns_a_checksum_per_tensor_parallel_rank() -> None:
     engine = build_engine(colocate=False, num_gpus=4)
     assert engine.llm.options["distributed_executor_backend"] == "mp"
     assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
 
 
-def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_need(tmp_path: Path) -> None:
+def test_cpu_cache_has_the_configured_or_the_needed_size(tmp_path: Path) -> None:
     def cache(**settings: Any) -> int:
         model, rollout = ModelConfig(path=str(tmp_path), dtype="float32"), RolloutConfig(**settings)
         options = VLLMEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
@@ -134,7 +83,7 @@ def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 4])
-def test_what_the_engine_sets_itself_is_no_argument_of_a_users(num_gpus: int) -> None:
+def test_engine_args_are_reserved_unless_the_user_may_set_them(num_gpus: int) -> None:
     assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(OURS)
     rollout = RolloutConfig(engine_args={"quantization": "fp8"})
     assert VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
@@ -161,7 +110,7 @@ class Recorder:
         ([], ["take", "learn", "push", "verify"]),
     ],
 )
-def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
+def test_engines_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0, take=Collected([], [], 1), learn=Learned([], 0, None))
     prompts: Any = Prompts([PROMPT], [], [])
@@ -178,7 +127,7 @@ def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: li
         ([], ["start_engines", "start_policy", "wait_until_ready"]),
     ],
 )
-def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of_them(
+def test_colocated_engines_sleep_before_the_policy_starts(
     words: list[str], order: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM measures what it takes by what becomes less free, also by what others take meanwhile."""
@@ -205,7 +154,7 @@ def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of
         ([], ["warm_up", "engines are up", "open", "push", "verify", "verify"]),
     ],
 )
-def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: list[str], tmp_path: Path) -> None:
+def test_transfer_opens_before_engines_sleep_again(words: list[str], order: list[str], tmp_path: Path) -> None:
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0)
     fake.transport = fake
@@ -217,6 +166,6 @@ def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: l
     assert said == order
 
 
-def test_sampling_ahead_on_shared_gpus_is_refused() -> None:
+def test_colocate_rejects_staleness() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.max_off_policy_steps must be 0 with rollout\.colocate.*got 1"):
         load_config(["+exp=demo", "rollout.colocate=true", "rollout.max_off_policy_steps=1"])

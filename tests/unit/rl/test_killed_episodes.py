@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.rollout.journal_lines import build_histories, parse_lines
+from slurm_rl.rollout.turn_log_format import build_histories, parse_lines
 from tests.unit.rl.killed_episodes import STEPS
 
 ROOT = Path(__file__).parents[3]
@@ -68,12 +68,12 @@ def check(folder: Path, whole: Path) -> None:
     assert effects[0] == effects[1], "each call has its one effect"
 
 
-def test_free_order_has_the_tokens_of_waves(whole: dict[str, Path]) -> None:
+def test_async_run_has_the_tokens_of_lockstep(whole: dict[str, Path]) -> None:
     assert read(whole["async"]) == read(whole["lockstep"])
 
 
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+def test_run_killed_at_a_turn_resumes_to_the_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder = tmp_path / "run"
     num_asked = len(asked(whole[order]))
     assert end(start(folder, order, num_asked // 3)) == -9
@@ -92,7 +92,9 @@ def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], or
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+def test_run_killed_in_every_turn_resumes_to_the_same_tokens(
+    tmp_path: Path, whole: dict[str, Path], order: str
+) -> None:
     """A game has up to five turns of fifteen episodes: a kill in each of them."""
     per_step = len(asked(whole[order])) // STEPS
     for at in range(1, 2 * per_step, 5):
@@ -105,7 +107,7 @@ def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_killed_at_twenty_random_moments(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+def test_run_killed_twenty_times_resumes_to_the_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 20:
         process, before = start(folder, order), len(asked(folder))

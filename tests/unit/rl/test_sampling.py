@@ -12,14 +12,14 @@ from tests.unit.rl.test_batch import group, result
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
-def test_parts_are_consecutive_whole_and_even(items: list[int], num_parts: int) -> None:
+def test_split_evenly_returns_consecutive_even_parts(items: list[int], num_parts: int) -> None:
     parts = split_evenly(items, num_parts)
     assert [item for part in parts for item in part] == items
     assert len(parts) == num_parts
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_seeds_differ_by_place_and_repeat() -> None:
+def test_seeds_differ_by_index_and_repeat() -> None:
     assert derive_seed(0, "rollout", 3) == derive_seed(0, "rollout", 3)
     places = [(run, what, step) for run in range(3) for what in ("rollout", "eval") for step in range(50)]
     assert len({derive_seed(*place) for place in places}) == len(places)

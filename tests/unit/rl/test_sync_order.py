@@ -5,9 +5,10 @@ A recorder is in place of torch.cuda and of vLLM; transports, policy worker and 
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import inspect
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.models import distributed
 from slurm_rl.rollout.vllm import transfer
+from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.vllm.transfer import EngineClient
 from slurm_rl.rollout.weights.checksum import WeightChecksum
@@ -29,64 +31,27 @@ from slurm_rl.workers import policy_worker
 from slurm_rl.workers.policy_worker import PolicyWorker
 from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.worker_group import WorkerGroup
+from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 WEIGHTS = {"w": torch.ones(3)}
 CHECKSUM = pack_weights(WEIGHTS.items())[1]
 
 
-class FakeLLM:
-    """vLLM, and its engine, which the continuous loop steps itself."""
-
-    said: list[str]
-
-    def __init__(self, **_: Any) -> None:
-        self.llm_engine = self
-        self.requests: list[str] = []
-
-    def get_tokenizer(self) -> None:
-        return None
-
-    def collective_rpc(self, method: str, args: Any = (), kwargs: Any = None) -> list[str]:
-        self.said.append(method)
-        return [CHECKSUM]
-
-    def sleep(self, level: int) -> None:
-        self.said.append(f"sleep {level}")
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.said.append(f"wake {tags[0]}")
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
-        self.said.append("reset")
-
-    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
-        self.said.append("engine's probe")
-        return [SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])]
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
-
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
-        self.requests.append(name)
-
-    def step(self) -> list[Any]:
-        [found] = self.generate([], [], False)
-        return [
-            SimpleNamespace(request_id=self.requests.pop(), outputs=[], finished=True, **vars(found))
-            for _ in range(len(self.requests))
-        ]
-
-
 class Handle:
     """A Ray handle whose calls run at once."""
 
     def __init__(self, target: Any) -> None:
-        self.target = target
+        self.target, self.loop = target, asyncio.new_event_loop()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.target, name)
-        call = SimpleNamespace(remote=lambda *args: method(*args))
+
+        def run(*args: Any) -> Any:
+            found = method(*args)
+            return self.loop.run_until_complete(found) if inspect.iscoroutine(found) else found
+
+        call = SimpleNamespace(remote=run)
         call.options = lambda **_: call
         return call
 
@@ -113,17 +78,7 @@ class FakeCluster:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    vllm, config = ModuleType("vllm"), ModuleType("vllm.config.weight_transfer")
-    vllm.LLM = FakeLLM  # type: ignore[attr-defined]
-    vllm.SamplingParams = lambda **fields: SimpleNamespace(n=1, **fields)  # type: ignore[attr-defined]
-    config.WeightTransferConfig = SimpleNamespace  # type: ignore[attr-defined]
-    exceptions = ModuleType("vllm.v1.engine.exceptions")
-    exceptions.EngineDeadError = type("EngineDeadError", (Exception,), {})  # type: ignore[attr-defined]
-    packages = map(ModuleType, ("vllm.config", "vllm.v1", "vllm.v1.engine"))
-    for module in (vllm, *packages, config, exceptions):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(FakeLLM, "said", said, raising=False)
+    said = install(monkeypatch, CHECKSUM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
@@ -147,6 +102,7 @@ def build_policy(said: list[str], config: Any) -> PolicyWorker:
 
 
 GATHER, FREE, RESET = ["gather", "policy's probe"], ["free", "all ranks"], ["reset", "engine's probe"]
+PAUSE, RESUME = "pause", ["reset", "resume", "engine's probe"]
 SEND = ["watch_transfer", "start_weight_update", "update_weights", "finish_weight_update"]
 BEGIN = ["policy's probe", "synchronize"]
 
@@ -155,11 +111,11 @@ BEGIN = ["policy's probe", "synchronize"]
     ("way", "colocate", "continuous", "order"),
     [
         ("ray", False, False, [*GATHER, "load_named_weights", *RESET]),
-        ("ray", False, True, [*GATHER, "load_named_weights", *RESET]),
+        ("ray", False, True, [*GATHER, PAUSE, "load_named_weights", *RESUME]),
         ("ray", True, False, [*GATHER, *FREE, "wake weights", "load_named_weights", "wake kv_cache", *RESET]),
         ("gloo", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
         ("nccl", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
-        ("nccl", False, True, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
+        ("nccl", False, True, [*BEGIN, PAUSE, *SEND, "transfer_checksum", *RESUME]),
         (
             "ipc",
             True,
@@ -168,22 +124,25 @@ BEGIN = ["policy's probe", "synchronize"]
         ),
     ],
 )
-def test_a_sync_is_in_order(way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]) -> None:
+def test_sync_makes_its_calls_in_order(
+    way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]
+) -> None:
     words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_off_policy_steps=1"] if continuous else [])]
     config = load_config(["+exp=demo", *words, f"rollout.inflight_weight_updates={continuous}".lower()])
     rollout = RolloutConfig(
         colocate=colocate, weight_transfer=way, inflight_weight_updates=continuous, max_off_policy_steps=int(continuous)
     )
-    engine = VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1)
+    kind = AsyncVLLMEngine if continuous else VLLMEngine
+    engine = Handle(kind("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1))
     policy = build_policy(said, config)
     cluster: Any = FakeCluster()
-    engines, workers = [Actor("rollout-0", Handle(engine))], [Actor("policy-0", Handle(policy))]
+    engines, workers = [Actor("rollout-0", engine)], [Actor("policy-0", Handle(policy))]
     group = WorkerGroup(cluster, workers, 64, 1, "policy")
     transport = ObjectStore(workers, engines) if way == "ray" else Direct(group, engines, [1], way)
     sync = WeightSync(cluster, transport, engines, probe=PROBE, tolerance=1e-3, timeout_s=1)
     transport.open()
     for version in (1, 2):
-        engine.sleep()
+        engine.sleep.remote()
         said.clear()
         sync.push(version)
         assert sync.verify() == 0.0

@@ -69,7 +69,7 @@ def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
     return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
 
-def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_gives_each_engine_its_rank_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
     said: list[Any] = []
     client = EngineClient([FakeEngine(said) for _ in range(3)], [2, 4, 1], 1.0)
@@ -80,7 +80,7 @@ def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatc
     assert [arguments["init_info"] for _, arguments in said] == [{"packed": True}] * 3
 
 
-def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
+def test_push_sends_after_the_last_version_is_confirmed() -> None:
     said: list[Any] = []
     sync = build_sync(said, [4])
     sync.push(7)
@@ -92,7 +92,7 @@ def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], False)])
-def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool) -> None:
+def test_verify_raises_if_one_rank_has_other_bytes(checksums: list[str], passes: bool) -> None:
     sync = build_sync([], [2], checksums=checksums)
     sync.push(1)
     if passes:
@@ -116,16 +116,14 @@ def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool)
         (["rollout.weight_transfer=tcp"], ["rollout.weight_transfer", "'nccl'"]),
     ],
 )
-def test_a_transfer_that_cannot_be_is_refused(words: list[str], names: list[str]) -> None:
+def test_config_rejects_impossible_transfers(words: list[str], names: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(words)
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
 @pytest.mark.parametrize("colocate", [True, False])
-def test_the_policys_kernels_end_and_its_cache_goes_before_anything_is_sent(
-    colocate: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_synchronizes_and_frees_the_cache_first(colocate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent first wakes an engine up, which needs the memory; and vLLM packs on streams that wait for nobody."""
     said: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -142,7 +140,7 @@ def test_the_policys_kernels_end_and_its_cache_goes_before_anything_is_sent(
     assert said == ["probe", "synchronize", *freed, "send", *freed]
 
 
-def test_a_tensor_larger_than_vllms_buffer_is_sent_by_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipc_sends_a_tensor_larger_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
     from vllm.distributed.weight_transfer import packed_tensor
 
@@ -187,19 +185,19 @@ AHEAD = ["rollout.max_off_policy_steps=1"]
         (["+exp=demo", *AHEAD, "rollout.inflight_weight_updates=true", "rollout.weight_transfer=gloo"], "gloo"),
     ],
 )
-def test_on_gpus_weights_go_straight_into_the_engines_wherever_they_can(words: list[str], way: str) -> None:
+def test_plan_chooses_the_direct_transfer_where_possible(words: list[str], way: str) -> None:
     plan = build_plan(load_config(words), "/runs/one", FACTS)
     assert plan.weight_transfer == JobPlan.from_json(json.loads(json.dumps(plan.to_json()))).weight_transfer == way
     assert f"weight transfer by {way}" in render_plan(plan)
 
 
-def test_handles_of_memory_need_a_policy_worker_on_every_engines_gpu() -> None:
+def test_ipc_needs_a_policy_worker_on_each_engine_gpu() -> None:
     config = load_config([*GPUS, "rollout.colocate=true", "rollout.weight_transfer=ipc", "policy.num_workers=2"])
     with pytest.raises(ConfigError, match=r"ipc needs a policy worker on each GPU.*none on GPU 2 of node 0"):
         build_plan(config, "/runs/one", FACTS)
 
 
-def test_tensors_larger_than_the_buffer_are_broadcast_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_broadcasts_tensors_larger_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's producer and consumer for NCCL on CPU, with streams left out and a queue for the network."""
     from vllm.distributed.weight_transfer import packed_tensor
 

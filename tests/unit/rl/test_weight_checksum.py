@@ -39,7 +39,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     st.integers(0, 2**32),
     st.data(),
 )
-def test_any_one_byte_and_any_two_swapped_bytes_are_seen(
+def test_hash_detects_changed_and_swapped_bytes(
     numbers: int, dtype: torch.dtype, seed: int, data: st.DataObject
 ) -> None:
     tensor = draw(numbers, dtype, seed)
@@ -69,12 +69,12 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_happens_to_matrices_is_seen(change: str, dtype: torch.dtype) -> None:
+def test_hash_detects_changes_of_matrices(change: str, dtype: torch.dtype) -> None:
     matrix = torch.randn(48, 2048, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert int(hash_tensor(CHANGES[change](matrix))) != int(hash_tensor(matrix))
 
 
-def test_a_name_a_type_a_shape_and_who_has_which_values_are_part_of_it() -> None:
+def test_checksum_covers_names_dtypes_shapes_and_values() -> None:
     one, other = torch.arange(6.0), torch.arange(6.0) + 1
     states = [
         {"a": one, "b": other},
@@ -106,9 +106,7 @@ def in_plain_integers(tensor: Tensor) -> int:
 
 
 @pytest.mark.parametrize(("block", "small_bytes"), [(1, -1), (3, -1), (2**11, -1), (1, 2**20)])
-def test_it_is_one_sum_of_integers_in_blocks_of_any_size(
-    block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hash_does_not_depend_on_the_block_size(block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU sums up to so many bytes by numpy; GPUs, and all longer tensors, by torch."""
     monkeypatch.setattr(checksum, "_BLOCK_ROWS", {"cpu": block})
     monkeypatch.setattr(checksum, "_SMALL_BYTES", small_bytes)
@@ -117,14 +115,14 @@ def test_it_is_one_sum_of_integers_in_blocks_of_any_size(
         assert int(hash_tensor(tensor)) % 2**64 == in_plain_integers(tensor)
 
 
-def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
+def test_hash_does_not_depend_on_strides() -> None:
     whole = torch.randn(70, 130).to(torch.bfloat16)
     for view in (whole[1:, 3:], whole.t(), whole.view(-1)[1:], whole[3, 5]):
         assert int(hash_tensor(view)) == int(hash_tensor(view.clone(memory_format=torch.contiguous_format)))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 4, 4097, checksum._ROW_BYTES, 3 * checksum._ROW_BYTES + 5, 2**20 - 1])
-def test_bytes_have_the_same_sum_by_numpy_as_by_torch(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_by_numpy_equals_hash_by_torch(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw(num_bytes, torch.uint8, seed=num_bytes)
     found = int(hash_tensor(data))
     monkeypatch.setattr(checksum, "_SMALL_BYTES", -1)

@@ -83,13 +83,13 @@ def sync(
     )
 
 
-def test_an_engine_that_agrees_passes() -> None:
+def test_verify_passes_an_engine_that_agrees() -> None:
     weights = sync(FakeEngine(RIGHT))
     weights.push(7)
     assert weights.verify() == 0.0
 
 
-def test_who_samples_ahead_verifies_older_pushes_alone() -> None:
+def test_verify_skips_pushes_in_flight() -> None:
     weights = sync(FakeEngine(STALE))
     weights.push(7)
     assert weights.verify(leave=1) == 0.0, "nothing was looked at yet"
@@ -107,7 +107,7 @@ def test_who_samples_ahead_verifies_older_pushes_alone() -> None:
         FakeEngine([float("nan")] * 2),
     ],
 )
-def test_an_engine_that_does_not_hold_the_weights_is_named(engine: FakeEngine) -> None:
+def test_verify_raises_on_stale_engine(engine: FakeEngine) -> None:
     with pytest.raises(WeightSyncError, match="rollout-0"):
         weights = sync(engine)
         weights.push(7)
@@ -120,7 +120,7 @@ def differ(by: list[float], dtype: str) -> float:
     return weights.verify()
 
 
-def test_a_difference_is_judged_by_its_mean_and_its_largest() -> None:
+def test_verify_bounds_the_mean_and_the_largest_difference() -> None:
     # 2 layers in bfloat16: 6 / 256 * sqrt(2) = 0.0331 on average, 30 times that at most.
     assert differ([0.0] * 9 + [0.99], "bfloat16") == pytest.approx(0.99)
     found = r"on average .*=0\.0331456 and each to 0\.994369; got .*0 on average and 1 at most"
@@ -161,7 +161,7 @@ def test_verify_says_whether_the_engine_agreed_before() -> None:
         weights.verify()
 
 
-def test_a_few_tokens_that_rounding_moves_far_are_not_taken_for_old_weights() -> None:
+def test_verify_tolerates_few_outliers() -> None:
     """As bfloat16 against float64 differed in the PPO example, with the same weights."""
     ill = [0.0035, 0.0001, 0.0007, 0.0038, 0.0156, 0.0001, 0.0013, 0.0065, 0.0061, 0.0369, 0.4803, 0.0082]
     assert differ(ill, "bfloat16") == pytest.approx(0.4803)
@@ -170,7 +170,7 @@ def test_a_few_tokens_that_rounding_moves_far_are_not_taken_for_old_weights() ->
 
 
 @pytest.mark.parametrize("place", [0, 5, 11])
-def test_a_logprob_that_is_no_number_is_never_left_out(place: int) -> None:
+def test_trimmed_mean_never_drops_nan(place: int) -> None:
     with pytest.raises(WeightSyncError, match="nan on average"):
         differ([0.0] * place + [math.nan] + [0.0] * (11 - place), "bfloat16")
 
@@ -210,7 +210,7 @@ def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head
 
 
 @pytest.mark.parametrize("kept", ["", "model.layers.0.", "model.layers.1.", "head"])
-def test_bfloat16_may_round_but_keeps_no_old_layer(
+def test_bfloat16_tolerance_passes_rounding_and_catches_an_old_layer(
     kept: str, trained: tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]
 ) -> None:
     """The policy in bfloat16 against float32, which rounds nothing: as far apart as two programs come."""
@@ -227,7 +227,7 @@ def test_bfloat16_may_round_but_keeps_no_old_layer(
         assert weights.verify() > 1e-4
 
 
-def test_records_carry_every_bit_and_order_does_not_matter() -> None:
+def test_records_keep_every_bit_in_any_order() -> None:
     records, checksum = pack_weights(reversed(WEIGHTS.items()))
     assert checksum == pack_weights(WEIGHTS.items())[1] == checksum_of(records)
     back = {record.name: record.to_tensor() for record in records}

@@ -12,7 +12,7 @@ from slurm_rl.data.groups import Group
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rollout.endpoint.programs import find_argv
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
-from tests.unit.rl.test_programs import Engine, play_prompts
+from tests.unit.rl.test_agent_rollouts import Engine, play_prompts
 
 WORLD = f"{Path(__file__).with_name('bad_gym.py')}:World"
 WAYS = {

@@ -15,11 +15,11 @@ from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Completion
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import ToolCall
+from slurm_rl.rollout.agent_trajectory import AgentTrajectory
 from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
 from slurm_rl.rollout.endpoint.episode import Ask, Bounds, refuse_tools
 from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.endpoint.tools import parse_tools
-from slurm_rl.rollout.played import Played, build_completion
 from tests.templates import ADD, build_tokenizer
 from tests.unit.rollout.endpoint.kit import serving
 from tests.unit.rollout.endpoint.test_server import client
@@ -98,7 +98,7 @@ def test_a_call_and_its_result_go_on_in_the_tokens_that_were_sampled() -> None:
     sent = [*QUESTION, {**more[1], "tool_calls": [{"function": {"name": "add", "arguments": {"a": 17}}}]}, result]
     whole = template.render(sent, "?", add_generation_prompt=True)
     assert engine.contexts[1] == whole.replace("hm\n<tool_call>", "hm<tool_call>")
-    completion = build_completion(Played(0, 0, PROMPT, "7.0.0", episode=episode))
+    completion = AgentTrajectory(0, 0, PROMPT, "7.0.0", episode=episode).completion()
     assert [(one.name, one.result, one.error) for one in completion.turns[0].calls] == [("add", "7", None)]
 
 
@@ -189,7 +189,7 @@ def test_a_call_that_cannot_be_read_is_text_and_all_that_is_wrong_is_counted() -
         both = asks.create(model="any", messages=QUESTION, tools=TOOLS).choices[0].message.tool_calls or []
         assert [one.function.name for one in both if one.type == "function"] == ["sub", "add"]
         episode = endpoint.close("7.0.0")
-    completion = build_completion(Played(0, 0, PROMPT, "7.0.0", episode=episode))
+    completion = AgentTrajectory(0, 0, PROMPT, "7.0.0", episode=episode).completion()
     errors = [[call.error for call in turn.calls] for turn in completion.turns]
     assert sorted(errors, key=str) == [["unknown", "arguments"], [None, "malformed"]]
 
@@ -264,7 +264,7 @@ def test_schemas_as_packages_write_them_are_told() -> None:
         nothing: Any = {"type": "function", "function": {"name": "now"}}
         assert asks.create(model="any", messages=QUESTION, tools=[nothing]).choices[0].message.tool_calls
         episode = endpoint.close("7.0.0")
-    completion = build_completion(Played(0, 0, PROMPT, "7.0.0", episode=episode))
+    completion = AgentTrajectory(0, 0, PROMPT, "7.0.0", episode=episode).completion()
     assert sorted(str(turn.calls[0].error) for turn in completion.turns) == ["None", "arguments", "arguments"]
 
 

@@ -1,0 +1,186 @@
+"""Asynchronous episodes with real environments and an engine whose replies come in any order."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.groups import Group
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.node.stop import Timer
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rollout.engine import Generated, GenerationRequest
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
+from slurm_rl.rollout.turn_log import TurnLog
+from slurm_rl.workers.ray_driver import Actor, ActorLost
+from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+
+
+def play(
+    kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: TurnLog | None = None, scorer: Any = None
+) -> list[Group]:
+    tokenizer: Any = Letters()
+    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, scorer, journal)
+    found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
+    return found
+
+
+def pool_of(name: str) -> EnvironmentPool:
+    return EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{name}", timeout_s=60.0))
+
+
+@pytest.fixture(scope="module")
+def in_waves(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    folder = tmp_path_factory.mktemp("effects")
+    with pool_of("Counted") as pool:
+        return [_without_folder(group) for group in play(LockstepEpisodes, WaveEngine(), pool, folder)]
+
+
+def _without_folder(group: Group) -> Any:
+    return group.prompt.index, group.completions, [(it.value, it.failure, it.parts) for it in group.results]
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_async_episodes_have_the_tokens_of_lockstep_in_any_order(
+    in_waves: list[Group], tmp_path: Path, order: int
+) -> None:
+    with pool_of("Counted") as pool:
+        found = play(AsyncEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
+    assert [_without_folder(group) for group in found] == in_waves
+    failures = [it[1] for _, _, results in in_waves for it in results]  # type: ignore[misc]
+    assert failures.count(None) == 12 and failures.count("bad score") == 3, "9 replies are more than 5 turns"
+
+
+def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> TurnLog:
+    journal = TurnLog(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
+    journal.resume(version, None)
+    return journal
+
+
+def live(
+    kind: str, folder: Path, lives: int, order: int, version: int = 3
+) -> tuple[list[Group] | None, list[GenerationRequest]]:
+    """A run that is over after so many replies: what is on disk stays, and nothing else."""
+    engine = Engine(order, lives, version)
+    with pool_of(kind) as pool:
+        journal = journal_of(folder / "journal", pool)
+        try:
+            return play(AsyncEpisodes, sampler_of(engine), pool, folder / "effects", journal), engine.asked
+        except ActorLost:
+            return None, engine.asked
+        finally:
+            journal.close()
+
+
+@pytest.mark.parametrize("kind", ["Counted", "Saved"])
+def test_async_episodes_killed_repeatedly_sample_no_turn_twice(
+    in_waves: list[Group], tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "effects").mkdir()
+    seeds: Counter[int] = Counter()
+    found, lives = None, 0
+    while found is None:
+        assert lives < 20, "it does not get on"
+        found, asked = live(kind, tmp_path, 13, order=lives)
+        seeds.update(request.seed for request in asked)
+        lives += 1
+    assert [_without_folder(group) for group in found] == in_waves
+    assert lives >= 3
+    replies = sum(len(completion.turns) for _, completions, _ in in_waves for completion in completions)  # type: ignore[misc]
+    assert len(seeds) == replies
+    # An effect has the name of its call; of each call there is one, however often it was repeated.
+    names = [path.name.rpartition(".")[0] for path in (tmp_path / "effects").iterdir()]
+    assert len(names) == len(set(names)) == replies
+
+
+def test_resume_does_not_sample_logged_turns(tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    _, first = live("Counted", tmp_path, 10, order=1)
+    data = b"".join(path.read_bytes() for path in (tmp_path / "journal").iterdir())
+    noted = data.count(b'"k":"reply"')
+    assert noted == 10
+    found, second = live("Counted", tmp_path, 10**9, order=2)
+    assert found is not None
+    replies = sum(len(completion.turns) for group in found for completion in group.completions)
+    assert len(second) == replies - noted, f"{len(first)} were asked for before"
+
+
+def test_resume_samples_turns_of_unsaved_weights_again(tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    live("Counted", tmp_path, 10, order=1, version=4)
+    found, asked = live("Counted", tmp_path, 10**9, order=2)
+    assert found is not None and len(asked) == sum(len(it.turns) for group in found for it in group.completions)
+    assert {version for group in found for it in group.completions for version in it.versions()} == {3}
+
+
+def test_resume_restarts_episodes_that_cannot_be_restored(in_waves: list[Group], tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    live("CountedFleeting", tmp_path, 12, order=1)
+    found, _ = live("CountedFleeting", tmp_path, 10**9, order=2)
+    assert found is not None and [_without_folder(group) for group in found] == in_waves
+
+
+class Judge:
+    """A scorer that is asked once of each."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        self.asked += [item.completion for item in items]
+        return [RewardResult(item=item, value=0.1, parts={"length": float(len(item.completion))}) for item in items]
+
+
+@pytest.mark.parametrize("kind", [LockstepEpisodes, AsyncEpisodes])
+def test_resume_does_not_score_an_episode_twice(tmp_path: Path, kind: Any) -> None:
+    """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
+    lives = []
+    for _ in range(2):
+        judge = Judge()
+        sampler: Any = WaveEngine() if kind is LockstepEpisodes else sampler_of(Engine())
+        with pool_of("Count") as pool:
+            journal = journal_of(tmp_path / "journal", pool)
+            lives.append((play(kind, sampler, pool, tmp_path, journal, judge), judge.asked))
+            journal.close()
+    (first, asked), (second, again) = lives
+    assert len(asked) == 3 and not again
+    assert first == second and first[-1].results[0].parts == {"length": float(len(asked[0]))}
+
+
+def test_async_episodes_resend_requests_of_a_lost_engine(in_waves: list[Group], tmp_path: Path) -> None:
+    actors: list[Actor] = []
+
+    def recover(lost: ActorLost) -> None:
+        actors[0] = Actor(lost.actor, Engine(5))
+
+    sampler = sampler_of(Engine(1, lives=4), Engine(2), supervisor=SimpleNamespace(recover=recover))
+    actors = sampler.engines
+    with pool_of("Counted") as pool:
+        found = play(AsyncEpisodes, sampler, pool, tmp_path)
+    assert [_without_folder(group) for group in found] == in_waves
+    assert actors[0].handle.asked
+
+
+def test_finish_raises_without_progress_and_obeys_a_stop_signal(tmp_path: Path) -> None:
+    class Silent(Engine):
+        def finished(self, client: str) -> list[Generated]:
+            time.sleep(60)
+            return []
+
+    with pool_of("Counted") as pool:
+        with pytest.raises(TrainingError, match="15 active episodes"):
+            play(AsyncEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
+        sampler = sampler_of(Silent())
+        sampler.cluster.stop.signal = 15
+        with pytest.raises(StopRequested):
+            play(AsyncEpisodes, sampler, pool, tmp_path)

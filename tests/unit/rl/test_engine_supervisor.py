@@ -1,0 +1,198 @@
+"""A lost engine is replaced in its place. Engines here are handles that answer when the test says so."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import TrainingError
+from slurm_rl.node.stop import StopFlag
+from slurm_rl.plugins.health.evidence import read_evidence
+from slurm_rl.rollout.engine_supervisor import MAX_RESTARTS, EngineSupervisor
+from slurm_rl.rollout.sampling import AsyncSampler, Sampler
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
+
+SPEC = SamplingSpec(1, 8, 1.0, 1.0, seed=3)
+
+
+class Engine:
+    """An actor's handle: it samples the version that it was given last, or is dead."""
+
+    def __init__(self, *, dies: bool = False, starts: bool = True) -> None:
+        self.dies, self.starts, self.version = dies, starts, -1
+        self.asked: list[tuple[list[Any], list[int]]] = []
+
+    @property
+    def generate(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._generate)
+
+    @property
+    def ready(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda: self.starts)
+
+    def _generate(self, prompts: list[Any], seeds: list[int], spec: SamplingSpec) -> Any:
+        self.asked.append((list(prompts), list(seeds)))
+        answer: Future[Any] = Future()
+        if self.dies:
+            answer.set_exception(ray.exceptions.ActorDiedError())
+        else:
+            answer.set_result([[Completion(p.token_ids, [-0.5], "x", False, self.version)] for p in prompts])
+        return SimpleNamespace(future=lambda: answer)
+
+
+class Run:
+    """Two engines of a run; the first one is dead when it is asked."""
+
+    def __init__(self, folder: Path, *fresh: Engine, continuous: bool = False) -> None:
+        self.run = RunDir(folder)
+        self.attempt = self.run.attempt(1)
+        self.attempt.logs.mkdir(parents=True)
+        self.cluster = Cluster.__new__(Cluster)
+        self.cluster.stop = StopFlag()
+        self.cluster.plan = SimpleNamespace(actors=[SimpleNamespace(role="rollout", index=n, node=n) for n in (0, 1)])  # type: ignore[assignment]
+        self.cluster.gather = self.gather  # type: ignore[method-assign]
+        self.first, self.second, self.fresh = Engine(dies=True), Engine(), list(fresh)
+        self.engines = [Actor("rollout-0", self.first), Actor("rollout-1", self.second)]
+        self.starts: list[tuple[int, int]] = []
+        self.supervisor = EngineSupervisor(
+            self.cluster, self.engines, self.start, self.run, self.attempt, start_timeout_s=60, can_replace=True
+        )
+        self.supervisor.reload = self.reload
+        self.sampler: Sampler = (
+            AsyncSampler(self.cluster, self.engines, 60, self.supervisor, max_num_seqs=16, staleness=1)
+            if continuous
+            else Sampler(self.cluster, self.engines, 60, self.supervisor)
+        )
+        self.reload()
+
+    def start(self, index: int, generation: int) -> Actor:
+        self.starts.append((index, generation))
+        return Actor(f"rollout-{index}", self.fresh.pop(0))
+
+    def gather(self, calls: Any, *, timeout_s: float, what: str, stoppable: bool = True) -> list[Any]:
+        for actor, answer in calls:
+            if answer is not True:
+                lost = ActorLost("it must live")
+                lost.actor, lost.handle = actor.name, actor.handle
+                raise lost
+        return [True] * len(calls)
+
+    def reload(self) -> None:
+        for engine in self.engines:
+            engine.handle.version = 7
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    killed: list[Any] = []
+    monkeypatch.setattr(ray, "kill", lambda handle, no_restart: killed.append(handle))
+    return killed
+
+
+def prompts(count: int) -> list[EncodedPrompt]:
+    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(count)]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_recover_resends_requests_to_the_replacement_after_its_weights(
+    tmp_path: Path, no_ray: list[Any], continuous: bool
+) -> None:
+    run = Run(tmp_path, Engine(), continuous=continuous)
+    fresh = run.fresh[0]
+    groups = run.sampler.sample(prompts(4), SPEC)
+    assert [group.prompt.index for group in groups] == [0, 1, 2, 3]
+    assert {it for group in groups for completion in group.completions for it in completion.versions()} == {7}
+    assert run.starts == [(0, 1)] and no_ray == [run.first] and run.engines[0].handle is fresh
+    [event] = [row for row in read_rows(run.run.events) if row["kind"] == "engine/replaced"]
+    assert (event["engine"], event["count"]) == ("rollout-0", 1)
+    if not continuous:  # there, whoever has room gets them
+        assert fresh.asked == run.first.asked and len(run.second.asked) == 1
+
+
+def test_recover_suspects_the_node_after_max_restarts(tmp_path: Path) -> None:
+    run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
+    write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
+    with pytest.raises(TrainingError, match="replaced 3 times"):
+        run.sampler.sample(prompts(2), SPEC)
+    assert run.starts == [(0, 1), (0, 2), (0, 3)]
+    [evidence] = read_evidence(run.run)
+    assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
+
+
+def test_recover_replaces_an_engine_once_for_concurrent_callers(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine())
+    lost = ActorLost("it must live")
+    lost.actor, lost.handle = "rollout-0", run.first
+    threads = [threading.Thread(target=run.supervisor.recover, args=(lost,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert run.starts == [(0, 1)]
+
+
+def test_recover_waits_while_the_policy_trains(tmp_path: Path) -> None:
+    """Its weights have no version then: the requests wait until they are on their way."""
+    run = Run(tmp_path, Engine())
+    run.supervisor.lock.acquire()
+    sampling = threading.Thread(target=run.sampler.sample, args=(prompts(2), SPEC))
+    sampling.start()
+    sampling.join(timeout=0.5)
+    assert sampling.is_alive() and run.starts == []
+    run.supervisor.lock.release()
+    sampling.join(timeout=60)
+    assert not sampling.is_alive() and run.starts == [(0, 1)]
+
+
+def test_finish_within_a_limit_does_not_replace_an_engine(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine())
+    with pytest.raises(ActorLost):
+        run.sampler.finish(run.sampler.start(prompts(2), SPEC), within_s=5.0)
+    assert run.starts == []
+
+
+def test_recover_raises_for_colocated_engines_and_other_actors(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, Engine())
+    other = ActorLost("policy-0 must live")
+    other.actor = "policy-0"
+    with pytest.raises(ActorLost, match="policy-0"):
+        run.supervisor.recover(other)
+    run.supervisor.can_replace = False
+    with pytest.raises(ActorLost):
+        run.sampler.sample(prompts(2), SPEC)
+    assert run.starts == []
+
+
+def test_check_replaces_a_late_engine_once_per_generation(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine(), Engine())
+    run.supervisor._reader = threading.current_thread()  # nobody else looks
+
+    def tell(name: str) -> None:
+        late = {"name": name, "node": "n1", "phase": "generate", "age_s": 70.0, "deadline_s": 60.0}
+        write_json(run.attempt.beats(0), {"rank": 0, "host": "n1", "late": [late], "beats": []})
+
+    def look() -> None:
+        run.supervisor._late = run.supervisor._read_late()
+        run.supervisor.check()
+
+    look()
+    assert run.starts == []
+    tell("rollout-0")
+    look()
+    look()  # the agent may tell of the old life for a while
+    assert run.starts == [(0, 1)]
+    tell("rollout-0.1")
+    look()
+    assert run.starts == [(0, 1), (0, 2)]
