@@ -115,14 +115,12 @@ class Endpoint:
     def _serve(self) -> None:
         import uvicorn
 
-        from slurm_rl.rewards.app import BoundedProtocol
-
         settings = uvicorn.Config(
             self._build_app(),
             log_level="error",
             access_log=False,
             lifespan="off",
-            http=BoundedProtocol,
+            http="h11",
             ws="none",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
