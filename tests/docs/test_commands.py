@@ -66,8 +66,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows = ({"prompt": f"How much is {n} + 1?", "answer": str(n + 1)} for n in range(first, first + 2000))
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     shutil.copytree(ROOT / "conf" / "cluster", root / "site" / "cluster")
-    template = (root / "plugins/site/cluster/site_template.yaml").read_text()
-    (root / "plugins/site/cluster/mysite.yaml").write_text(template)
+    template = (root / "site/cluster/site_template.yaml").read_text()
+    (root / "site/cluster/mysite.yaml").write_text(template)
     return root
 
 
