@@ -10,12 +10,12 @@
             return Step("higher" if int(reply.text) < int(self.secret) else "lower")
 
 The policy reads the row's prompt and replies; `step` receives the reply and returns the next observation. The reward
-of an episode is the sum over its turns; without any, `reward` of the config scores the last reply. Both methods may be
-`async def` and then run concurrently within a process.
+of an episode is the sum over its turns; without any, `reward` of the config scores the last reply. Both methods may
+be `async def` and then run concurrently within a process.
 
 Environments run in separate processes (`env.num_workers`). An exception, a step longer than `env.timeout_s`, a dead
-process or an invalid Step fails the episode: it is counted by cause, gets no number and is not trained on. A bad reply of
-the policy is not a failure: answer it with an observation.
+process or an invalid Step fails the episode: it is counted by cause, gets no number and is not trained on. A bad reply
+of the policy is not a failure: answer it with an observation.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@
         def snapshot(self): ...                      # with resume = "snapshot", as in Environment
         def restore(self, row, data): ...
 
-The policy's calls come parsed (rl/rollout/vllm/tool_calls.py). A reply without a call is the answer and ends the episode.
+rollout/vllm/tool_calls.py parses the calls. A reply without a call is the answer and ends the episode.
 A wrong call is reported to the policy and counted (`ToolError`); it never fails the episode.
 """
 
