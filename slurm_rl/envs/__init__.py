@@ -1,1 +1,1 @@
-"""Worlds that answer a policy: what an environment is, and the processes that environments live in."""
+"""Environments: the base class, tools, and the processes that run them."""

@@ -1,9 +1,9 @@
-"""What a process of environments sends to the trainer: msgpack of plain types, so that nothing of it is code.
+"""Messages from an environment process to the trainer: msgpack of plain types, so that they contain no code.
 
-    Said(facts=Facts("replay", "5c1f..."))     once, when the user's file is imported
-    Said(answers=[...])                         steps that have ended, as they end
+    Said(facts=Facts("replay", "5c1f..."))     once, after the import of the user's file
+    Said(answers=[...])                         finished steps
 
-The trainer decodes it by these types. Bytes of another form are a crash of the process that sent them.
+The trainer decodes them by these types. Other bytes count as a crash of the process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slurm_rl.rewards.values import describe_error
 
 
 class Answer(NamedTuple):
-    """What came of a call."""
+    """Result of a call."""
 
     episode: str
     outcome: Outcome
     snapshot: bytes | None = None
-    """Of the environment after it, with resume="snapshot"."""
+    """State after the call, with resume="snapshot"."""
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -55,7 +55,7 @@ _decode_answer = msgspec.msgpack.Decoder(_Packed).decode
 
 
 def pack_answer(answer: Answer) -> msgspec.Raw:
-    """Return an answer for `Said`. A step that cannot be sent, such as one with an int above 64 bits, is a failure."""
+    """Return an answer for `Said`. A step that cannot be encoded (for example an int above 64 bits) is a failure."""
     step, failure = (answer.outcome, None) if isinstance(answer.outcome, Step) else (None, answer.outcome)
     try:
         return msgspec.Raw(encode(_Packed(answer.episode, step, failure, answer.snapshot)))

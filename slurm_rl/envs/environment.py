@@ -1,4 +1,4 @@
-"""What an environment is: a class in the user's file, of which every episode has an instance of its own.
+"""Base class of environments. An environment is a class in the user's file; each episode has its own instance.
 
     class Guess(Environment):                       # env.name=guess.py:Guess
         def reset(self, row, seed):
@@ -9,13 +9,13 @@
                 return Step(reward=1.0, done=True)
             return Step("higher" if int(reply.text) < int(self.secret) else "lower")
 
-The policy reads the row's prompt first and replies; `step` gets the reply and says what the policy reads next. Rewards
-of turns add up to the episode's; an episode without any is scored by `reward` of the config, by its last reply. Both
-methods may be `async def`: those of one process then wait side by side.
+The policy reads the row's prompt and replies; `step` receives the reply and returns the next observation. The reward
+of an episode is the sum over its turns; without any, `reward` of the config scores the last reply. Both methods may
+be `async def` and then run concurrently within a process.
 
-An environment runs in a process of its own (`env.num_workers`), never in the trainer. An exception, a step over
-`env.timeout_s`, a process that dies and nonsense in a Step cost the episode: it is counted by cause, no number is made
-of it, and nothing is trained on it. A bad reply is none of these: say so to the policy in an observation.
+Environments run in separate processes (`env.num_workers`). An exception, a step longer than `env.timeout_s`, a dead
+process or an invalid Step fails the episode: it is counted by cause, gets no number and is not trained on. A bad reply
+of the policy is not a failure: answer it with an observation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 ToolError: TypeAlias = Literal["malformed", "cut", "thinking", "unknown", "arguments", "exception", "late"]
-"""malformed: not in the model's syntax. cut: the length limit came first. thinking: written in a thought, so not made.
-unknown: no such tool. arguments: not as its schema says. exception: the tool raised. late: over env.tool_timeout_s.
-All of them are told to the policy, and none is a failure of the episode."""
+"""malformed: not in the model's syntax. cut: ended by the length limit. thinking: inside the thinking, so not executed.
+unknown: no such tool. arguments: violate its schema. exception: the tool raised. late: over env.tool_timeout_s.
+All are reported to the policy; none fails the episode."""
 
 Observation = str | list[dict[str, Any]]
 """Text, which with a chat template is a user message; or messages."""
@@ -39,10 +39,10 @@ class Row:
 
     index: int
     prompt: str
-    """What the policy read, rendered."""
+    """Rendered prompt."""
     answer: str
     messages: list[dict[str, Any]] | None = None
-    """What `prompt` was rendered of; None of plain text."""
+    """Messages of the prompt; None for plain text."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """The columns of data.info_keys, or all that are neither prompt, answer nor images."""
     source: str = ""
@@ -51,28 +51,28 @@ class Row:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as the policy wrote it, and what came of it."""
+    """A tool call and its result."""
 
     name: str
     """"" of one that could not be read."""
     arguments: str
-    """JSON text; of a call that could not be read, what was written."""
+    """JSON text, or the raw text of an unreadable call."""
     result: str = ""
-    """What the policy read of it."""
+    """Result text for the policy."""
     error: ToolError | None = None
     """Why there is no result of the tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the policy said in one turn."""
+    """Reply of the policy in one turn."""
 
     text: str
-    """Without special tokens and without what stopped it."""
+    """Text without special tokens and stop strings."""
     cut: bool = False
-    """Its length limit ended it, not the policy."""
+    """The length limit ended the reply."""
     content: str = ""
-    """With tools: of the text what is neither thinking nor a call."""
+    """With tools: the text without thinking and calls."""
     calls: tuple[ToolCall, ...] = ()
     """With tools: in order, those that could not be read among them."""
     call_id: str = ""
@@ -81,35 +81,35 @@ class Reply:
 
 @dataclass(frozen=True)
 class Step:
-    """What came of a reply."""
+    """Result of a reply."""
 
     observation: Observation = ""
-    """What the policy reads next; of a step that ends the episode it is not read."""
+    """Next observation; not read if the step ends the episode."""
     reward: float | None = None
-    """Of this turn; None where there is nothing to say."""
+    """Reward of this turn, or None."""
     done: bool = False
     scores: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the metrics, by name; of several steps the last of a name counts."""
     calls: tuple[ToolCall, ...] = ()
-    """What came of the reply's calls, for transcripts and metrics."""
+    """Results of the reply's tool calls, for transcripts and metrics."""
     agent: str | None = None
-    """Who reads the observation and replies next, where several play with one model; None: who replied last. "" is who
-    read the row's prompt; another name, at its first time, begins a conversation that has this observation alone."""
+    """Agent that reads the observation and replies next; None: the agent of the last reply. "" is the agent that read
+    the row's prompt; a new name begins a conversation with only this observation."""
     begins: bool = False
-    """What that agent read and said before is cut: it goes on from this observation alone."""
+    """Drop that agent's earlier context: it continues from this observation."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """By agent, each for its newest turn, beside `reward`, which is of who replied."""
+    """Rewards by agent, for the newest turn of each, in addition to `reward` of the replying agent."""
 
 
 class Environment:
     """One world, for one episode."""
 
     resume: ClassVar[Literal["snapshot", "replay", "restart"]] = "replay"
-    """What brings back a world whose process is gone. `replay`: the same replies again, of which the same steps must
-    come. `snapshot`: what `snapshot` returned after its newest step. `restart`: nothing does; its episode has failed,
-    or in a resumed run begins anew."""
+    """How an instance is restored after its process ended. `replay`: replay the replies, which must give the same
+    steps. `snapshot`: the result of `snapshot` after the newest step. `restart`: not at all; the episode fails, or in
+    a resumed run starts again."""
     version: ClassVar[str] = ""
-    """Names what of this class must be the same where a resumed run goes on with an episode; "": its file's bytes."""
+    """Version that must match when a resumed run continues an episode; "": hash of the file."""
 
     def reset(self, row: Row, seed: int) -> Awaitable[None] | None:
         """Begin. All episodes of a prompt in a step get the same seed."""
@@ -120,9 +120,9 @@ class Environment:
         raise NotImplementedError
 
     def snapshot(self) -> bytes:
-        """All that `restore` needs; asked for after each step, with resume="snapshot"."""
+        """Return the state for `restore`; called after each step with resume="snapshot"."""
         raise NotImplementedError
 
     def restore(self, row: Row, data: bytes) -> None:
-        """Be, without `reset`, as the world was that said this of itself."""
+        """Restore the state returned by `snapshot()`; called instead of `reset`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What an episode asks of its world, wherever that lives: calls in, what came of each out."""
+"""Interface between episodes and environments, local or on other nodes: calls in, answers out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Environments(ABC):
     """The worlds of a source: of processes of this node (pool.py), or of several nodes (spread.py)."""
 
     facts: Facts
-    """What the class says of itself; known once its processes are up."""
+    """Declarations of the class; known once its processes are ready."""
     is_closed = False
 
     def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
@@ -40,11 +40,11 @@ class Environments(ABC):
         """No call of these will come again."""
 
     def play(self, calls: Sequence[Call]) -> list[Outcome]:
-        """What came of each call, in order."""
+        """Answers, in the order of the calls."""
         return [answer.outcome for answer in self.ask(calls)]
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
-        """The answer to each call, in order. An environment that misbehaves costs its own call alone."""
+        """Return the answer to each call, in order. A misbehaving environment fails only its own call."""
         answers: dict[str, Answer] = {}
         with self._one_batch:
             self.submit(calls)

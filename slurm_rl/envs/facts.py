@@ -1,10 +1,9 @@
-"""What a class of environments says of itself, read in a process that has imported it; and what is wrong with that.
+"""Declarations of an environment class, read in the process that imported it, and their validation.
 
     class Shop(Environment):
         resume, version = "snapshot", "2"     ->  Facts("snapshot", "2")
 
-A class that promises snapshots and has none would cost each of its episodes, one after the other: it is refused as the
-run begins.
+A class that declares snapshots without implementing them is refused at the start of the run.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from slurm_rl.envs.environment import Environment
 from slurm_rl.envs.tools import MakeToolEnvironment
 
 WAYS: Final = ("snapshot", "replay", "restart")
-"""What may bring a world back."""
+"""Ways to restore an instance."""
 _HOOKS = ("snapshot", "restore")
 
 
 class Facts(NamedTuple):
-    """What a class says of itself."""
+    """Declarations of an environment class."""
 
     resume: str
     """One of WAYS; of programs rl/rollout/turn_log.py has another."""
@@ -32,7 +31,7 @@ class Facts(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Why no environment can be made of what a config names."""
+    """Reason why the configured environment cannot be created."""
 
     rule: str
     seen: str
@@ -40,7 +39,7 @@ class Refused(NamedTuple):
 
 
 def read_facts(make: Any, spec: str) -> Facts | Refused:
-    """What `make` says of itself, by the name `spec` under which it was loaded.
+    """Return the declarations of `make`, which was loaded as `spec`.
 
     >>> class Shop(Environment):
     ...     resume = "snapshot"
@@ -63,7 +62,7 @@ def read_facts(make: Any, spec: str) -> Facts | Refused:
 
 
 def find_version(make: Any, spec: str) -> str:
-    """What the class calls itself, or a hash of its file."""
+    """Return the version of the class, or a hash of its file."""
     if own := getattr(make, "version", ""):
         return str(own)
     file = find_file(spec) if is_file(spec) else Path(inspect.getfile(make))

@@ -1,15 +1,14 @@
-"""Environments in processes of their own: calls in, what came of each out, in bounded time.
+"""Environments in separate processes: calls in, answers out, in bounded time.
 
     with EnvironmentPool(config.env) as pool:
-        answers = pool.ask([Call(...), ...])       # in order, when all have been answered; or
-        pool.submit([Call(...), ...])              # at any time, from any thread
-        answers = pool.listen(1.0)                 # those that have come, in one thread
-        pool.forget(["12.0.1", ...])               # these episodes are over
+        answers = pool.ask([Call(...), ...])       # in order, after all were answered; or
+        pool.submit([Call(...), ...])              # from any thread
+        answers = pool.listen(1.0)                 # available answers, in one thread
+        pool.forget(["12.0.1", ...])               # episodes that ended
 
-An episode stays in one process. Which steps had begun in one that died, or says nothing for `env.timeout_s`, is known:
-one alone that hangs has failed; else each is tried again by itself, and who then takes the process along is to blame.
-So a process that something else has killed costs nothing. All others go to a new one, where an environment is brought
-back.
+An episode stays in one process. If a process dies or is silent for `env.timeout_s`, its started steps are known: a
+single hanging step fails; otherwise each is retried by itself, and a step that kills its process again fails. The
+other episodes move to a new process, where their environments are restored.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class EnvironmentPool(Environments):
             self._woken.close()
 
     def _wake(self) -> None:
-        """Whoever listens; one that has been woken and has not looked yet needs no more."""
+        """Wake the listening thread; one pending byte is enough."""
         with contextlib.suppress(OSError):
             self._wakes.send(b"x")
 
@@ -96,7 +95,7 @@ class EnvironmentPool(Environments):
         if not calls:
             return
         self._submitted.append(list(calls))
-        if self._lock.acquire(blocking=False):  # nobody listens just now, so nobody else would send them soon
+        if self._lock.acquire(blocking=False):  # no thread is listening, so send now
             try:
                 if not self.is_closed:
                     self._share_out()
@@ -112,7 +111,7 @@ class EnvironmentPool(Environments):
     def _listen(self, timeout_s: float) -> list[Answer]:
         self._share_out()
         by_number = {process.wire.fileno(): process for process in self._processes}
-        # A child that outlives its process holds the wire open: only the sentinel says that the process has ended.
+        # A surviving child keeps the connection open: only the sentinel shows that the process has ended.
         sentinels = {process.process.sentinel: process for process in self._processes}
         found: list[Answer] = []
         for number in wait([*by_number, *sentinels, self._woken.fileno()], timeout=min(timeout_s, _LOOK_S)):
@@ -158,7 +157,7 @@ class EnvironmentPool(Environments):
         return zlib.crc32(episode.encode()) % len(self._processes)
 
     def _blame(self, index: int, cause: Failure) -> list[Answer]:
-        """Replace a process; the new one is asked for what was left, and answered is who is to blame."""
+        """Replace a process: resubmit its open calls to the new one and answer the failed ones."""
         old = self._processes[index]
         left, suspects = [call for _, call in old.open.values()], old.begun()
         old.end()
@@ -215,5 +214,5 @@ class EnvironmentPool(Environments):
 
 
 def _names(calls: Sequence[Call]) -> set[str]:
-    """Of their episodes."""
+    """Return the names of their episodes."""
     return {call.episode for call in calls}

@@ -10,7 +10,7 @@ from slurm_rl.rewards.sandbox.runs import run_program
 
 _LIMITS: Final = Limits(wall_s=4.0, memory_bytes=1 << 30, output_bytes=10_000)
 _START_S: Final = 5.0
-"""For the interpreter to be up and confined, on a node that is busy."""
+"""Seconds for the start of the sandbox on a busy node."""
 
 __all__ = ["python"]
 
@@ -28,7 +28,7 @@ def python(code: str) -> str:
     if done.end == "output":
         return f"{printed}\nIt was ended: it printed more than {_LIMITS.output_bytes:,} bytes."
     if done.exit_code != 0:
-        # The last line of a traceback says what is wrong; the others are of files that only the sandbox has.
+        # Keep the last line of a traceback; the others name files of the sandbox.
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return f"{printed}\n{last[0] if last else f'It ended with exit code {done.exit_code}.'}".lstrip("\n")
     return printed

@@ -1,6 +1,6 @@
-"""What the policy is told of its tools: a JSON schema each, read off signature and docstring by transformers.
+"""JSON schemas of tools, derived from signatures and docstrings by transformers.
 
-That is done once, in a process of its own: the user's file is imported where its functions run, never in the trainer.
+This runs once in a separate process: the trainer never imports the user's file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Schema = dict[str, Any]
 
 
 def read_schemas(config: EnvironmentConfig) -> list[Schema]:
-    """Of each tool of env.tools, in order; none without it.
+    """Return the schema of each tool of env.tools, in order; [] without tools.
 
     Raises:
-        ConfigError: the file cannot be run, or a function says too little of itself.
-        RewardError: nothing within `env.start_timeout_s`.
+        ConfigError: the file fails, or a function lacks a docstring or types.
+        RewardError: no answer within `env.start_timeout_s`.
     """
     if config.tools is None:
         return []
@@ -65,10 +65,10 @@ def _tell(connection: Connection, spec: str) -> None:
 
 
 def build_schema(name: str, tool: Callable[..., Any]) -> Schema:
-    """The schema of one function.
+    """Return the schema of one function.
 
     Raises:
-        Exception: transformers', which says what is missing.
+        Exception: from transformers; names what is missing.
     """
     from transformers.utils import get_json_schema
 

@@ -1,10 +1,9 @@
-"""Environments of several nodes as one.
+"""Environments on several nodes behind one interface.
 
-    submit --> by episode, to the node that has its world --> a thread a node sends what has gathered
-    listen <-- one queue                                  <-- a thread a node waits for answers
+    submit --> by episode, to its node --> one thread per node sends batches
+    listen <-- one queue               <-- one thread per node waits for answers
 
-An episode stays on its node. Those of a node that is lost go to the others, which bring their worlds back as a new
-process does: it costs what they replay.
+An episode stays on its node. Episodes of a lost node move to the others, which restore their environments.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class HostLost(SlurmRLError):
 
 
 class Host(Protocol):
-    """The environments of one node. Its methods raise HostLost, or what ends the run."""
+    """Environments of one node. Methods raise HostLost, or the error that ends the run."""
 
     name: str
     num_workers: int
 
     def submit(self, calls: Sequence[Call], gone: Sequence[str]) -> None:
-        """Ask, and forget `gone`; returns when that has arrived."""
+        """Submit calls and forget the episodes `gone`; returns after delivery."""
 
     def listen(self) -> list[Answer]:
         """Answers that have come; waits some seconds for the first, or less."""
@@ -46,7 +45,7 @@ class Host(Protocol):
 
 @dataclass(eq=False)
 class _Node:
-    """A node, and what it was asked for."""
+    """A node and its open calls."""
 
     host: Host
     open: dict[str, Call] = field(default_factory=dict)
@@ -55,11 +54,11 @@ class _Node:
 
 
 class SpreadEnvironments(Environments):
-    """A context manager; the hosts are up, and ended by whoever made them.
+    """Context manager over running hosts; the caller stops them.
 
     Args:
         hosts: the first is never lost.
-        like: what the class says of itself, and its tools, as the first host has them.
+        like: declarations and tools of the class, from the first host.
         report: called with an event and its fields.
     """
 
@@ -117,7 +116,7 @@ class SpreadEnvironments(Environments):
         return []
 
     def _choose(self, episode: str) -> _Node:
-        """By name, so that nodes have episodes as they have processes."""
+        """Assign an episode by name, in proportion to the processes of the nodes."""
         places = [node for node in self._nodes for _ in range(node.host.num_workers)]
         node = places[zlib.crc32(episode.encode()) % len(places)]
         self._homes[episode] = node
@@ -160,7 +159,7 @@ class SpreadEnvironments(Environments):
                 self._answers.put(known)
 
     def _end(self, node: _Node, error: BaseException) -> None:
-        """Give its episodes to the others, or the error to whoever listens."""
+        """Move the episodes of a lost node to the others, or pass the error to the listener."""
         if self.is_closed:
             return
         if not isinstance(error, HostLost):

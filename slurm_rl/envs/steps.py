@@ -1,4 +1,4 @@
-"""Steps as plain values: what is checked of them before they leave the process of their world."""
+"""Validate steps and convert them to plain values before they leave their process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import is_name, read_number, read_numbers, show
 
 _LONGEST_CHARS = 1_000_000
-"""Of one observation; no context holds more."""
+"""Largest observation, in characters."""
 _encode = json.JSONEncoder(sort_keys=True).encode
 _encode_finite = msgspec.json.Encoder(order="sorted").encode
 """In a quarter of the time."""
@@ -24,7 +24,7 @@ Outcome: TypeAlias = Step | Failure
 
 
 def digest_step(step: Step) -> int:
-    """A checksum of all that a step says.
+    """Return a checksum of a step.
 
     >>> digest_step(Step("go on", 1.0)) == digest_step(Step("go on", 1.0)) != digest_step(Step("go on", 0.5))
     True
@@ -40,7 +40,7 @@ def digest_step(step: Step) -> int:
 
 
 def check_step(step: Any) -> Outcome:
-    """A step of plain values, or why it is none.
+    """Return a step of plain values, or the reason why it is invalid.
 
     >>> check_step(Step("go on", reward=float("nan")))
     Failure(cause='bad score', detail='Step.reward must be a finite number or None; got nan')
@@ -96,7 +96,7 @@ def _plain_calls(calls: Any) -> tuple[ToolCall, ...] | None:
 
 
 def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:
-    """As the trainer can read it, which knows no class of the user's; None of what is none."""
+    """Return `value` as plain data; None if it is not plain."""
     try:
         if isinstance(value, str):
             text = str.__str__(value)

@@ -1,6 +1,6 @@
-"""Python that a policy may call: `env.tools=file.py` makes an environment of functions or of a class.
+"""Tools: `env.tools=file.py` makes an environment from functions or from a class.
 
-    def multiply(a: int, b: int) -> int:            # a tool, by its signature and docstring
+    def multiply(a: int, b: int) -> int:            # a tool; its schema comes from signature and docstring
         \"\"\"Multiply two numbers.
 
         Args:
@@ -9,15 +9,15 @@
         \"\"\"
         return a * b
 
-    class Shop:                                      # env.tools=file.py:Shop, an instance an episode
-        def reset(self, row, seed): self.cart = []   # as Environment.reset; may be left out
-        def add(self, item: str) -> str: ...         # a tool, as are all methods but _private ones and the hooks here
-        def score(self, reply): return 1.0           # of the answer; left out: `reward` of the config judges it
-        def snapshot(self): ...                      # with resume = "snapshot" these two, as of an Environment
+    class Shop:                                      # env.tools=file.py:Shop, one instance per episode
+        def reset(self, row, seed): self.cart = []   # optional, as Environment.reset
+        def add(self, item: str) -> str: ...         # a tool; so are all methods but _private ones and hooks
+        def score(self, reply): return 1.0           # optional: reward of the answer
+        def snapshot(self): ...                      # with resume = "snapshot", as in Environment
         def restore(self, row, data): ...
 
-The policy's calls come parsed (rl/rollout/vllm/tool_calls.py). A reply without any is the answer and ends the episode.
-Whatever is wrong with a call is told to the policy and counted (`ToolError`); it never costs the episode.
+rollout/vllm/tool_calls.py parses the calls. A reply without a call is the answer and ends the episode.
+A wrong call is reported to the policy and counted (`ToolError`); it never fails the episode.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall, T
 from slurm_rl.errors import SlurmRLError
 
 Tools = Mapping[str, Callable[..., Any]]
-"""By the names that the policy knows."""
+"""Functions by tool name."""
 
 _HOOKS = ("reset", "score", "snapshot", "restore")
 _LONGEST_CHARS = 100_000
-"""Of one result; no turn holds more."""
+"""Largest result, in characters."""
 _SHOWN_CHARS = 300
 
 _ADVICE: Mapping[ToolError, str] = {
@@ -53,10 +53,11 @@ _ADVICE: Mapping[ToolError, str] = {
 
 
 def load_tools(spec: str) -> Any:
-    """What env.tools names: a module's functions by name, or a class.
+    """Return the functions or the class that env.tools names.
 
     Raises:
-        Exception: what the file raises; ValueError: there is no tool in it.
+        ValueError: the file contains no tool.
+        Exception: from the file.
     """
     if spec.endswith(":*"):
         found: Any = load_file(spec)
@@ -92,7 +93,7 @@ def list_methods(cls: type) -> list[str]:
 
 
 def bind_tools(tools: Any) -> tuple[Any, Tools]:
-    """State of an episode, None of functions, and what may be called in it."""
+    """State of an episode (None for functions) and its callable tools."""
     if not isinstance(tools, type):
         return None, tools
     state = tools()
@@ -106,9 +107,9 @@ class MakeToolEnvironment:
     tools: Any
     schemas: Sequence[dict[str, Any]]
     timeout_s: float
-    """Of one call."""
+    """Timeout of one call in seconds."""
     version: str
-    """As `Environment.version`; "" of a file, whose hash it then is."""
+    """As `Environment.version`; "" for the hash of the file."""
 
     @classmethod
     def of(cls, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> MakeToolEnvironment:
@@ -140,13 +141,13 @@ class ToolEnvironment(Environment):
         self.state.restore(row, data)
 
     async def step(self, reply: Reply) -> Step:
-        # Whoever thinks of a call and then answers has answered.
+        # A call inside the thinking does not count if an answer follows.
         answers = bool(reply.content.strip())
         made = [call for call in reply.calls if call.error != "thinking" or not answers]
         if not made:
             reward = await _wait(self.state.score(reply)) if hasattr(self.state, "score") else None
             return Step(reward=reward, done=True, calls=reply.calls)
-        # One after the other: a tool of a class may rest on what the one before did.
+        # In order: a method may depend on the previous call.
         answered = [await self._answer(call) for call in made]
         rest = [call for call in reply.calls if call not in made]
         return Step([_message(place, call) for place, call in enumerate(answered)], calls=(*answered, *rest))
@@ -168,10 +169,10 @@ class ToolEnvironment(Environment):
 
 
 def check_call(call: ToolCall, schemas: Mapping[str, Any]) -> tuple[ToolError | None, str, dict[str, Any]]:
-    """What is wrong with a call, also in words for the policy, and its arguments.
+    """Return the error of a call with its text for the policy, and the arguments.
 
     Args:
-        schemas: of the parameters of each tool.
+        schemas: parameter schema of each tool.
     """
     if call.error is not None:
         return call.error, _ADVICE[call.error], {}
@@ -182,7 +183,7 @@ def check_call(call: ToolCall, schemas: Mapping[str, Any]) -> tuple[ToolError | 
 
 
 def read_arguments(text: str, schema: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """What is wrong with the arguments of a call, and the arguments.
+    """Return the error of the arguments, and the arguments.
 
     >>> number = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     >>> read_arguments('{"a": 3}', number), read_arguments('{"a": "3"}', number)[0]
@@ -198,7 +199,7 @@ def read_arguments(text: str, schema: Mapping[str, Any]) -> tuple[str | None, di
     found = jsonschema.Draft202012Validator(_strict(schema)).iter_errors(arguments)
     try:
         wrong = min(found, key=lambda one: list(map(str, one.path)), default=None)
-    except (Unresolvable, RecursionError) as error:  # of a schema that refers to what is not there, or to itself
+    except (Unresolvable, RecursionError) as error:  # a schema with a missing or recursive reference
         return f"nothing fits the schema: {type(error).__name__}: {error}", {}
     if wrong is not None:
         where = ".".join(map(str, wrong.path))
@@ -219,7 +220,7 @@ def _strict(schema: Any) -> Any:
 
 
 def render_result(result: Any) -> str:
-    """As the policy reads it: text as it is, anything else as JSON where it can be, else as Python shows it.
+    """Return a result as text: strings unchanged, otherwise JSON, otherwise repr.
 
     >>> render_result("7"), render_result({"sum": 7}), render_result(None)
     ('7', '{"sum": 7}', 'null')
@@ -236,7 +237,7 @@ def _refuse(call: ToolCall, error: ToolError, why: str) -> ToolCall:
 
 
 def _message(place: int, call: ToolCall) -> dict[str, Any]:
-    # Some templates name the tool beside its result, some the call, by nine characters and no other number.
+    # Some templates need the tool name with a result, some a call id of exactly nine characters.
     return {"role": "tool", "name": call.name, "tool_call_id": f"call{place:05d}", "content": call.result}
 
 

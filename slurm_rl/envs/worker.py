@@ -1,6 +1,6 @@
-"""The side of the environments that runs in processes of their own: one a process, many worlds in each.
+"""Environment process: one process with many environment instances.
 
-What goes back are plain values alone; an exception is turned into words here, and what a step returns is checked.
+Only plain values return to the trainer: exceptions become text, and steps are validated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Snapshot(NamedTuple):
     """A world as it was."""
 
     num_replies: int
-    """So many it had had."""
+    """Number of replies so far."""
     data: bytes
 
 
@@ -46,9 +46,9 @@ class Call(NamedTuple):
     row: Row
     seed: int
     replies: Sequence[Reply]
-    """All of the episode, the newest last: whoever has not seen the others plays them first."""
+    """All replies of the episode, the newest last; a new process replays the earlier ones."""
     expected: Sequence[int] = ()
-    """What `digest_step` said of the steps of the first replies, of which the same must come again."""
+    """Checksums of the steps of the first replies, which a replay must reproduce."""
     snapshot: Snapshot | None = None
 
 
@@ -69,7 +69,7 @@ class NextCall(NamedTuple):
 
 
 def write_call(call: Call, *, is_held: bool) -> Call | tuple[Any, ...]:
-    """As it goes to a process, which holds the world or does not."""
+    """Return the call as sent to a process, with or without the instance."""
     if not is_held:
         return call
     reply = call.replies[-1]
@@ -83,16 +83,15 @@ class Begun(Protocol):
 
 
 def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
-    """Answer calls until the other side is gone.
+    """Answer calls until the connection closes.
 
-    Lists of calls come in at any time; a name in one says whose world is wanted no more.
+    Lists of calls arrive at any time; a plain name releases the instance of that episode.
 
     Args:
-        num_begun: counts the calls that have begun, which they do in the order in which they came. In shared memory:
-            whoever dies or hangs in a call can say so no more.
-        schemas: of the tools of env.tools.
+        num_begun: shared counter of started calls (they start in order), readable after a crash or hang.
+        schemas: schemas of env.tools.
     """
-    become_subreaper()  # so that the pool finds what the environments leave behind
+    become_subreaper()  # so that the pool finds child processes of the environments
     wire = Wire(end, encode=encode)
     spec = config.name or config.tools or ""
     try:
@@ -125,7 +124,7 @@ class Worlds:
     _sent_at: float = 0.0
 
     async def serve(self) -> None:
-        """Until the other side is gone."""
+        """Serve until the connection closes."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
@@ -134,7 +133,7 @@ class Worlds:
                     for asked in self.wire.receive():
                         loop.call_soon_threadsafe(self.take, asked)
             except BaseException:
-                os._exit(0)  # also from a step that would go on for ever: nobody hears of it any more
+                os._exit(0)  # also from an endless step: its result is no longer needed
 
         threading.Thread(target=read, name="calls", daemon=True).start()
         await loop.create_future()
@@ -151,7 +150,7 @@ class Worlds:
             task.add_done_callback(self._tasks.discard)
 
     async def answer(self, call: Call | NextCall) -> None:
-        self._send()  # what has ended does not wait for a step that takes its time
+        self._send()  # finished calls do not wait for a slow one
         self.num_begun.value += 1
         outcome: Outcome
         snapshot = None
@@ -193,7 +192,7 @@ class Worlds:
         try:
             self.wire.send(Said(answers))
         except OSError:
-            os._exit(1)  # a world has closed what does not belong to it
+            os._exit(1)  # an environment has closed our connection
 
     async def _step(self, call: Call | NextCall) -> Any:
         if isinstance(call, NextCall):

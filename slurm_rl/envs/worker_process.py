@@ -1,4 +1,4 @@
-"""The trainer's side of one process of environments: what it was asked for, and what has become of it."""
+"""Trainer's side of an environment process: open calls and their results."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from slurm_rl.rewards.values import describe_error
 from slurm_rl.run_dir.wire import Outbox, Wire
 
 _GRACE_S = 1.0
-"""A step that awaits ends itself at its deadline, and then says so."""
+"""Extra seconds: an awaiting step times out by itself and reports it."""
 _END_S = 10.0
 _LAST_READS = 1000
-"""Of the wire of a process that has ended; a child of it may write for ever."""
+"""Largest number of bytes read from an ended process; its children may still write."""
 
 
 @dataclass
 class WorkerProcess:
-    """One process of environments, and what it was asked for."""
+    """An environment process and its open calls."""
 
     process: BaseProcess
     wire: Wire
     num_begun: Begun
-    """Calls that it has begun, of those asked for, in their order."""
+    """Shared counter of started calls, in order."""
     num_asked: int = 0
     open: dict[str, tuple[int, Call]] = field(default_factory=dict)
-    """By episode, until answered: which of those asked for it is, from 1, and what was asked."""
+    """Open calls by episode: (number of the call from 1, call)."""
     num_seen: int = 0
-    """Of `num_begun` when it was looked at last."""
+    """Last seen value of `num_begun`."""
     parts: deque[list[Call]] = field(default_factory=deque)
-    """What may be asked for when nothing is open: those that may be to blame come alone."""
+    """Suspect calls, sent one at a time when nothing else is open."""
     suspected: set[str] = field(default_factory=set)
     """Episodes of those; one that takes a process along again is to blame."""
     holds: set[str] = field(default_factory=set)
-    """Episodes whose worlds are there."""
+    """Episodes with an instance in this process."""
     heard_at: float = 0.0
     is_gone: bool = False
     """It has ended, or cannot be understood."""
     nonsense: str = ""
-    """What it sent that is no answer."""
+    """Error text if it sent an invalid answer."""
     is_trying: bool = False
     outbox: Outbox = field(init=False)
-    """Who does not read, since its step hangs, must hold up nobody."""
+    """Sends in a thread: a hanging process must not block the pool."""
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.wire)
@@ -114,7 +114,7 @@ class WorkerProcess:
         return found
 
     def read_last(self) -> list[Answer]:
-        """Return what a process sent before it ended."""
+        """Return the messages that a process sent before it ended."""
         found: list[Answer] = []
         for _ in range(_LAST_READS):
             if self.is_gone or not wait([self.wire.fileno()], 0):
@@ -130,7 +130,7 @@ class WorkerProcess:
             raise ValueError("an answer to a call that it did not have")
 
     def find_end(self, timeout_s: float) -> Failure | None:
-        """Return what became of a process that answers no more; None of one that is alive and well."""
+        """Return the failure of a dead or silent process; None for a healthy one."""
         if self.nonsense:
             return Failure("crash", f"the process sent what is no answer ({self.nonsense})")
         if self.is_gone:

@@ -1,13 +1,12 @@
-"""Rewards: verifiers, the processes and services that run them, the sandbox.
+"""Rewards: verifiers, their processes and services, the sandbox.
 
-The verifiers as plain functions, (completion, reference answer) -> score in [0, 1]:
+Verifiers are plain functions (completion, reference answer) -> score in [0, 1]:
 
     from slurm_rl.rewards import score_math
 
     score_math(r"so it is \\boxed{60}", "60")     # 1.0
 
-They are imported when first asked for; none of them needs torch. In a run each is called in a worker process with a
-deadline, which is what ends one that never returns.
+They are imported on first access and need no torch. In a run each call has a worker process and a deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PLACES = {
     "score_math": "math_answer",
 }
 
-if not TYPE_CHECKING:  # else every misspelt name would have a type
+if not TYPE_CHECKING:  # otherwise every misspelt name would have a type
 
     def __getattr__(name: str) -> object:
         if name not in _PLACES:

@@ -1,15 +1,10 @@
-"""The reward service's HTTP side: who may ask, what is too large, and an answer to everything.
+"""HTTP application of the reward service.
 
-    POST /get_reward   the protocol in protocol.py; with a token, as `Authorization: Bearer <token>` or as the
-                       password of http://any:<token>@host:port/get_reward, which OpenRLHF's clients can send
-    GET  /health       200 and counts while the workers run; open to all, it tells nothing of the data
+    POST /get_reward   protocol.py; the token is sent as `Authorization: Bearer <token>` or as the password of
+                       http://any:<token>@host:port/get_reward, which OpenRLHF's clients can send
+    GET  /health       200 and counters while the workers run; needs no token and contains no data
 
-Bad requests get 4xx with the rule, the value seen and the next action in words; the service stays up.
-
-Connections to the reward service, which anybody who reaches the port can open without a token. All are bounded.
-
-Connections per address (slurm_rl.run_dir.strangers); the time and the length of a request's head; the time of its body,
-whose length is bounded, too; and the lines that they bring into the log.
+A bad request gets a 4xx status and an error with rule, value and next action.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ import asyncio
 import base64
 import binascii
 import json
-import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,34 +20,24 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-# The other of uvicorn's two, on httptools, takes a head of any length.
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.protocol import RequestError, build_answer, parse_request
 from slurm_rl.rewards.queries import build_items
-from slurm_rl.run_dir.strangers import Crowd, SeldomLines, at_most
 
 _MAX_WAITING = 200_000
-"""Items in the line beyond which requests are sent away (503), before memory runs out."""
+"""Largest number of queued items; further requests get status 503."""
 _DRAIN = 8
-"""A body too large is read and thrown away up to this many times the limit, so that its sender reads the answer."""
-HEAD_S = 10.0
-"""For the whole head of a request, from its first byte or from the beginning of the connection."""
-BODY_S = 120.0
-"""For the rest of it: with the largest that reward.service.max_body_mb allows by default, half a megabyte a second."""
-_MOST = 4096
-_SHARE = 2
+"""An oversized body is read and discarded up to this multiple of the limit, so that the client reads the answer."""
 
 
 @dataclass
 class ServiceState:
-    """What the routes share."""
+    """State shared by the routes."""
 
     pool: RewardPool
     token: str | None
-    """None: everybody may ask."""
+    """None: no authentication."""
     max_body_bytes: int
     failure_reward: float = 0.0
     answers: Mapping[str, str] | None = None
@@ -62,7 +46,7 @@ class ServiceState:
 
 
 def build_app(state: ServiceState) -> FastAPI:
-    """The application; its workers are the pool's."""
+    """Return the application; `state.pool` scores."""
     app = FastAPI(openapi_url=None)
 
     async def health(_: Request) -> Response:
@@ -80,7 +64,7 @@ def build_app(state: ServiceState) -> FastAPI:
         except RewardError as error:
             return _refuse(503, error)
 
-    # Plain routes: FastAPI's own resolve dependencies anew for every request, and there are none.
+    # Plain Starlette routes: FastAPI resolves dependencies per request, and there are none.
     app.router.add_route("/health", health, methods=["GET"])
     app.router.add_route("/get_reward", get_reward, methods=["POST"])
     return app
@@ -91,9 +75,9 @@ async def _score(state: ServiceState, body: bytes) -> dict[str, Any]:
     items = build_items(asked, state.answers)
     if state.pool.num_waiting > _MAX_WAITING:
         raise RewardError(
-            f"at most {_MAX_WAITING:,} items may wait for the workers",
+            f"at most {_MAX_WAITING:,} items may be queued for the workers",
             seen=f"{state.pool.num_waiting:,}",
-            action="ask again later, or start the service with more workers",
+            action="retry later, or start the service with more workers",
         )
     results = await asyncio.wrap_future(state.pool.submit(items))
     state.num_scored += len(results)
@@ -102,10 +86,10 @@ async def _score(state: ServiceState, body: bytes) -> dict[str, Any]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a request.
+    """Return the body of a request.
 
     Raises:
-        RequestError: it is too long; it was read and thrown away, so that its sender reads the answer.
+        RequestError: the body is longer than `max_bytes`.
     """
     body, num_bytes = bytearray(), 0
     async for chunk in request.stream():
@@ -150,72 +134,5 @@ def _refuse(status: int, error: Exception) -> Response:
 
 
 def _reply(status: int, tree: Any, headers: Mapping[str, str] | None = None) -> Response:
-    # ASCII, since a completion may hold half a surrogate pair, which is no UTF-8.
+    # ASCII: a completion may hold half a surrogate pair, which is not valid UTF-8.
     return Response(json.dumps(tree, allow_nan=False), status, headers, "application/json")
-
-
-def limit_log_lines() -> None:
-    """To the first few, then one a minute: there is one for every request that is none."""
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(SeldomLines())
-
-
-class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which ends a connection whose head or body is late, and a quiet one of too many."""
-
-    quiet: Crowd[Any] = Crowd()  # of all connections of this service, those without a request in work
-    timer: asyncio.TimerHandle | None = None
-    seen: Any = None  # the last request that came into work
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._be_quiet()
-        self._set_timer(HEAD_S)
-        num_busy = len(self.connections) - len(self.quiet)
-        # At most half of what this process may open.
-        for one in self.quiet.choose(at_most(_MOST, share=_SHARE) - num_busy):
-            one.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._look()
-        if self in self.quiet and self.timer is None:
-            self._set_timer(HEAD_S)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        # It may have begun with the next request, which had come before.
-        self._look()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.quiet.remove(self)
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _look(self) -> None:
-        """Between two requests there is no timer: uvicorn's own deadline for that is a longer one."""
-        is_busy = self.cycle is not None and not self.cycle.response_complete
-        if is_busy and self.cycle is not self.seen:
-            self.seen = self.cycle
-            self.quiet.remove(self)
-            self._set_timer(BODY_S)
-        if is_busy and not self.cycle.more_body:
-            self._stop_timer()
-        if not is_busy and self.seen is not None and self not in self.quiet:
-            self._stop_timer()
-            self._be_quiet()
-            if self.conn.trailing_data[0]:  # the next head has begun
-                self._set_timer(HEAD_S)
-
-    def _be_quiet(self) -> None:
-        if not self.transport.is_closing():
-            self.quiet.add(self, self.client[0] if self.client else "")
-
-    def _set_timer(self, seconds: float) -> None:
-        self._stop_timer()
-        self.timer = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
-
-    def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None

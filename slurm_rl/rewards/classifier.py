@@ -1,10 +1,9 @@
-"""A trained reward model as the reward: a Hugging Face classifier with one output, in the worker processes.
+"""Reward model: a Hugging Face classifier with one output, in the worker processes.
 
     reward.model.path=runs/my-rm/export reward.model.device=cpu
 
-It reads the token ids that training reads (data/encode_scored.py), and the score is that of the last of them. It
-is the logit itself, of any size and sign, or with `normalize` in units of the deviation from the mean over the pairs
-that were measured when training ended.
+It reads the token ids of training (data/encode_scored.py). The score is the logit at the last token, or with
+`normalize` its distance from the mean in standard deviations, over the pairs measured at the end of training.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ PREFIX = "model:"
 
 
 def specify_model(config: RewardModelConfig, num_workers: int) -> str:
-    """The entry of this model in the table of verifiers."""
+    """Return the entry of this model in the table of verifiers."""
     return PREFIX + json.dumps({**config.model_dump(), "num_workers": num_workers})
 
 
 class RewardModel:
-    """Model and tokenizer, loaded once a worker.
+    """Model and tokenizer, loaded once per worker.
 
     Args:
         settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
 
     Raises:
         ConfigError: tensors of the model are missing in the folder, or it has unknown ones.
-        OSError, ValueError: the folder holds no such model, or one with other than one output, or scores are to be
-            normalized that were never measured.
+        OSError, ValueError: the folder has no such model, the model does not have exactly one output, or `normalize`
+            is set without measured statistics.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -70,9 +69,9 @@ class RewardModel:
         self._batch_size = settings["batch_size"] if self._ignores_padding() else 1
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """One score an item."""
+        """Return one score per item."""
         tokens = [self._encode(item) for item in items]
-        # By length, so that little is padding.
+        # Sorted by length to reduce padding.
         order = sorted(range(len(items)), key=lambda i: len(tokens[i]))
         scores = [math.nan] * len(items)
         for first in range(0, len(order), self._batch_size):
@@ -83,7 +82,7 @@ class RewardModel:
 
     def _encode(self, item: RewardItem) -> list[int]:
         is_chat, wants_chats = item.messages is not None, getattr(self._model.config, "scores_chats", None)
-        # What other clients rendered may be either.
+        # Text from other clients may be rendered or plain.
         fits = wants_chats in (None, is_chat) or (not is_chat and is_rendered(item.prompt, self._tokenizer))
         if not fits:
             raise ValueError(
@@ -103,12 +102,12 @@ class RewardModel:
         return token_ids
 
     def _ignores_padding(self) -> bool:
-        """Whether a text scores the same beside a longer one; it would not where tokens see later ones."""
+        """Return whether a text has the same score in a padded batch; not if tokens attend to later ones."""
         vocabulary = self._model.config.get_text_config().vocab_size
         short, long = ([7919 * place % vocabulary for place in range(1, length)] for length in (12, 40))
-        [alone], [beside, other] = self._forward([short]), self._forward([short, long])
+        [single], [padded, other] = self._forward([short]), self._forward([short, long])
         bound = 0.1 if self._model.dtype.itemsize < 4 else 1e-3  # of rounding
-        return abs(alone - beside) <= bound * max(abs(alone), abs(other), 1e-3)
+        return abs(single - padded) <= bound * max(abs(single), abs(other), 1e-3)
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch
@@ -116,12 +115,12 @@ class RewardModel:
         from slurm_rl.models.head import apply_head
 
         length = max(map(len, rows))
-        # Behind the last token is padding that nobody looks at; 0 is in every vocabulary.
+        # Padding follows the last token and is masked; 0 is in every vocabulary.
         ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=self._device)
         mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=self._device)
         with torch.inference_mode():
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
-            # Not `logits`: they are read at the last token that is not padding, and padding is often end of text.
+            # Not `logits`: they are read at the last non-padding token, and padding is often the end-of-text token.
             last = hidden[torch.arange(len(rows)), mask.sum(-1) - 1]
             scores = apply_head(self._model.score, last).flatten()
             return (scores if self._statistics is None else self._statistics.normalize(scores)).tolist()
@@ -129,7 +128,7 @@ class RewardModel:
 
 @cache
 def load_model(spec: str) -> RewardModel:
-    """The model of a spec, loaded at the first call."""
+    """Return the model of a spec; loads it at the first call."""
     return RewardModel(json.loads(spec.removeprefix(PREFIX)))
 
 
@@ -137,7 +136,7 @@ def require_loadable(spec: str) -> None:
     """Load the model of a spec.
 
     Raises:
-        ConfigError: it cannot be loaded, or is no such model.
+        ConfigError: it cannot be loaded, or is not a reward model.
     """
     try:
         load_model(spec)
@@ -148,20 +147,20 @@ def require_loadable(spec: str) -> None:
 
 
 def score_all(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
-    """One outcome an item: together, or one by one when that fails."""
+    """Return one outcome per item; score the items one by one if the batch fails."""
     if not items:
         return []
     return score_by_model(spec, items) or [outcome for item in items for outcome in score_by_model(spec, [item])]
 
 
 def score_by_model(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
-    """Outcomes of a chunk; none when it failed as a whole, so that its items are run one by one."""
+    """Return the outcomes of a chunk; [] if it failed as a whole."""
     try:
         scores = load_model(spec).score(items)
     except Exception as error:
         words = f"model: {type(error).__name__}: {error}"[:500]
         return [Failure("exception", words)] if len(items) == 1 else []
     return [
-        {"model": score} if math.isfinite(score) else Failure("bad score", f"the model said {score}")
+        {"model": score} if math.isfinite(score) else Failure("bad score", f"the model returned {score}")
         for score in scores
     ]

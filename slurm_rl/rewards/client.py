@@ -1,16 +1,16 @@
-"""Scores over HTTP: our reward services, or any other that speaks OpenRLHF's protocol.
+"""HTTP client of reward services that speak OpenRLHF's protocol.
 
     with RewardClient(config.service, urls=lambda: ["http://node7:5000/get_reward"], token=None) as client:
-        results = client.score(items)                             # one result an item, in order
+        results = client.score(items)                             # one result per item, in order
 
-What may go wrong, and what is done then, until `deadline_s` is over:
+Reactions to errors, until `deadline_s`:
 
-    no connection, a time-out, 429, 503      again, with growing pauses, at the next service
-    another 5xx, or an answer that is none   the same; after 5 tries its items go one by one, and one that fails
-                                             alone 5 times is a failure with the cause "service"
-    413                                      in halves
-    422                                      the request in halves, down to the rows that it is about
-    401, 403, 404, other 4xx                 RewardError at once, with the service's words
+    no connection, timeout, 429, 503         retry at the next service, with exponential backoff
+    other 5xx, or an invalid answer          the same; after 5 tries the items are sent one by one, and an item that
+                                             fails 5 times is a failure with the cause "service"
+    413                                      split the request
+    422                                      split the request, down to the rejected rows
+    401, 403, 404, other 4xx                 RewardError with the service's message
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Rejected(Exception):
 
 
 class RewardClient:
-    """Asks services in turn; a context manager, used from any thread.
+    """Send requests to the services in turn; a context manager, thread-safe.
 
     Args:
         config: sizes and deadlines.
-        urls: the services' addresses, asked for before every try, since a new service may have another.
-        token: sent to each of them; None sends none.
-        check: called before every pause; raises when waiting has no sense any more.
+        urls: returns the services' addresses before every try; a restarted service may have a new one.
+        token: bearer token; None sends none.
+        check: called before every pause; raises if retrying is pointless.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class RewardClient:
 
     def _pause(self, attempt: int, deadline: float, unwell: _Unwell, url: str) -> None:
         self._check()
-        # Random, so that those who were turned away together do not come back together.
+        # Jitter: clients that were rejected together should not retry together.
         pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
         if self._closing.is_set() or time.monotonic() + pause_s > deadline:
             raise RewardError(

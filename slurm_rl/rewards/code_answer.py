@@ -1,22 +1,22 @@
-"""The `code` verifier: which share of the row's tests does the completion's Python pass, in the sandbox?
+"""The `code` verifier: share of the row's tests that the completion's Python passes in the sandbox.
 
-The verdict is never the code's own word. A program's output is compared here, with an expectation that its
-process was never given; asserts run in a second process, to which the code hands plain data only.
+The code cannot give its own verdict. Output is compared here with an expectation that the code's process never
+sees; asserts run in a second process, to which the code returns plain data.
 
-The reference answer is the tests of the row, as JSON:
+The reference answer contains the tests as JSON:
 
     {"stdio": [{"stdin": "2 3\\n", "stdout": "5\\n"}]}                      the completion is a program
     {"asserts": ["assert add(2, 3) == 5"], "functions": ["add"]}          it defines functions
     {"asserts": ["check(add)"], "setup": "def check(f): ...", "functions": ["add"]}
 
-`setup` runs before each assert. `functions` names what the asserts may use of the code; they hand it plain
+`setup` runs before each assert. `functions` names the functions and classes that asserts may use; asserts pass plain
 values (numbers, text, containers, dates, iterators, ...) and objects of the code. Results compare as in Python: plain
 values by value and type, objects of the code by their own methods, but never as equal to plain values.
 
-The verifier cannot judge (the row fails): asserts that hand functions or own classes to the code. It scores a right
-program 0 if the program needs files, processes, the network or other packages, recurses deeper than Python's limit
+Asserts that pass functions or their own classes to the code cannot be judged: the row fails. A right program scores 0
+if the program needs files, processes, the network or other packages, recurses deeper than Python's limit
 without raising it, is spread over several blocks, or returns more than 16 MiB or lists nested deeper than about 200.
-Output is compared line by line, without blanks at the ends of lines and without blank lines at the end.
+Output is compared line by line, without trailing blanks and trailing empty lines.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class StdioTest(Section):
     """One run of the program."""
 
     stdin: str
-    """What it reads."""
+    """Input of the program."""
     stdout: str
-    """What it must write."""
+    """Expected output."""
 
 
 class CodeTests(Section):
@@ -73,10 +73,10 @@ class CodeTests(Section):
 
 @lru_cache(maxsize=256)
 def parse_code_tests(answer: str) -> CodeTests:
-    """Read the tests of a row; cached, since all completions of a group share them.
+    """Parse the tests of a row; cached, because all completions of a group share them.
 
     Raises:
-        DataError: the answer is not such JSON, so no completion could be judged by it.
+        DataError: the answer is not such JSON.
     """
     try:
         return CodeTests.model_validate_json(answer)
@@ -96,9 +96,9 @@ _WRITES = re.compile(r"\bprint\b|\bstdout\b|\bwrite\b")
 
 
 def find_program(completion: str, tests: CodeTests) -> str:
-    """Return the code that the tests are for.
+    """Return the code block to test.
 
-    Of several blocks the last one that does what the tests need: read stdin, write stdout, define a function.
+    With several blocks: the last one that reads stdin, writes stdout or defines the functions, as the tests need.
     """
     needs = []
     if tests.stdio:
@@ -131,17 +131,17 @@ def score_code(
     output_mb: float = 1.0,
     total_s: float = 8.0,
 ) -> float:
-    """Share of the tests passed, or with `all` 1.0 when all are and else 0.0.
+    """Return the share of passed tests, or with `all` 1.0 if all pass and else 0.0.
 
     Args:
-        completion: Python, in a fenced block or as it is.
-        answer: the tests, see `code_tests`.
+        completion: Python, in a fenced block or plain.
+        answer: the tests as JSON.
         score, test_timeout_s, memory_mb, output_mb: see `config.reward.CodeConfig`.
-        total_s: for all tests of the item; those not reached by then count as failed.
+        total_s: limit for all tests of the item; tests not reached by then fail.
 
     Raises:
-        DataError: the tests cannot be read, or could not be passed by anything.
-        RewardError: the code could not be confined, so it was not run.
+        DataError: the tests cannot be parsed, or no program could pass them.
+        RewardError: the sandbox could not be set up; the code was not run.
     """
     give_up = time.monotonic() + total_s
     tests = parse_code_tests(answer)

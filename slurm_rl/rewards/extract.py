@@ -1,4 +1,4 @@
-"""Find the answer in a completion: the text after the reasoning, and the program or the boxes in that text."""
+"""Extract the answer of a completion: the text after the reasoning, its program or its boxes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Block:
 
     @property
     def code(self) -> str:
-        """The text, without the indentation of its first line (a block may stand in a list)."""
+        """Text without the indentation of its first line (a block may be inside a list)."""
         first = next((line for line in self.lines if line.strip()), "")
         indent = first[: len(first) - len(first.lstrip())]
         return "".join(line.removeprefix(indent) + "\n" for line in self.lines)
@@ -91,7 +91,7 @@ def _split_blocks(text: str) -> tuple[str, list[_Block]]:
 
 
 def _opens_block(found: re.Match[str]) -> bool:
-    """Whether a fence outside blocks opens one; behind a text, it needs a tag or a colon before it."""
+    """Return whether a fence outside blocks opens one; after text it needs a tag or a preceding colon."""
     lead, language = found["lead"], found["language"]
     if _LIST_ITEM.fullmatch(lead) or _PYTHON.fullmatch(language):
         return True
@@ -113,12 +113,12 @@ _JOINT = re.compile(
     r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|and|or|\\text\s*\{[\s,]*(?:and|or)\s*\}|[A-Za-z]\w?\s*=)*",
     re.DOTALL,
 )
-"""What joins the boxes of one answer of several parts: a comma, "and" or "or", and at most `y =` besides."""
+"""Separator between the boxes of one answer: a comma, "and" or "or", with at most `y =`."""
 _LONGEST_JOINT = 80
 
 
 def find_boxes(text: str) -> list[str]:
-    r"""Return what is in the boxes of the answer: in the last \boxed{}, and in those joined to it.
+    r"""Return the contents of the last \boxed{} and of the boxes joined to it.
 
     Empty if there is no box, or if the last one is never closed: an earlier one may have been revoked.
 

@@ -1,8 +1,8 @@
-r"""The `math` verifier: is the LaTeX answer of a completion equal to the reference, as mathematics?
+r"""The `math` verifier: compare the LaTeX answer of a completion with the reference, mathematically.
 
 The answer is the last \boxed{} (or \fbox{}) after the reasoning; boxes that `,`, `and` or `or` join are one answer.
 Without a box it is the last formula. A box or formula that is never closed is no answer, and no earlier one counts
-then: it may have been revoked.
+in that case: it may have been revoked.
 
 math-verify compares. Differences from its defaults, each with a row in tests/unit/rewards/test_math_answer.py: only
 LaTeX counts, so `42` outside of a formula is no answer; the last box decides, where math-verify joins near ones to a
@@ -29,13 +29,13 @@ from sympy.logic.boolalg import Boolean
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.extract import drop_reasoning, find_boxes, has_box
 
-# Else every worker process prints that the time-out is off, which is on purpose.
+# Otherwise every worker prints that the timeout is off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _DELIMITER = re.compile(r"(?<!\\)\$|\\\(|\\\[")
-"""What opens mathematics: $ (not the dollar sign \\$), \\( or \\[."""
+"""Start of a formula: $ (not the dollar sign \\$), \\( or \\[."""
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
-"""LaTeX only, and what stands in a \\boxed{} before anything else."""
+"""LaTeX only; \\boxed{} has priority."""
 
 
 class _Answer(NamedTuple):
@@ -54,7 +54,7 @@ def score_math(completion: str, answer: str) -> float:
         answer: LaTeX, with or without `$` around it, or words.
 
     Raises:
-        DataError: the answer cannot be parsed, so no completion could be judged by it.
+        DataError: the answer cannot be parsed.
         Exception: sympy could not compare the two; the pool counts it as a failure.
     """
     return float(_is_equal(_read_reference(answer), _read_text(drop_reasoning(completion))))
@@ -69,7 +69,7 @@ def check_reference(answer: str) -> None:
 
 @lru_cache(maxsize=1024)
 def _read_reference(answer: str) -> _Answer:
-    """Read a reference; cached, since all completions of a group share it."""
+    """Parse a reference; cached, because all completions of a group share it."""
     if has_box(answer) or _DELIMITER.search(answer):
         reference = _read_text(answer)
     elif _is_prose(answer):
@@ -141,7 +141,7 @@ def _read_text(text: str) -> _Answer:
 
 
 def _read(latex: str) -> _Answer:
-    """Read an answer that stands alone."""
+    """Parse an answer without surrounding text."""
     latex = re.sub(r"^[\s*$]+|(?:(?<!\\)\$|[\s*.,;])+$", "", latex)
     plain = _PERCENT.sub("", latex)
     words = re.sub(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\b|\\[ ,;:!]|[\s{}$]", "", latex).casefold()
@@ -162,7 +162,7 @@ _SCIENTIFIC = re.compile(r"(\d)[eE]([+-]?\d+)\b")
 
 
 def _normalize(latex: str) -> str:
-    """Write what math-verify misreads in other words."""
+    """Rewrite notation that math-verify misreads."""
     latex = _NUMBER_IN_TEXT.sub(r"\1", latex).replace(r"\varnothing", r"\emptyset")
     latex = _SEPARATED.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
     latex = _REPEATING.sub(_write_fraction, latex)

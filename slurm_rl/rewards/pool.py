@@ -1,21 +1,19 @@
-"""Scores completions in worker processes, so that a verifier that hangs or crashes costs one item.
+"""Score completions in worker processes, so that a verifier that hangs or crashes fails one item.
 
     with RewardPool(config.reward) as pool:
-        results = pool.score(items)                               # one result an item, in order
-        future = pool.submit(items)                               # the same from any thread, at any time
-    FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError when too many failed
+        results = pool.score(items)                               # one result per item, in order
+        future = pool.submit(items)                               # the same from any thread
+    FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError if too many failed
 
-Items of all requests wait in one line and go to the workers in chunks as large as the line is long, because a message
-an item would cost more than most verifiers: a busy service pays for few messages and an idle one answers at once. A
-chunk that crashes or hangs does not say which item did it, so its items are run again one by one; only an item that
-fails alone is a failure. Such suspects never hold the last worker, so others are scored while each of them waits for
-its deadline. A reward model's chunk that crashed is run again as it was, once, before anybody is suspected: most likely
-its process was killed from outside, and the last digits of a model's score depend on what it reads together. A worker
-that has spent its budget returns early, so slow items never look like one hung item:
+Items of all requests share one queue. Workers take chunks that grow with the queue, because a message per item would
+cost more than most verifiers. If a chunk crashes or hangs, its items are retried one by one; only an item that fails by
+itself is a failure. Retried items never occupy the last worker. A crashed chunk of a reward model is first retried
+unchanged, once: its process was probably killed from outside, and the last digits of a score depend on the batch. A
+worker that has spent its budget returns early, so that slow items do not look like a hang:
 
     budget = timeout_s / 10        deadline of a chunk = timeout_s + budget, of one item = timeout_s
 
-Every item of a chunk starts within the budget, so each had at least timeout_s when the chunk is ended.
+Every item of a chunk starts within the budget, so each has at least timeout_s before the chunk is ended.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 
 _CHUNK_SIZE = 64
 _MAX_RESTARTS = 3
-"""Broken pools in a row, without one score between them, that are put up with."""
+"""Tolerated number of consecutive broken pools without a score."""
 _BUDGET_SHARE = 1 / 10
 
 
@@ -67,16 +65,16 @@ class _Task:
     units: list[_Unit]
     is_suspect: bool
     is_again: bool
-    """The same units crashed together before."""
+    """The same units have crashed together before."""
     submitted_at: float
 
 
 class RewardPool:
-    """Worker processes with a line in front of them; a context manager.
+    """Worker processes with a queue; a context manager.
 
     Args:
         config: verifiers with their weights, number of workers, deadline of one item.
-        table: verifier name to `module:function`; a test puts verifiers that misbehave here.
+        table: verifier name to `module:function`; tests inject faulty verifiers.
     """
 
     def __init__(self, config: RewardConfig, table: Mapping[str, str] | None = None) -> None:
@@ -94,12 +92,12 @@ class RewardPool:
         self._is_open = False
         self._started: Future[None] = Future()
         self.ended: Future[None] = Future()
-        """Done when the loop has ended: with the RewardError that ended it, or with None after `__exit__`."""
-        # pebble's pool is used from one thread, the loop's, from its start to its stop.
+        """Done when the loop has ended: with its RewardError, or with None after `__exit__`."""
+        # pebble's pool is used only from the loop's thread.
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
 
     def __enter__(self) -> RewardPool:
-        """Start and warm the workers; RewardError when they are not up in time."""
+        """Start and warm up the workers; raise RewardError if they are not ready in time."""
         self._thread.start()
         self._started.result()
         return self
@@ -111,28 +109,24 @@ class RewardPool:
 
     @property
     def num_waiting(self) -> int:
-        """Items that no worker has begun."""
+        """Number of queued items."""
         return len(self._waiting) + len(self._suspects)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Score items; ends in bounded time whatever the verifiers do.
+        """Score items in bounded time.
 
         Returns:
-            One result an item, in the order of `items`; a failed one has a cause in place of a value.
+            One result per item, in order; a failed one has a cause instead of a value.
 
         Raises:
-            RewardError: the processes kept dying without any item being scored.
+            RewardError: the processes kept dying without a score.
         """
         return self.submit(items).result()
 
     def submit(self, items: Sequence[RewardItem]) -> Future[list[RewardResult]]:
-        """Put items in the line and return at once.
-
-        Returns:
-            A future of what `score` returns, or raises.
-        """
+        """Queue items and return a future with the result or exception of `score`."""
         request = _Request(list(items))
-        # From here on nobody can cancel it: the loop alone says how it ends.
+        # The future can no longer be cancelled; only the loop completes it.
         request.future.set_running_or_notify_cancel()
         if not request.items:
             request.future.set_result([])
@@ -177,8 +171,8 @@ class RewardPool:
             self._is_open = False
 
     def _fill(self) -> None:
-        """Give the workers what they can take: suspects one by one, the line in even chunks."""
-        # One task more than workers, so that none is idle while the next is on its way.
+        """Submit tasks to the workers: retried items one by one, the queue in even chunks."""
+        # One more task than workers, so that no worker waits for the next one.
         while len(self._pending) <= self._num_workers:
             num_suspects = sum(task.is_suspect for task in self._pending.values())
             if self._suspects and num_suspects < max(1, self._num_workers - 1):
@@ -201,7 +195,7 @@ class RewardPool:
         self._pending[future] = _Task(units, is_suspect, is_again, time.monotonic())
 
     def _settle_next(self) -> None:
-        """Wait for a task or a new request; keep what was scored, and line up again what was not."""
+        """Wait for a task or a new request; store scored items and requeue the others."""
         future = self._processes.next_done(self._patience_s())
         if future is None:
             self._restart()
@@ -220,29 +214,29 @@ class RewardPool:
             if len(request.results) == len(request.items) and not request.future.done():
                 request.future.set_result([request.results[place] for place in range(len(request.items))])
         left = task.units[len(outcomes) :]
-        if outcomes:  # the worker stopped early: its items are slow, and none of them is to blame
+        if outcomes:  # the worker stopped early: its items are slow, not faulty
             with self._lock:
                 self._waiting.extendleft(reversed(left))
         else:
             self._suspects.extend(left)
 
     def _patience_s(self) -> float:
-        """How long the oldest task may still take; beyond it, pebble has lost it."""
+        """Return the remaining seconds of the oldest task; after that, pebble has lost it."""
         oldest = next(iter(self._pending.values()), None)
         if oldest is None:
             return math.inf
-        # It may have waited for a worker, which was busy or being replaced.
+        # It may have waited for a busy or restarting worker.
         limit_s = 2 * (self._timeout_s + self._budget_s) + self._processes.start_timeout_s
         return max(0.0, oldest.submitted_at + limit_s - time.monotonic())
 
     def _restart(self) -> None:
-        """Start new processes and submit again what had no answer; nobody is to blame yet."""
+        """Start new processes and resubmit unanswered tasks."""
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             raise RewardError(
                 "the reward workers must stay alive",
-                seen=f"{self._restarts} broken pools without one score between them",
-                action="look for the kernel ending processes for memory (dmesg), and give the job more",
+                seen=f"{self._restarts} consecutive broken pools without a score",
+                action="check dmesg for processes killed for memory, and give the job more memory",
             )
         self._processes.restart()
         lost, self._pending = list(self._pending.values()), {}
@@ -251,7 +245,7 @@ class RewardPool:
 
 
 def _read_outcomes(future: Future[Outcomes], num_items: int, timeout_s: float) -> Outcomes:
-    """Return what became of the first items of a task; of none when a chunk gave no answer."""
+    """Return the outcomes of the first items of a task; [] if a chunk gave no answer."""
     error = future.exception()
     if error is None:
         return future.result()

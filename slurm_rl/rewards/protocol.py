@@ -1,16 +1,15 @@
-"""What goes over the wire between a trainer and a reward service: OpenRLHF's protocol, in both directions.
+"""Protocol between trainer and reward service: OpenRLHF's, in both directions.
 
     POST /get_reward  {"query": ["3+4=7"], "prompts": ["3+4="], "labels": ["7"]}
     200               {"rewards": [1.0], "acc_rewards": [1.0], "scores": [1.0], "failed": [0.0]}
 
-Every key of an answer is a list with a number an item, since OpenRLHF's clients make tensors of all of them. A
-number cannot say why an item has no reward, so our client sends `"explain": true` beside, which others ignore:
+Every key of an answer is a list with one number per item: OpenRLHF's clients convert all of them to tensors. Our
+client also sends `"explain": true`, which others ignore, and gets the causes of failures:
 
     200               {"rewards": [null], "parts": [{}], "failures": [{"cause": "hang", "detail": "..."}]}
 
-Two more keys, which any client may send and none must, say what the text does not: `"truncated": [true]` of a
-completion that the length limit cut, and `"messages": [[{"role": "user", "content": "3+4?"}]]`, the chat before the
-policy's template rendered it. Reward models read them.
+Two optional keys for reward models: `"truncated": [true]` for a completion cut by the length limit, and
+`"messages": [[{"role": "user", "content": "3+4?"}]]`, the chat before the policy's template rendered it.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from slurm_rl.rewards.results import FailureCause, RewardItem, RewardResult
 from slurm_rl.rewards.values import keep_numbers, read_number, show
 
 _KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "code": "acc_rewards", "format": "format_rewards"}
-"""Verifier name to the key under which OpenRLHF's servers tell its score."""
+"""Verifier name to the key of its score in OpenRLHF's answers."""
 _CAUSES = frozenset(get_args(FailureCause))
 _LONGEST_DETAIL = 1000
 
 
 class RequestError(ConfigError):
-    """A request that cannot be answered; `status` is the HTTP status that says so."""
+    """A request that cannot be answered; `status` is the HTTP status."""
 
     def __init__(self, rule: str, *, status: int = 422, **words: Any) -> None:
         super().__init__(rule, **words)
@@ -45,12 +44,12 @@ class ScoreRequest:
     """A parsed request: lists of one length."""
 
     queries: list[str]
-    """Prompt and completion, end to end."""
+    """Prompt followed by completion."""
     prompts: list[str] | None
     labels: list[str] | None
     """Reference answers; None when the client sends none."""
     explain: bool
-    """The client is ours and reads causes of failures."""
+    """The client reads causes of failures."""
     truncated: list[bool] | None = None
     """None when the client does not say."""
     messages: list[list[dict[str, Any]] | None] | None = None
@@ -58,7 +57,7 @@ class ScoreRequest:
 
 
 def build_request(items: Sequence[RewardItem]) -> dict[str, Any]:
-    """The JSON body that asks for the rewards of `items`."""
+    """Return the JSON body of a request for the rewards of `items`."""
     body = {
         "query": [item.prompt + item.completion for item in items],
         "prompts": [item.prompt for item in items],
@@ -74,7 +73,7 @@ def parse_request(body: bytes) -> ScoreRequest:
     """Read a request.
 
     Raises:
-        RequestError: 400 when it is not JSON, 422 when it is not this protocol; names key and position.
+        RequestError: 400 if it is not JSON, 422 if it does not follow the protocol; names key and position.
     """
     try:
         tree = json.loads(body, parse_constant=_refuse_constant)
@@ -130,11 +129,10 @@ def _list(
 
 
 def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_reward: float) -> dict[str, Any]:
-    """The JSON body that tells the rewards.
+    """Return the JSON body with the rewards.
 
     Args:
-        failure_reward: the number for an item without a reward, told to clients that cannot read
-            causes; 1 under `failed` marks it.
+        failure_reward: number for a failed item, for clients that cannot read causes; `failed` is 1 for it.
     """
     if explain:
         return {
@@ -160,15 +158,15 @@ def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_rewa
 
 
 def parse_answer(body: bytes, items: Sequence[RewardItem]) -> list[RewardResult]:
-    """Read the answer of our service or another's.
+    """Parse the answer of a reward service.
 
-    Every other list of the right length, or list under `extra_logs`, becomes a part of the results, under its name.
+    Every other list of the right length, also under `extra_logs`, becomes a part of the results under its name.
 
     Returns:
-        One result an item; one whose reward is not a finite number has the failure "bad score".
+        One result per item; a reward that is not a finite number is the failure "bad score".
 
     Raises:
-        RewardError: it is no such answer at all, or not of `items`.
+        RewardError: the answer is invalid, or has another number of rewards.
     """
     try:
         tree = json.loads(body)
@@ -193,7 +191,7 @@ def _build_result(item: RewardItem, reward: Any, parts: dict[str, float], failur
     try:
         value = read_number(reward)
     except ValueError as error:
-        return RewardResult(item=item, value=None, failure="bad score", detail=f"the service said {error}")
+        return RewardResult(item=item, value=None, failure="bad score", detail=f"the service returned {error}")
     return RewardResult(item=item, value=value, parts=parts)
 
 

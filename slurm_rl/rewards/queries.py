@@ -1,11 +1,11 @@
-"""From a request to items: which part of a query is the completion, and what its reference answer is.
+"""Convert a request to items: split each query into prompt and completion, and find its reference answer.
 
-OpenRLHF's clients send the decoded sequence with its special tokens. Some send the prompt as it stands in it,
-others the data set's row (a JSON list of messages), in which case the chat template's markers tell:
+OpenRLHF's clients send the decoded sequence with special tokens. Some send the prompt as it is in the query, others the
+data set's row (a JSON list of messages); then the chat template's markers show the completion:
 
     query   <|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n7<|im_end|>     completion   7
 
-A completion that no end follows, though special tokens show elsewhere, was cut by the length limit.
+A completion without an end token, in a query with special tokens, was cut by the length limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARKERS = (
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "<start_of_turn>model\n",
 )
-"""What opens an answer in the templates of Qwen, Llama 3 and Gemma."""
+"""Start of an answer in the templates of Qwen, Llama 3 and Gemma."""
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>")
 """Special tokens that begin a sequence."""
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>", "<eos>", "<pad>")
@@ -31,13 +31,13 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_o
 
 
 def build_items(request: ScoreRequest, answers: Mapping[str, str] | None = None) -> list[RewardItem]:
-    """The items of a request.
+    """Return the items of a request.
 
     Args:
         answers: prompt to reference answer, for clients that send no labels.
 
     Raises:
-        RequestError: a completion cannot be told from its prompt, or has no answer; names the position.
+        RequestError: a completion cannot be separated from its prompt, or has no answer; names the position.
     """
     prompts = request.prompts or [""] * len(request.queries)
     items = []
@@ -46,11 +46,11 @@ def build_items(request: ScoreRequest, answers: Mapping[str, str] | None = None)
         begin = _find_completion(query, prompt, request.explain)
         if begin is None:
             raise RequestError(
-                f"query[{position}] must hold prompts[{position}] and then the completion, or a chat's markers",
+                f"query[{position}] must contain prompts[{position}] followed by the completion, or a chat's markers",
                 seen=ascii(query[:200]),
-                action="send prompts as they stand in query",
+                action="send prompts exactly as they are in query",
             )
-        # With explain the client is ours: no special tokens stand behind its text, and every character counts.
+        # With explain the client is ours: its text has no special tokens.
         completion = query[begin:] if request.explain else _strip_ends(query[begin:])
         has_end = len(completion) < len(query) - begin
         items.append(
@@ -66,7 +66,7 @@ def build_items(request: ScoreRequest, answers: Mapping[str, str] | None = None)
 
 
 def _shows_special(query: str) -> bool:
-    """Whether the client decoded with special tokens: a text without any says nothing of its end."""
+    """Return whether the client decoded with special tokens; otherwise the end of a text is unknown."""
     return any(token in query for token in (*_BEGINS, *_MARKERS))
 
 
@@ -92,7 +92,7 @@ def _look_up(answers: Mapping[str, str] | None, prompt: str, position: int) -> s
 
 
 def _find_completion(query: str, prompt: str, is_ours: bool) -> int | None:
-    """Where the completion begins; None when nothing tells."""
+    """Return the start of the completion; None if it cannot be determined."""
     if query.startswith(prompt) and (prompt or is_ours):
         return len(prompt)
     # A tokenizer may have put a special token or padding in front.

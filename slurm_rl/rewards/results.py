@@ -1,12 +1,10 @@
-"""What goes into the reward pool and what comes out.
+"""Items and results of the reward pool, and the limit on failures.
 
     RewardItem(completion="7", answer="7")   -> value 1.0, parts {"arithmetic": 1.0}
     RewardItem(completion="8", answer="7")   -> value 0.0, parts {"arithmetic": 0.0}
     a completion whose verifier never ends   -> value None, failure "hang"
 
-A wrong completion has a score; a failure has none, and never turns into a silent 0.0 or 1.0.
-
-Above a share of the newest ones, failures stop a run, with the first one shown in full.
+A wrong completion has a score; a failure has none and never becomes 0.0 or 1.0.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ Verifier: TypeAlias = Callable[[str, str], float]
 
 FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service", "reference"]
 """hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1].
-service: a reward service answered every try of this item alone with an error.
-reference: no completion could be judged by the reference answer of the row."""
+service: a reward service answered every try of this item with an error.
+reference: the row's reference answer is unusable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,33 +33,32 @@ class RewardItem:
     completion: str
     answer: str
     prompt: str = ""
-    """What the completion follows, as the policy saw it; a reward function and a reward service get it too."""
+    """Prompt as the policy saw it."""
     messages: Sequence[dict[str, Any]] | None = None
-    """The chat that `prompt` was rendered of, for a reward model's own template; None of plain text."""
+    """Chat from which `prompt` was rendered, for a reward model's own template; None for plain text."""
     truncated: bool = False
-    """The length limit cut the completion, so that no end of text follows it."""
+    """The length limit cut the completion, so it has no end-of-text token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardResult:
-    """The reward of one item: `value` is None exactly when `failure` is set."""
+    """Reward of one item; `value` is None exactly if `failure` is set."""
 
     item: RewardItem
     value: float | None
-    """Sum over verifiers of weight x score; with `algorithm.overlong` less what the length costs."""
+    """Sum over verifiers of weight x score, minus the penalty of `algorithm.overlong`."""
     unshaped: float | None = None
-    """The value before the length lowered it; None where it did not."""
+    """Value before the length penalty; None without a penalty."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Verifier name to its score in [0, 1], before the weight; of a reward function or another's service, what
-    it told besides the reward, under its own names. Empty for a failure."""
+    """Verifier name to its unweighted score in [0, 1], or the extra numbers of a reward function or service."""
     failure: FailureCause | None = None
     detail: str = ""
-    """Of a failure: the exception, the exit code or the score, in words."""
+    """Exception, exit code or score of a failure, as text."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an item has no score; also crosses from the worker process to the pool."""
+    """Cause of a missing score; also sent from the worker process to the pool."""
 
     cause: FailureCause
     detail: str
@@ -79,36 +76,34 @@ _SHOWN_CHARS = 300
 _MIN_REWARDS = 1000
 
 _REMEDIES: dict[FailureCause, str] = {
-    "hang": "raise reward.timeout_s, or mend the verifier that is slow on it",
-    "crash": "run the verifier on this completion alone, and give the job more memory if the kernel ended it",
-    "exception": "mend the verifier or the row's answer",
-    "bad score": "have the verifier return a number in [0, 1]",
+    "hang": "raise reward.timeout_s, or fix the verifier that is slow on it",
+    "crash": "run the verifier on this completion, and give the job more memory if the kernel killed it",
+    "exception": "fix the verifier or the row's answer",
+    "bad score": "return a number in [0, 1] from the verifier",
     "reference": "correct the rows' reference answers: `python -m slurm_rl plan` with the same data names them",
-    "service": "read the log of the reward service, which failed on this completion alone",
+    "service": "read the log of the reward service, which failed on this completion",
 }
 
 
 class FailureWatch:
-    """Puts up with rewards that fail now and then, and not with a reward that is broken.
+    """Tolerate occasional reward failures and end the run for a broken reward.
 
-    Counted are the newest whole steps with 1,000 rewards or more between them. Of these, or of 1,000 while there are
-    fewer, `max_failure_rate` may fail: at 0.02 a hang costs its item however small a step is, and so does a prompt
-    whose 16 completions all hang, but a verifier that fails on every twentieth item ends the run after some 400. A step
-    without a single reward ends it at once: there is nothing to learn. A resumed run begins to count anew.
-
-    Rows that no completion could be judged by cost themselves only: they are no sign of a broken verifier.
+    The window is the newest whole steps with at least 1,000 rewards (fewer count as 1,000); `max_failure_rate` of them
+    may fail. At 0.02 a prompt whose 16 completions all hang is tolerated, while a verifier that fails on every
+    twentieth item ends the run after about 400. A step without any reward ends the run at once. A resumed run starts
+    with an empty window. Failures with the cause "reference" are not counted.
     """
 
     def __init__(self, max_failure_rate: float) -> None:
         self.max_failure_rate = max_failure_rate
         self._steps: deque[tuple[int, int]] = deque()
-        """(failed, all) of each step that counts."""
+        """(failed, total) of each step in the window."""
 
     def check(self, results: Sequence[RewardResult]) -> None:
         """Count the rewards of one step.
 
         Raises:
-            RewardError: with the count of each cause, and completion, answer and cause of the first.
+            RewardError: too many failures; has the count of each cause and the first failure.
         """
         failed = [result for result in results if result.failure is not None]
         counted = sum(result.failure != "reference" for result in failed)

@@ -1,8 +1,8 @@
-"""Where a run scores: in worker processes of the trainer, in services it starts, or in services of others.
+"""Select how a run scores: worker processes of the trainer, its own services, or external services.
 
 reward.verifiers, reward.function        RewardPool
-reward.service.enabled=true              RewardServices, asked by a RewardClient
-reward.url=http://host:5000/get_reward   a RewardClient alone
+reward.service.enabled=true              RewardServices with a RewardClient
+reward.url=http://host:5000/get_reward   RewardClient
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from slurm_rl.rewards.supervise import RewardServices, choose_ports
 
 
 class Scorer(Protocol):
-    """What the loop needs."""
+    """Interface that the training loop uses."""
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """One result an item, in order; ends in bounded time."""
+        """Return one result per item, in order and in bounded time."""
 
 
 @contextmanager
 def open_scorer(
     config: RewardConfig, folder: Path, logs: Path, cluster_host: str, report: Callable[..., None]
 ) -> Iterator[Scorer]:
-    """Start what scores, and end it afterwards.
+    """Start the scorer, and stop it afterwards.
 
     Args:
-        folder: 0700; gets the token of the run's services.
-        logs: gets one log a service.
-        cluster_host: address of this node that others reach.
+        folder: mode 0700; receives the token of the run's services.
+        logs: receives one log per service.
+        cluster_host: address of this node for other nodes.
         report: called with events and their fields.
     """
     if config.url is None and config.function is None and "code" in config.verifiers:

@@ -1,7 +1,7 @@
-"""The reward service as a process: `python -m slurm_rl.rewards.service --config reward.json ...`.
+"""Process of the reward service: `python -m slurm_rl.rewards.service --config reward.json ...`.
 
-A run starts it for itself (supervise.py); outside of a run `python -m slurm_rl reward-server` does. Heavy imports
-wait until `serve`, because the worker processes import this module again when they start.
+A run starts it (supervise.py); outside of a run `python -m slurm_rl reward-server` does. Heavy imports are in `serve`,
+because the worker processes import this module when they start.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -20,20 +21,19 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.rewards.pool import RewardPool
-from slurm_rl.run_dir.strangers import at_most
 
 TOKEN_VARIABLE = "SLURM_RL_REWARD_TOKEN"
 _GRACE_S = 5
-_LONGEST_BACKLOG, _BACKLOG_SHARE = 2048, 4
+_BACKLOG = 2048
 
 
 def main(words: list[str] | None = None) -> int:
-    """Serve until SIGTERM; 0 then, 1 when the workers kept dying, 2 for bad input."""
-    parser = argparse.ArgumentParser(description="A reward service for one RewardConfig, written as JSON.")
+    """Serve until SIGTERM. Return 0; 1 when the workers keep dying; 2 for bad input."""
+    parser = argparse.ArgumentParser(description="Reward service for one RewardConfig, read from JSON.")
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--fd", type=int, required=True, help="a listening socket that was inherited")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of an inherited listening socket")
     parser.add_argument("--token-file", type=Path, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="end when this process does")
+    parser.add_argument("--parent", type=int, required=True, help="process id; the service exits with that process")
     args = parser.parse_args(words)
     die_with_parent(signal.SIGKILL, args.parent)
     try:
@@ -53,10 +53,10 @@ def serve(
     failure_reward: float = 0.0,
     answers: Mapping[str, str] | None = None,
 ) -> int:
-    """Answer requests on a listening socket until SIGTERM or SIGINT, or until the workers keep dying (1)."""
+    """Serve requests until SIGTERM or SIGINT (return 0), or until the workers keep dying (return 1)."""
     import uvicorn
 
-    from slurm_rl.rewards.app import BoundedProtocol, ServiceState, build_app, limit_log_lines
+    from slurm_rl.rewards.app import ServiceState, build_app
 
     max_body_bytes = int(config.service.max_body_mb * 1e6)
     with RewardPool(config) as pool:
@@ -66,19 +66,19 @@ def serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            http=BoundedProtocol,
+            http="h11",
             ws="none",
-            backlog=_longest_backlog(),
+            backlog=_BACKLOG,
+            limit_concurrency=_connection_limit(),
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_GRACE_S,
         )
-        limit_log_lines()
         server = uvicorn.Server(settings)
         pool.ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
         host, port = listener.getsockname()[:2]
         print(f"reward service at http://{host}:{port}/get_reward, {config.num_workers} workers", flush=True)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            # uvicorn ends in order on either, and then raises it again, against whatever was there before.
+            # uvicorn shuts down on the signal and then raises it again for the previous handler.
             signal.signal(signum, lambda *_: None)
         server.run(sockets=[listener])
         error = pool.ended.exception() if pool.ended.done() else None
@@ -88,14 +88,18 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. ConfigError when it cannot be had."""
+    """Return a listening socket; port 0 selects a free port.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A service that was just ended leaves connections in TIME_WAIT, which are in nobody's way.
+        # Connections of the previous service may still be in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_longest_backlog())
+        listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
@@ -106,16 +110,17 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _longest_backlog() -> int:
-    """All that wait to be accepted may be accepted at once, before any can be turned away."""
-    return at_most(_LONGEST_BACKLOG, share=_BACKLOG_SHARE)
+def _connection_limit() -> int:
+    """Return half of this process's file descriptors; uvicorn answers further connections with status 503."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if soft == resource.RLIM_INFINITY else max(1, soft // 2)
 
 
 def read_token(path: Path | None) -> str:
-    """The token, from a file that nobody else can read, or without one from SLURM_RL_REWARD_TOKEN.
+    """Return the token from `path`, which must have mode 0600, or from SLURM_RL_REWARD_TOKEN.
 
     Raises:
-        ConfigError: there is none, or others can read the file.
+        ConfigError: there is no valid token, or other users can read the file.
     """
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
@@ -123,7 +128,7 @@ def read_token(path: Path | None) -> str:
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise ConfigError(
-                    "only you may read the token file",
+                    "the token file must be readable only by its owner",
                     seen=f"{path} ({path.stat().st_mode & 0o777:o})",
                     action=f"chmod 600 {path}",
                 )
@@ -140,9 +145,9 @@ def read_token(path: Path | None) -> str:
 
 
 def read_answers(path: Path, prompt_key: str, answer_key: str) -> dict[str, str]:
-    """Prompt, as its clients send it, to reference answer, for clients that send no labels.
+    """Return reference answers by prompt, for clients that send no labels.
 
-    A list of messages that stands in a string (LMM-R1, OpenRLHF-M) stays that string; no image is looked for.
+    A prompt is kept as its client sends it: a list of messages inside a string (LMM-R1, OpenRLHF-M) stays a string.
     """
     from slurm_rl.data.records import DataSource, read_records
 

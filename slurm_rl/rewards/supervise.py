@@ -1,7 +1,7 @@
-"""The reward services of a run: started, watched, started again, ended.
+"""Supervisor of a run's reward services: start, health checks, restart, stop.
 
-This process holds the listening sockets and the services inherit them, so a port is taken once and stays taken: who
-connects while a service is being replaced waits in the socket's queue instead of being turned away.
+This process owns the listening sockets and the services inherit them: a port stays the same, and clients that connect
+during a restart wait in the socket's backlog.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _HEALTH_EVERY_S = 5.0
 _HEALTH_TIMEOUT_S = 20.0
 _STOP_S = 10.0
 _IMPORT_S = 60.0
-"""For a service to import what it needs, before its workers start."""
+"""Seconds for the imports of a service, before its workers start."""
 _MAX_DEATHS = 5
-"""Deaths in a row of one service, none of which lived for _LIVED_S, before it is given up."""
+"""Consecutive deaths of a service within _LIVED_S before it is abandoned."""
 _MAX_FIRST_DEATHS = 2
-"""The same of one that was never up; what it lacks will not come."""
+"""The same for a service that was never ready."""
 _LIVED_S = 60.0
 _LOG_TAIL = 2000
 
@@ -58,14 +58,14 @@ class RewardServices:
     """`config.service.num_replicas` services; a context manager.
 
     Args:
-        config: what each of them scores with.
-        folder: gets config and token (0600).
-        logs: gets one log a service.
+        config: reward config of each service.
+        folder: receives config and token (0600).
+        logs: receives one log per service.
         host: address to listen on.
-        ports: to choose from; none takes free ones.
+        ports: candidates; empty: free ports.
         report: called with an event and its fields: `reward/service_up`, `reward/service_died`.
-        token: that they ask for; None makes one.
-        first: number of the first of them, in the names of logs.
+        token: required token; None creates one.
+        first: number of the first service, in the names of logs.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class RewardServices:
         self._config, self._logs, self._first = config, logs, first
         self._token_file, self._config_file = folder / "reward-token", folder / "reward.json"
         self._host, self._ports, self._report = host, list(ports), report
-        # The workers' own deadline comes first, and says more.
+        # The workers' own deadline comes first and has the better message.
         self._start_s = config.start_timeout_s + _IMPORT_S
         self.token = token or secrets.token_hex(16)
         self._replicas: list[_Replica] = []
         self._closing = threading.Event()
         self._error: RewardError | None = None
-        # All services are started from this thread: the kernel ends them when the thread that started them ends.
+        # All services are started from this thread: PR_SET_PDEATHSIG fires when the starting thread ends.
         self._thread = threading.Thread(target=self._watch, name="reward-services", daemon=True)
 
     def __enter__(self) -> RewardServices:
-        """Start them and wait until all answer; RewardError when they do not in time."""
+        """Start the services and wait until all answer; raise RewardError after the deadline."""
         write_text(self._token_file, self.token + "\n", mode=0o600)
         write_text(self._config_file, self._config.model_dump_json(indent=2) + "\n")
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class RewardServices:
 
     @property
     def urls(self) -> list[str]:
-        """Where to ask; the same for as long as the run lives."""
+        """Addresses of the services; constant during the run."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return [f"http://{host}:{replica.listener.getsockname()[1]}/get_reward" for replica in self._replicas]
 
@@ -126,7 +126,7 @@ class RewardServices:
         return [replica.process.pid for replica in self._replicas if replica.process is not None]
 
     def check(self) -> None:
-        """Raise RewardError, with the end of the log, when a service was given up."""
+        """Raise RewardError with the end of the log if a service was abandoned."""
         if self._error is not None:
             raise self._error
 
@@ -160,8 +160,10 @@ class RewardServices:
             while not self._closing.wait(_POLL_S / 4):
                 for replica in self._replicas:
                     self._look_after(replica)
-        except Exception as error:  # a full disk under events or logs; without this thread nobody would say so
-            self._error = RewardError("the reward services must be watched", seen=f"{type(error).__name__}: {error}")
+        except Exception as error:  # for example a full disk
+            self._error = RewardError(
+                "the supervisor of the reward services must run", seen=f"{type(error).__name__}: {error}"
+            )
         finally:
             self._end_all()
 
@@ -188,7 +190,7 @@ class RewardServices:
         replica.health = None
 
     def _look_at_health(self, replica: _Replica, now: float) -> None:
-        """Ask for its health in a thread, so that one that does not answer holds up nobody; end it when it is late."""
+        """Query /health in a thread; kill a service that is late."""
         if replica.health is not None and not replica.health.is_alive():
             replica.health = None
             if replica.is_well and not replica.is_up:
@@ -208,14 +210,14 @@ class RewardServices:
 
     def _ask_health(self, replica: _Replica, process: subprocess.Popen[bytes] | None) -> None:
         url = self.urls[self._replicas.index(replica)].removesuffix("get_reward") + "health"
-        # Proxies of the environment are for the outside world.
+        # Ignore proxy variables: the service is in the cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(url, timeout=_HEALTH_TIMEOUT_S) as answer:
                 is_well = json.load(answer)["status"] == "ok"
         except (OSError, ValueError, KeyError):
             is_well = False
-        if replica.process is process:  # else it was of one that is dead by now
+        if replica.process is process:  # otherwise the answer belongs to a dead process
             replica.is_well = is_well
 
     def _end(self, replica: _Replica, why: str) -> None:
@@ -236,9 +238,9 @@ class RewardServices:
                 f"a reward service must live longer than {_LIVED_S:g} s",
                 seen=f"{replica.num_deaths} deaths, the last by {how}; its log ends with: {_tail(replica.log)}",
                 where=str(replica.log),
-                action="mend what the log names",
+                action="fix the error in the log",
             )
-            # Who connects from now on is turned away, rather than kept waiting for nobody.
+            # Reject new connections instead of leaving them in the backlog.
             replica.listener.shutdown(socket.SHUT_RDWR)
 
     def _end_all(self) -> None:
@@ -263,6 +265,6 @@ def _tail(log: Path) -> str:
 
 
 def choose_ports(environment: Mapping[str, str]) -> list[int]:
-    """The spare ports of this attempt's block; none outside of a node agent."""
+    """Return the spare ports of this attempt; [] outside of a node agent."""
     first, _, last = environment.get("SLURM_RL_SPARE_PORTS", "").partition("-")
     return list(range(int(first), int(last) + 1)) if last else []

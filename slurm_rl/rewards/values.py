@@ -1,7 +1,7 @@
-"""Values from outside the run: numbers, names and errors of programs, environments, services and reward functions.
+"""Validate untrusted values: numbers, names and errors of programs, environments, services and reward functions.
 
-Every reward and every score passes `read_number`, every name of a score or an agent passes `is_name`, so that nothing
-that the metrics or the trainer cannot take gets further than the episode that said it.
+Every reward and score passes `read_number`, every name of a score or agent `is_name`; an invalid value fails only its
+episode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_number(value: object) -> float:
     (1.0, 3.0)
 
     Raises:
-        ValueError: it is no number, not finite, or its absolute value is above `LARGEST`; the message shows it.
+        ValueError: not a number, not finite, or above `LARGEST` in absolute value.
     """
     if not isinstance(value, Real):
         raise ValueError(f"{type(value).__name__} {show(value)}")
@@ -52,7 +52,7 @@ def read_numbers(values: object) -> dict[str, float]:
     {'turns': 2.0}
 
     Raises:
-        ValueError: it is no mapping, has too many entries, or an entry is not a name with a number.
+        ValueError: not a mapping, too many entries, or an entry that is not a name with a number.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{type(values).__name__} {show(values)}")
@@ -70,7 +70,7 @@ def read_numbers(values: object) -> dict[str, float]:
 
 
 def keep_numbers(values: Mapping[object, object]) -> dict[str, float]:
-    """Return the entries that are names with numbers, at most `MOST_NAMES`; an answer may hold other things, too.
+    """Return the entries that are names with numbers, at most `MOST_NAMES`.
 
     >>> keep_numbers({"words": 12, "best": "first"})
     {'words': 12.0}
@@ -96,7 +96,7 @@ def is_name(value: object) -> bool:
 
 
 def show(value: object, longest: int = SHOWN_CHARS) -> str:
-    """Return a short ASCII text of any object, also of one whose `__repr__` raises."""
+    """Return a short ASCII text of any object, even if its `__repr__` raises."""
     try:
         text = ascii(value)
     except BaseException:  # of an object from outside; the caller reports the object, not its repr
@@ -105,7 +105,7 @@ def show(value: object, longest: int = SHOWN_CHARS) -> str:
 
 
 def describe_error(error: BaseException, longest: int = SHOWN_CHARS) -> str:
-    """Return type and text of any exception, also of one whose `__str__` raises or has megabytes.
+    """Return type and text of any exception, even if its `__str__` raises or is huge.
 
     >>> describe_error(ValueError("no"))
     'ValueError: no'

@@ -1,9 +1,8 @@
-"""The verifiers a config can name. Add one: write a `Verifier`, and a row in `VERIFIERS` of config/registry.py.
+"""Built-in verifiers. To add one, write a `Verifier` and a row in `VERIFIERS` of config/registry.py.
 
-The table holds import paths, not functions: only the worker processes import them, so the trainer
-never pays for sympy, and a verifier that breaks on import breaks there. Settings travel in the same
-string, as JSON after a question mark: `module:function?{"score": "share"}` is called with `score="share"`.
-Some judge the answer, others its form: the first are what accuracy means, in numbers and in `has_signal`.
+The table contains import paths: only the worker processes import verifiers, so that the trainer does not import sympy.
+Settings follow as JSON after a question mark: `module:function?{"score": "share"}` is called with `score="share"`.
+Verifiers of the answer (not of its form) define accuracy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from slurm_rl.config.reward import CODE_SHARE, RewardConfig
 from slurm_rl.errors import DataError
 
 JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")
-"""Names of the scores that judge the answer: verifiers', and what OpenRLHF's services and functions tell."""
+"""Names of scores that judge the answer: of verifiers, and of OpenRLHF's services and functions."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -27,9 +26,9 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 def choose_verifiers(
     config: RewardConfig, table: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """What the workers run, by name, and the weight of each score in the reward."""
+    """Return the verifiers by name, and the weight of each score in the reward."""
     if config.function is not None:
-        # It makes the whole reward; what else it tells has no weight.
+        # The function returns the whole reward; its other numbers have no weight.
         return {"function": config.function}, {"reward": 1.0}
     if config.model.path is not None:
         from slurm_rl.rewards.classifier import specify_model  # needs numpy, which a script on a login node may lack
@@ -44,12 +43,12 @@ def choose_verifiers(
 
 
 def score_arithmetic(completion: str, answer: str) -> float:
-    """1.0 when the completion, stripped, is the integer `answer` digit for digit; else 0.0.
+    """Return 1.0 if the stripped completion equals the integer `answer` digit for digit; else 0.0.
 
-    Text is compared, nothing is evaluated: `3+4` and `07` are not `7`.
+    Text is compared, not evaluated: `3+4` and `07` are not `7`.
 
     Raises:
-        DataError: the answer is not a plain decimal integer, so nothing could ever match it.
+        DataError: the answer is not a plain decimal integer.
     """
     check_integer(answer)
     return float(completion.strip() == answer)
@@ -66,7 +65,7 @@ def check_integer(answer: str) -> None:
 
 
 def score_format(completion: str, answer: str) -> float:
-    """1.0 for exactly `<think>...</think><answer>...</answer>`, each tag once and nothing around; else 0.0.
+    """Return 1.0 for exactly `<think>...</think><answer>...</answer>`, each tag once, no other text; else 0.0.
 
     >>> score_format("<think>2+2</think><answer>4</answer>", "unused")
     1.0

@@ -1,18 +1,15 @@
-"""The side of the reward pool that runs in the worker processes.
+"""Worker side of the reward pool.
 
-Only plain values go back to the pool: an exception of some library that does not unpickle would
-bring the pool down, so it is turned into words here.
+Only plain values return to the pool: an exception that does not unpickle would break it, so exceptions become text.
 
-A reward written by the user runs here, never in the trainer: `reward.function=my_reward.py:reward_func`, in OpenRLHF's
-form.
+A user's reward function also runs here: `reward.function=my_reward.py:reward_func`, with OpenRLHF's signature.
 
     def reward_func(queries, prompts, labels):        # lists of strings: prompt with completion, prompt, answer
         return [0.5]                                  # a list or tensor of that length, or a dict:
         return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": [12]}}
 
-It gets one item at a time, so that the deadline and the blame are of one item. Every number besides `rewards` is
-logged; `scores` says whether the answer is right, in numbers and to `algorithm.filters.drop_zero_variance_groups`. A
-verifier of ours can be part of it: import its function and call it.
+It gets one item at a time, so that deadline and failure concern one item. All other numbers are logged; `scores` says
+whether the answer is right (accuracy, `algorithm.filters.drop_zero_variance_groups`).
 """
 
 from __future__ import annotations
@@ -42,14 +39,14 @@ def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, f
     """Call a reward function with one item.
 
     Returns:
-        The finite number under `reward`, and the other numbers under their own names; or why there is no reward.
+        The finite number under `reward` and the other numbers under their names, or the failure.
     """
     answer = function([item.prompt + item.completion], [item.prompt], [item.answer])
     told: dict[str, Any] = dict(answer) if isinstance(answer, Mapping) else {"rewards": answer}
     reward = _number(told.pop("rewards", None))
     if reward is None:
         returned = f"{type(answer).__name__} {show(answer)}"
-        return Failure("bad score", f"the function must return one finite number an item; got {returned}")
+        return Failure("bad score", f"the function must return one finite number per item; got {returned}")
     extra = told.pop("extra_logs", None)
     told |= extra if isinstance(extra, Mapping) else {}
     numbers = {str(name): _number(value) for name, value in told.items()}
@@ -57,7 +54,7 @@ def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, f
 
 
 def _number(value: Any) -> float | None:
-    """The one finite number that a list, tensor or number is; None when it is none."""
+    """Return the single finite number in a number, list or tensor; None if there is none."""
     if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     while isinstance(value, list | tuple) and len(value) == 1:
@@ -73,10 +70,10 @@ _SHOWN_CHARS = 500
 
 
 def start_worker(table: Mapping[str, str]) -> None:
-    """Prepare a fresh worker: tie its life to the parent's and import the verifiers.
+    """Prepare a new worker: tie its lifetime to the parent's and import the verifiers.
 
-    Imports happen here, before the first task, so that they never count against a deadline. One
-    that fails is told by `warm_up`; raised here it would only make pebble start worker after worker.
+    Imports before the first task do not count against a deadline. `warm_up` reports a failed import; raised here, it
+    would make pebble start worker after worker.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would wait for C code to return
     _die_with_parent()
@@ -86,10 +83,10 @@ def start_worker(table: Mapping[str, str]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when the parent is gone, whatever runs here at that moment.
+    """Have the kernel end this process when the parent exits.
 
-    The parent holds the other end of the sentinel pipe. SIGIO at its closing ends the process by
-    default, also inside C code that holds the interpreter lock; a watching thread would not run then.
+    The parent holds the other end of the sentinel pipe. SIGIO at its closing ends the process, also inside C code that
+    holds the GIL, where a watching thread would not run.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -106,7 +103,7 @@ def _die_with_parent() -> None:
 def load_verifier(spec: str) -> Verifier:
     """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
 
-    Raises what its module raises, or AttributeError when there is no such thing.
+    Raises AttributeError if the name does not exist, and any exception of the module.
     """
     name, _, settings = (spec, "", "") if is_file(spec) else spec.partition("?")
     verifier: Verifier = load_function(name)

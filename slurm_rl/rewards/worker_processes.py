@@ -1,7 +1,7 @@
-"""The worker processes of the reward pool: start, warm, wait, start again.
+"""Worker processes of the reward pool: start, warm up, wait, restart.
 
-pebble ends a late task by ending its process and replaces processes that die. What it leaves open
-is closed here: a start without a deadline, and a pool that broke and answers nothing any more.
+pebble ends late tasks and replaces dead processes. This module adds a deadline for the start and a restart of a broken
+pool.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class VerifierProcesses:
         future: Future[Outcomes]
         try:
             future = self._pool.schedule(worker.score_items, (self._table, list(items), budget_s), timeout=deadline_s)
-        except RuntimeError:  # the pool broke while it was idle; `next_done` says so
+        except RuntimeError:  # the pool broke while it was idle; `next_done` reports it
             future = Future()
             future.set_exception(BrokenProcessPool())
         future.add_done_callback(self._done.put)
         return future
 
     def wake(self) -> None:
-        """Have `next_done` return at once, with a future that nobody submitted. From any thread."""
+        """Make `next_done` return at once with an unknown future. Thread-safe."""
         self._done.put(Future())
 
     def next_done(self, deadline_s: float) -> Future[Outcomes] | None:
@@ -119,7 +119,7 @@ class VerifierProcesses:
         return None
 
     def restart(self) -> None:
-        """Replace all processes; what was submitted before is lost."""
+        """Replace all processes; submitted tasks are lost."""
         self.stop()
         self.start()
 
@@ -132,13 +132,13 @@ class VerifierProcesses:
 
 
 def _fork_server(table: Mapping[str, str]) -> Any:
-    """How workers are started: forked off a process that has imported the verifiers, and nothing else.
+    """Return the start method: fork from a server process that has imported the verifiers.
 
-    Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork. With
-    spawn, every worker that is ended for a hang would import sympy anew, a second of CPU for each.
+    The trainer has threads and perhaps a GPU context, which do not survive a fork. With spawn, every replaced worker
+    would import sympy again, a second of CPU.
     """
     context = multiprocessing.get_context("forkserver")
-    # Of the modules only ours: what an import of others does is a worker's risk. The first pool's stay.
+    # Only our modules: importing others is a worker's risk. Modules of the first pool stay loaded.
     modules = {spec.partition(":")[0] for spec in table.values() if spec.startswith("slurm_rl.")}
     context.set_forkserver_preload(["slurm_rl.rewards.worker", *sorted(modules)])
     return context

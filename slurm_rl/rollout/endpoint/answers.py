@@ -27,7 +27,7 @@ def chat_answer(request: ReplyRequest, said: Sequence[Said], identity: str, toke
 
 
 def chat_events(answer: dict[str, Any], *, with_usage: bool) -> Iterator[str]:
-    """The same as events; a reply comes whole, since an engine hands it on when it has ended."""
+    """Return server-sent events; a reply is sent as one delta."""
     head = _head(answer["id"], "chat.completion.chunk")
     for choice in answer["choices"]:
         message, rest = dict(choice["message"]), {"index": choice["index"], "logprobs": choice["logprobs"]}
@@ -42,7 +42,7 @@ def chat_events(answer: dict[str, Any], *, with_usage: bool) -> Iterator[str]:
 
 
 def _content(one: Said) -> str | None:
-    """Null beside calls where nothing else was said, as OpenAI has it."""
+    """Return null next to calls without text, as OpenAI does."""
     return one.message["content"] or (None if one.message.get("tool_calls") else "")
 
 
@@ -53,7 +53,7 @@ def _why(one: Said) -> str:
 
 
 def usage(said: Sequence[Said]) -> dict[str, int]:
-    """Tokens of the prompt, once, and of all replies."""
+    """Return token counts: the prompt once, and all replies."""
     prompt, replies = len(said[0].context), sum(len(one.reply.token_ids) for one in said)
     return {"prompt_tokens": prompt, "completion_tokens": replies, "total_tokens": prompt + replies}
 
@@ -68,7 +68,7 @@ def _head(identity: str, kind: str) -> dict[str, Any]:
 
 
 def _logprobs(said: Said, tokenizer: Any) -> dict[str, Any]:
-    """Of each sampled token, its end of turn too: what the run trains with."""
+    """Return the logprob of each sampled token, including the end of turn."""
     pairs = zip(said.reply.token_ids, said.reply.logprobs, strict=True)
     texts = [(tokenizer.decode([token]), logprob) for token, logprob in pairs]
     content = [

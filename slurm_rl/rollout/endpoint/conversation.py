@@ -1,11 +1,11 @@
-"""What one program has said to the policy, as tokens: each request continues a recorded turn, or begins a branch.
+"""Token record of one program's conversation: each request continues a recorded turn or begins a branch.
 
     request   user "guess"                            -> a branch: the whole dialogue is rendered; sampled "6"
-    request   user "guess", assistant "6", user "<"   -> the tokens of that turn, then what the template says of "<"
-    request   user "sum up", ...                      -> another branch: nothing of it was recorded
+    request   user "guess", assistant "6", user "<"   -> the tokens of that turn, then the template's tokens for "<"
+    request   user "sum up", ...                      -> another branch: no recorded turn matches
 
-A request that continues is never rendered again from its beginning: what the policy reads is what it sampled. Which
-turn is continued follows from the messages alone, so that requests in any order make the same record.
+A continued turn is never rendered again: the policy reads the tokens that it sampled. The matching turn depends only on
+the messages, so that requests in any order give the same record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEPT_RENDERERS = 64
 
 
 class Sampled(Protocol):
-    """What an engine samples; rl/groups.py has it as `Completion`."""
+    """Sampled reply; `Completion` in data/groups.py implements it."""
 
     @property
     def token_ids(self) -> list[int]: ...
@@ -56,20 +56,20 @@ class Said:
     """A recorded turn of the policy."""
 
     name: str
-    """Of its place in the dialogue, the same in any order of requests."""
+    """Name of its position in the dialogue, independent of the order of requests."""
     parent: Said | None
-    """The turn whose tokens it continues; None: it begins with the whole dialogue."""
+    """Turn whose tokens it continues; None: it begins with the whole dialogue."""
     read: list[int]
     """Token ids behind the parent's; without one, the prompt."""
     reply: Sampled
     new: Sequence[Message]
     """The messages that were new to the policy."""
     tools: Sequence[Schema]
-    """That it was told of."""
+    """Tools of the request."""
     message: Message
     """The reply as its program gets it."""
     heard: bool = False
-    """The program got the reply. One that nobody heard is no part of the episode."""
+    """The program received the reply. Other replies are not part of the episode."""
 
     @property
     def text_read(self) -> str:
@@ -77,24 +77,24 @@ class Said:
 
     @property
     def token_ids(self) -> list[int]:
-        """All that it stands on, and the reply."""
+        """Tokens of context and reply."""
         return [*(self.parent.token_ids if self.parent else []), *self.read, *self.reply.token_ids]
 
     @property
     def context(self) -> list[int]:
-        """What the policy read before the reply."""
+        """Tokens before the reply."""
         return [*(self.parent.token_ids if self.parent else []), *self.read]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the policy reads before the reply to a request."""
+    """Tokens that the policy reads for a request."""
 
     parent: Said | None
     read: list[int]
     new: Sequence[Message]
     key: str
-    """Of its tools and all its messages."""
+    """Hash of its tools and messages."""
     tools: Sequence[Schema] = ()
 
     @property
@@ -107,14 +107,14 @@ class Place(Reading):
     """Where in the conversation a request asks."""
 
     name: str
-    """Follows from its parent's, from what is read there, from how it is asked, and from how often it was before."""
+    """Derived from the parent's name, the new tokens, the variant, and the count of equal requests."""
 
 
 class DialogueRenderer:
-    """Messages to tokens: with a chat template as that says, else their contents end to end. Used by several threads.
+    """Convert messages to tokens, with the chat template or by concatenation. Thread-safe.
 
     Args:
-        tool_parser: of env.tool_parser.
+        tool_parser: env.tool_parser.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate | None, tool_parser: str | None = None) -> None:
@@ -131,10 +131,10 @@ class DialogueRenderer:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def with_tools(self, tools: Sequence[Schema]) -> DialogueRenderer:
-        """One that tells the policy of tools, proven for these.
+        """Return a renderer for these tools after checking the template.
 
         Raises:
-            ConfigError, DataError: the template cannot tell of them, writes no calls, or not how any parser reads them.
+            ConfigError, DataError: the template does not render tools or calls, or no parser reads its calls.
         """
         if not tools:
             return self
@@ -180,10 +180,10 @@ class Conversation:
     _num_asked: dict[str, int] = field(default_factory=dict)
 
     def read(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Reading:
-        """Return what the policy reads for these messages and tools. Changes nothing, so any thread may call it.
+        """Return the tokens for these messages and tools, without side effects. Thread-safe.
 
         Raises:
-            DataError: they cannot be rendered.
+            DataError: rendering failed.
             ConfigError: see `DialogueRenderer.with_tools`.
         """
         renderer = self.renderer.with_tools(tools)
@@ -200,10 +200,10 @@ class Conversation:
         return Reading(parent=parent, read=read, new=new, key=keys[-1], tools=tools)
 
     def place(self, reading: Reading, variant: str = "") -> Place:
-        """Return where a request asks; each call is another reply.
+        """Return the position of a request; each call is another reply.
 
         Args:
-            variant: what else decides the reply; requests that differ in it are counted apart, whoever comes first.
+            variant: other properties of the reply; requests that differ in it are counted separately.
         """
         before = reading.parent.name if reading.parent else ""
         own = f"{before}/{_digest(repr(reading.read) + variant)[:16]}"
@@ -212,24 +212,24 @@ class Conversation:
         return Place(**vars(reading), name=f"{own}.{number}")
 
     def add(self, place: Place, reply: Sampled, message: Message | None = None) -> Said:
-        """Record what was sampled there, and what the program is given of it: its text, unless `message` says more."""
+        """Record a sampled reply and the message for the program (its text by default)."""
         message = message or {"role": "assistant", "content": reply.text}
         said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)
         self.turns.append(said)
         answered = _extend(place.key, message)
-        # Of two replies with one text the first goes on, whoever of them is meant.
+        # Of two replies with the same text the first is continued.
         self._by_messages.setdefault(answered, said)
         return said
 
     def branches(self) -> list[list[Said]]:
-        """The turns that were heard, each in one branch: those that follow each other without a gap in the tokens.
+        """Return the received turns as branches of turns with contiguous tokens.
 
         A branch whose first turn has a parent begins with tokens of another branch.
         """
         known: set[int] = set()
         for said in self.turns:
             one: Said | None = said if said.heard else None
-            while one is not None:  # what a heard reply stands on was read, too
+            while one is not None:  # the parents of a received reply count as received
                 known.add(id(one))
                 one = one.parent
         tips: dict[int, list[Said]] = {}
@@ -245,7 +245,7 @@ class Conversation:
 
 
 def _order(turns: Sequence[Said]) -> Any:
-    """By depth, then by name: parents first, and in the same order however requests came."""
+    """Sort by depth and name: parents first, independent of the order of requests."""
 
     def depth(said: Said) -> int:
         return said.name.count("/")
@@ -258,7 +258,7 @@ def join_contents(messages: Sequence[Message]) -> str:
 
 
 def text_of(message: Message) -> str:
-    """Its content as text."""
+    """Return the content as text."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)

@@ -1,4 +1,4 @@
-"""One episode as its program sees it: requests in, replies of the policy out, each turn recorded once."""
+"""One episode of a program: requests in, replies of the policy out, each turn recorded once."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _RETRIES = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far a program may go; beyond, its episode is truncated, and scored."""
+    """Limits of an episode; beyond them it is truncated and scored."""
 
     max_turns: int
     """Replies in one episode."""
     max_tokens: int
-    """Of one dialogue with its reply: what the model reads at once."""
+    """Largest dialogue with its reply, in tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """A reply that is wanted of the engines."""
+    """A request for a reply to the engines."""
 
     episode: str
     place: Place
@@ -46,23 +46,23 @@ class Ask:
     is_wanted: Callable[[], bool]
     """False when its episode is over; then `done` may stay as it is."""
     answer: Callable[[Sampled], Message | None]
-    """What the program gets of a reply; None: its text."""
+    """Message for the program; None: the text."""
     tools: ToolSyntax | None = None
     """How calls are read off the reply; None: not at all."""
     done: Future[Sampled] = field(default_factory=Future)
 
     @property
     def context(self) -> list[int]:
-        """What the policy reads before the reply."""
+        """Prompt tokens of the reply."""
         return self.place.context
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the head of a request says of it."""
+    """Identity of a request from its headers and body."""
 
     digest: str
-    """Of its body."""
+    """Hash of the body."""
     key: str | None
     """Idempotency-Key."""
     num_retries: int
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(eq=False)
 class Answer:
-    """What a request got, and whether its program has it."""
+    """Answer of a request, and whether the program has received it."""
 
     call: Call
     task: asyncio.Task[list[Said]]
@@ -95,7 +95,7 @@ class Answer:
 
 
 class BeyondLimit(RequestError):
-    """A request beyond what an episode may be; `code` is OpenAI's word for it."""
+    """A request beyond the limits of an episode; `code` is OpenAI's error code."""
 
     def __init__(self, rule: str, *, code: str, **words: Any) -> None:
         super().__init__(rule, status=400, **words)
@@ -103,11 +103,11 @@ class BeyondLimit(RequestError):
 
 
 class LiveEpisode:
-    """What is recorded of an episode while its program runs. All but `ask` is touched by the endpoint's loop alone.
+    """Record of a running episode. Only the endpoint's loop uses it, except `ask`.
 
     Args:
-        seed: of the episode; each reply gets one of its own from it and its place in the dialogue.
-        ask: hands a reply that is wanted to the engines and returns at once.
+        seed: seed of the episode; the seed of a reply is derived from it and the position in the dialogue.
+        ask: submits a request to the engines and returns at once.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LiveEpisode:
         self.conversation = conversation
         self.is_truncated = self.is_over = False
         self.failure: Failure | None = None
-        """Of the endpoint itself; whatever the program says then, the episode is no number."""
+        """Failure of the endpoint; the episode then gets no reward."""
         self.num_replies = 0
         self.dialogues: dict[str, list[Message]] = {}
         """Messages up to and with each response, by its id."""
@@ -143,7 +143,7 @@ class LiveEpisode:
         return answer
 
     def _find_answer(self, call: Call) -> Answer | None:
-        """What this call got before; None for one that is new."""
+        """Return the recorded answer of a repeated request; None for a new one."""
         if call.key is not None:
             known = next((one for one in self._answers if one.call.key == call.key), None)
             if known is not None and known.call.digest != call.digest:
@@ -157,7 +157,7 @@ class LiveEpisode:
         if call.num_retries == 0:
             return None
         same = [one for one in self._answers if one.call.digest == call.digest]
-        # Of several with one body it is one that nobody heard.
+        # Of several requests with the same body: one without a received answer.
         return next((one for one in same if not one.heard), next(reversed(same), None))
 
     async def _sample(self, request: ReplyRequest) -> list[Said]:
@@ -191,7 +191,7 @@ class LiveEpisode:
         ]
 
     def _read(self, request: ReplyRequest) -> tuple[Reading, ToolSyntax | None]:
-        """Return what the policy reads, and how calls are read off its replies; in a thread of its own."""
+        """Return prompt tokens and call parser of a request, computed in a thread."""
         try:
             syntax = self.conversation.renderer.with_tools(request.tools).syntax
         except (ConfigError, DataError) as error:
@@ -230,7 +230,7 @@ class LiveEpisode:
 
     def beyond_context(self, seen: str) -> BeyondLimit:
         """Return the refusal of a request that no context holds; the episode is truncated."""
-        # By `context length` packages that know no code of OpenAI's know what this is.
+        # Packages without OpenAI's error codes look for `context length`.
         bound = f"a context length of {self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
         return self._beyond(bound, seen, "context_length_exceeded")
 
@@ -261,7 +261,7 @@ def refuse_request(why: str) -> RequestError:
 
 
 def refuse_tools(why: object) -> RequestError:
-    """Of a request whose tools the model, or the parser of its calls, cannot do."""
+    """Error for tools that the template or parser does not support."""
     return RequestError(
         "tools must be told by the model's chat template, and the calls that it writes read back by vLLM's parser",
         seen=shorten(str(why), 600),

@@ -1,6 +1,5 @@
-"""A key an episode: HMAC of a secret of this process and the episode's name, so that none reaches another's.
-
-The secret is in no file: no key outlives the trainer that the episodes are of.
+"""One key per episode: HMAC of a process secret and the episode's name. The secret is in no file, so that keys end with
+the trainer.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ _PREFIX = "slurm-rl"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Makes keys, and reads from them whose they are."""
+    """Create and verify keys."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def key(self, episode: str) -> str:
-        """What its program sends as `Authorization: Bearer <key>`."""
+        """Return the key for `Authorization: Bearer <key>`."""
         return f"{_PREFIX}_{episode}_{self._sign(episode)}"
 
     def read(self, header: str | None) -> str | None:
-        """The name of the episode; None where nobody has made such a key.
+        """Return the name of the episode; None for an invalid key.
 
         >>> ring = KeyRing(b"secret")
         >>> ring.read(f"Bearer {ring.key('3.1')}"), ring.read("Bearer slurm-rl_3.1_ab"), ring.read(None)

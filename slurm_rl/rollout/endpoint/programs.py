@@ -1,9 +1,9 @@
-"""Programs of others, a process an episode: started with two variables, and ended with all that they started.
+"""Agent programs, one process per episode: started with two variables, and ended with all child processes.
 
     OPENAI_BASE_URL=http://127.0.0.1:41833/v1  OPENAI_API_KEY=<key of the episode>  python agent.py  < row as JSON
 
-It says what its episode was worth in a line of its output, `{"reward": 1.0}`, the last such line; or nothing, and
-`reward` of the config judges the last reply. Whatever else it prints is shown when it fails.
+The last line `{"reward": 1.0}` of its output is the reward; without one, `reward` of the config scores the last reply.
+Other output is shown if it fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPISODE = "SLURM_RL_EPISODE"
 ADAPTER, ADAPTERS = "adapter:", Path(__file__).parent / "adapters"
 """`adapter:NAME` among the words of a program is the file play_NAME.py there."""
 _KEPT_BYTES = 256_000
-"""Of what a program prints, the end."""
+"""Number of bytes kept from the end of a program's output."""
 _SHOWN_CHARS = 400
 _POLL_S = 0.2
 _READ = 65536
@@ -45,10 +45,10 @@ _OURS = ("PYTHONSAFEPATH", "PYTHONPATH", TOKEN_VARIABLE, REWARD_TOKEN)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a program said of its episode."""
+    """Result that a program reports."""
 
     reward: float | None = None
-    """None: it said nothing."""
+    """None: no reward reported."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the metrics, by name."""
 
@@ -77,9 +77,9 @@ def find_version(argv: Sequence[str]) -> str:
 
 
 def build_environment(environ: Mapping[str, str], url: str, key: str, episode: str) -> dict[str, str]:
-    """The trainer's own, without its secrets and its code, and with what the program needs.
+    """Return the trainer's environment without secrets and code paths, plus the program's variables.
 
-    `python` is the trainer's unless the words name another.
+    `python` is the trainer's unless the command names another.
     """
     env = {name: value for name, value in environ.items() if name not in _OURS}
     here = str(Path(sys.executable).parent)
@@ -150,7 +150,7 @@ def _listen(process: subprocess.Popen[bytes], row: bytes, is_over: Callable[[], 
                         process.stdin.close()
                 elif not _read(pipes[key.data], printed, key.data):
                     waiting.unregister(key.fileobj)
-        # What it wrote last; a child of its own may write for ever.
+        # The last output; a child process may write forever.
         for place, pipe in enumerate(pipes):
             for _ in range(_KEPT_BYTES // _READ + 1):
                 _read(pipe, printed, place)
@@ -158,12 +158,12 @@ def _listen(process: subprocess.Popen[bytes], row: bytes, is_over: Callable[[], 
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Its end stays to be asked for: until then nobody else gets its number."""
+    """Poll without reaping, so that the pid is not reused."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _read(pipe: Any, printed: list[bytes], place: int) -> bool:
-    """Take what is there; False where nothing is."""
+    """Read available output; return False if there is none."""
     try:
         data = os.read(pipe.fileno(), _READ)
     except BlockingIOError:
@@ -173,7 +173,7 @@ def _read(pipe: Any, printed: list[bytes], place: int) -> bool:
 
 
 def _write(pipe: Any, data: bytes) -> bytes:
-    """What is left; nothing when the program does not read it."""
+    """Return the unwritten rest; empty if the program closed its input."""
     try:
         return data[os.write(pipe.fileno(), data) :]
     except BlockingIOError:
@@ -183,7 +183,7 @@ def _write(pipe: Any, data: bytes) -> bytes:
 
 
 def describe_end(status: int, errors: bytes) -> Failure:
-    """Why a program is gone, of its exit code, or a signal below 0; with the end of what it wrote."""
+    """Return the failure for an exit code (negative: signal), with the end of the output."""
     if status < 0:
         return Failure("crash", f"the program died of {name_signal(-status)}{_tell(errors)}")
     return Failure("exception", f"the program ended with exit code {status}{_tell(errors)}")
@@ -204,11 +204,10 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_strays(episodes: Sequence[str], environ: Mapping[str, str]) -> list[int]:
-    """SIGKILL to what is left of programs that left their session; returns who was found.
+    """Kill child processes that left the session of their program; return them.
 
     Args:
-        environ: this process's own. Runs of one seed have episodes of the same names: those that another attempt's mark
-            is on are not ours.
+        environ: environment of this process; processes with the mark of another attempt are left alone.
     """
     wanted, own = {f"{EPISODE}={name}".encode() for name in episodes}, environ.get(MARK)
     found = []
@@ -223,7 +222,7 @@ def end_strays(episodes: Sequence[str], environ: Mapping[str, str]) -> list[int]
 
 
 def parse_verdict(printed: str) -> Verdict | Failure:
-    """Of the last line that is a JSON object with a reward.
+    """Parse the last line that is a JSON object with a reward.
 
     >>> parse_verdict('thinking\\n{"reward": 1, "scores": {"turns": 2}}\\n')
     Verdict(reward=1.0, scores={'turns': 2.0})

@@ -1,9 +1,8 @@
-"""Requests to the policy, in OpenAI's words: what is taken, what is refused, and what changes nothing here.
+"""Parse requests in OpenAI's format: supported, refused and ignored keys.
 
     {"model": "policy", "messages": [{"role": "user", "content": "3+4="}], "max_tokens": 4, "n": 2}
 
-A key that would change what is sampled, and that the run does not sample by, is refused by name: an answer that is
-something else than what was asked for would be found out by nobody.
+A key that would change sampling differently from the run is refused by name; ignoring it would go unnoticed.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from slurm_rl.rollout.endpoint.tools import (
 from slurm_rl.rollout.endpoint.tools import refuse as _refuse
 
 MODEL = "policy"
-"""Its name in answers; a request may name any."""
+"""Model name in answers; requests may use any name."""
 _MOST_REPLIES = 128
 _WITHOUT_EFFECT = frozenset(
     {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
     | {"prompt_cache_retention", "seed", "stream_options", "reasoning_effort", "reasoning"}
     | {"include", "truncation"}
 )
-"""What a provider keeps books by, and wishes. A seed follows from the run's."""
+"""Ignored keys. Seeds are derived from the run's."""
 _MUST_BE = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -48,7 +47,7 @@ _MUST_BE = {
     "functions": ([],),
     "background": (False,),
 }
-"""Key to the values that say nothing; null always does."""
+"""Key to its neutral values; null is always neutral."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -73,7 +72,7 @@ class MessageBody(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream has besides the reply."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
@@ -110,16 +109,16 @@ class SamplingRule:
     turn_tokens: int
     """Longest reply."""
     overrule: bool = False
-    """What a request says otherwise is not refused, and has no effect."""
+    """Other values in a request are ignored instead of refused."""
 
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """What a program asks for, of either of the two interfaces."""
+    """A parsed request of either interface."""
 
     messages: list[Message]
     max_tokens: int
-    """Of one reply; at most the run's."""
+    """Limit of one reply; at most the run's."""
     num_replies: int = 1
     stop: tuple[str, ...] = ()
     logprobs: bool = False
@@ -127,9 +126,9 @@ class ReplyRequest:
     with_usage: bool = False
     """The stream ends with the counts of tokens."""
     tools: tuple[Schema, ...] = ()
-    """That the policy is told of."""
+    """Tools in the prompt."""
     reads_calls: bool = True
-    """Of tools; False: what the policy writes is text, whatever it is."""
+    """Parse tool calls; False: the reply is plain text."""
     one_call: bool = False
     """At most one call of a reply is handed on."""
     is_full_length: bool = True
@@ -137,7 +136,7 @@ class ReplyRequest:
 
     @property
     def variant(self) -> str:
-        """What decides its replies besides what the policy reads; "" where that is how the run samples."""
+        """Properties that change the reply besides its prompt; "" for the run's defaults."""
         own = [*([] if self.is_full_length else [self.max_tokens]), *sorted(self.stop)]
         own += ["text"] if self.tools and not self.reads_calls else []
         return json.dumps(own) if own else ""
@@ -159,10 +158,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
-    """Return what a request for a chat completion asks for.
+    """Parse a request for a chat completion.
 
     Raises:
-        RequestError: it has other types than OpenAI's, or asks for what the run does not do.
+        RequestError: invalid types, or an unsupported option.
     """
     body = convert(tree, ChatBody)
     check_keys(tree, body, rule)
@@ -179,7 +178,7 @@ def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
 
 
 def read_tools(body: Body, rule: SamplingRule) -> dict[str, Any]:
-    """Return what a request of either interface says of tools, as fields of `ReplyRequest`."""
+    """Return the tool options of a request as fields of `ReplyRequest`."""
     return {
         "tools": parse_tools(body.tools),
         "reads_calls": reads_calls(body.tool_choice, overrule=rule.overrule),

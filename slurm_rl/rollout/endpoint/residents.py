@@ -1,10 +1,10 @@
-"""Programs that stay: a process plays many episodes, so that what it imports and loads is there once.
+"""Persistent programs: one process plays many episodes, so that imports happen once.
 
-    in   {"episode": "7.0.0", "api_key": "...", "base_url": "...", "prompt": "3+4=", ...}   a line an episode
-    out  {"episode": "7.0.0", "reward": 1.0}                                                a line when it is over
+    in   {"episode": "7.0.0", "api_key": "...", "base_url": "...", "prompt": "3+4=", ...}   one line per episode
+    out  {"episode": "7.0.0", "reward": 1.0}                                                one line at its end
 
-A process has `rows` episodes at once, one unless the config says more; of one alone its answer need not say which. One
-that dies or is late costs the episodes that it has, and another takes its place.
+A process has up to `rows` episodes at once (default 1; the answer may then omit the name). A dead or late process fails
+its episodes and is replaced.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Resident:
         return done.result()
 
     def end(self) -> None:
-        """SIGKILL to its session; what it had under way has failed."""
+        """Kill its session; its episodes in flight fail."""
         self.is_over = True
         with self._ending:
             if self.process.returncode is not None:
@@ -93,7 +93,7 @@ class Resident:
                 close_pipes(self.process)
 
     def _write(self, line: bytes, is_over: Callable[[], bool]) -> None:
-        """A program that does not read holds up nobody for longer than its deadline."""
+        """Write with a deadline, in case the program does not read."""
         assert self.process.stdin is not None
         pipe = self.process.stdin.fileno()
         with self._writing, contextlib.suppress(OSError, ValueError):
@@ -107,7 +107,7 @@ class Resident:
             while line := self.process.stdout.readline(_LONGEST_LINE):
                 self._take(line.decode("utf-8", "replace"))
         told = self._told
-        with contextlib.suppress(ChildProcessError):  # whoever ended it has waited for it
+        with contextlib.suppress(ChildProcessError):  # already reaped by the killer
             found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
             if found is not None and not self.is_over:
                 status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
@@ -156,10 +156,10 @@ def _as_text(value: Any) -> str:
 
 
 class Residents:
-    """As many processes as are needed for what is asked at once; they stay until `close`.
+    """Pool of persistent processes; they live until `close`.
 
     Args:
-        rows: episodes that one process has at once.
+        rows: concurrent episodes per process.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], rows: int) -> None:

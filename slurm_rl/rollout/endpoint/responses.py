@@ -1,9 +1,9 @@
-"""The newer of OpenAI's two interfaces, `POST /v1/responses`: the same dialogue in other words.
+"""OpenAI's `POST /v1/responses`.
 
 {"instructions": "Be short.", "input": "3+4=", "max_output_tokens": 4}
 {"previous_response_id": "resp_...", "input": [{"role": "user", "content": "and 5+1?"}]}
 
-A call of a tool and its result are items of their own, beside the messages; here they are parts of messages.
+Tool calls and results are items of the input; they are converted to messages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CallItem(msgspec.Struct):
 
 
 class ResultItem(msgspec.Struct):
-    """An item of the input: what a tool answered."""
+    """An item of the input: the result of a tool."""
 
     call_id: str | None = None
     output: str | list[TextPart] | None = None
@@ -73,13 +73,13 @@ class ResponseBody(Body, kw_only=True):
 
 
 def parse_response(tree: Mapping[str, Any], rule: SamplingRule, dialogues: Mapping[str, list[Message]]) -> ReplyRequest:
-    """Return what a request for a response asks for.
+    """Parse a request for a response.
 
     Args:
         dialogues: the messages up to and with each response of the episode, by its id.
 
     Raises:
-        RequestError: it has other types than OpenAI's, or asks for what the run does not do.
+        RequestError: invalid types, or an unsupported option.
     """
     body = convert(tree, ResponseBody)
     check_keys(tree, body, rule)
@@ -99,10 +99,10 @@ def parse_response(tree: Mapping[str, Any], rule: SamplingRule, dialogues: Mappi
 
 
 def _append(messages: list[Message], item: dict[str, Any]) -> None:
-    """Add an item of the input as a message; a call goes to what the policy said before it, if it said so.
+    """Add an item of the input to the messages; a call belongs to the preceding assistant message.
 
     Raises:
-        RequestError: it is of another kind.
+        RequestError: unknown kind of item.
     """
     kind = item.get("type", "message")
     if kind == "function_call":
@@ -153,7 +153,7 @@ def response_answer(request: ReplyRequest, said: Said, identity: str, rule: Samp
 
 
 def _items(said: Said, identity: str, status: str) -> Iterator[dict[str, Any]]:
-    """What was said, and each call; a call alone is no message."""
+    """Return the text and each call as items; without text there is no message."""
     text, calls = said.message["content"], said.message.get("tool_calls", ())
     if text or not calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -164,7 +164,7 @@ def _items(said: Said, identity: str, status: str) -> Iterator[dict[str, Any]]:
 
 
 def response_events(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The same as events; a reply comes whole."""
+    """Return server-sent events; a reply is sent as one delta."""
     begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     events: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": begun}),

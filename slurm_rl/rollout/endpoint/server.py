@@ -1,13 +1,13 @@
-"""The endpoint's HTTP side, in a thread of the trainer and on its own machine's address alone.
+"""HTTP server of the endpoint, in a thread of the trainer, on loopback.
 
-    POST /v1/chat/completions, POST /v1/responses   a key of an episode, as OpenAI's packages send it
+    POST /v1/chat/completions, POST /v1/responses   with the key of an episode as bearer token
     GET  /v1/models
 
     with Endpoint(renderer, rule, bounds, ask) as endpoint:
         key = endpoint.open("3.0", seed)            # OPENAI_BASE_URL=endpoint.url OPENAI_API_KEY=key agent
-        episode = endpoint.close("3.0")             # its conversation, as it was heard
+        episode = endpoint.close("3.0")             # its recorded conversation
 
-Whoever reaches the port without a key of an episode that is under way is told nothing.
+Requests without the key of a running episode are refused.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _START_S, _STOP_S = 60.0, 10.0
 _MOST_BODY_BYTES = 32_000_000
 _ENVELOPE_BYTES = 65_536
 _CHARACTER_BYTES, _TOKEN_BYTES = 12, 256
-"""Of JSON: a character outside the basic plane as two escapes, and the keys around a message of one token."""
+"""Bytes of JSON per character (two escapes) and per message of one token."""
 _HOST = "127.0.0.1"
 _NO_RETRY = {"x-should-retry": "false"}
-"""OpenAI's packages send again what a server could not do, unless it says so."""
+"""Disables the retries of OpenAI's packages."""
 
 
 class Endpoint:
@@ -86,7 +86,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What a program needs as OPENAI_BASE_URL."""
+        """Value of OPENAI_BASE_URL."""
         return f"http://{_HOST}:{self._listener.getsockname()[1]}/v1"
 
     def open(self, name: str, seed: int) -> str:
@@ -95,10 +95,10 @@ class Endpoint:
         return self._keys.key(name)
 
     def close(self, name: str) -> LiveEpisode:
-        """End an episode: its key opens nothing any more, and what was heard stays as it is."""
+        """End an episode: its key becomes invalid and its record final."""
         episode = self._episodes.pop(name)
         episode.is_over = True
-        # What the loop was doing for the episode just now is finished before its record is read.
+        # Wait until the loop has finished its current work for the episode.
         passed = threading.Event()
         self._loop.call_soon_threadsafe(passed.set)
         passed.wait(_STOP_S)
@@ -115,14 +115,12 @@ class Endpoint:
     def _serve(self) -> None:
         import uvicorn
 
-        from slurm_rl.rewards.app import BoundedProtocol
-
         settings = uvicorn.Config(
             self._build_app(),
             log_level="error",
             access_log=False,
             lifespan="off",
-            http=BoundedProtocol,
+            http="h11",
             ws="none",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
@@ -217,7 +215,7 @@ class Endpoint:
         answer = await episode.reply(asked, call)
         if await request.is_disconnected():
             raise RequestError("a program must wait for its answer", seen="a connection that it closed", status=499)
-        if not episode.is_over:  # else its program is gone, and what it heard is settled
+        if not episode.is_over:  # otherwise the episode is over and its record final
             answer.hear()
         return answer
 

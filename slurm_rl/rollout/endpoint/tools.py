@@ -1,10 +1,9 @@
-"""Tools in requests: the template tells the policy of their schemas, and the engine's parser reads its calls.
+"""Tools in requests: the template renders their schemas, and the engine's parser reads the calls.
 
     {"tools": [{"type": "function", "function": {"name": "add", "parameters": {...}}}], "messages": [...]}
     -> {"role": "assistant", "content": null, "tool_calls": [{"id": "call00000", "function": {"name": "add", ...}}]}
 
-A call is what the policy wrote and nothing else: none is forced, and none is mended. What looks like a call and cannot
-be read stays text, which is what the program then has of it.
+Calls are never forced or repaired. An unreadable call stays text.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ def convert(tree: Any, kind: type[T]) -> T:
 
 
 def parse_tools(found: Sequence[Any] | None) -> tuple[Schema, ...]:
-    """Return the functions of a request, in either of OpenAI's two forms, without what no template reads.
+    """Return the functions of a request, in either of OpenAI's forms, without keys that templates ignore.
 
     >>> parse_tools([{"type": "function", "name": "now", "strict": True}])[0]["function"]
     {'name': 'now', 'description': '', 'parameters': {'type': 'object', 'properties': {}}}
 
     Raises:
-        RequestError: something is no function, or its parameters are no JSON Schema.
+        RequestError: not a function, or its parameters are not a JSON Schema.
     """
     schemas = tuple(_parse_tool(tool) for tool in found or ())
     names = [schema["function"]["name"] for schema in schemas]
@@ -106,7 +105,7 @@ def _stays_inside(tree: Any) -> bool:
 
 
 def reads_calls(choice: Any, *, overrule: bool) -> bool:
-    """Whether calls are looked for, by `tool_choice`.
+    """Return whether to parse calls, from `tool_choice`.
 
     Raises:
         RequestError: a call is to be forced, which no policy samples by itself.
@@ -150,10 +149,10 @@ def _read_object(given: str | dict[str, Any] | None) -> Any:
 
 
 def name_results(messages: Sequence[Message]) -> list[Message]:
-    """Messages of tools with the name of what was called, which some templates read and OpenAI's form leaves out.
+    """Add the name of the called tool to tool messages; some templates need it.
 
     Raises:
-        RequestError: one answers no call that is before it.
+        RequestError: a result without a preceding call.
     """
     names: dict[str, str] = {}
     found: list[Message] = []
@@ -169,12 +168,12 @@ def name_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def answer_message(reply: Any, messages: Sequence[Message], *, at_most_one: bool) -> Message:
-    """A reply with tools as the program gets it: what is neither thinking nor a call, and the calls.
+    """Return the message for the program: text without thinking, and calls.
 
     Args:
-        reply: what was sampled, as the engine read it.
-        messages: of the request; names of calls go on from theirs, so that they are the same in every run.
-        at_most_one: further calls are not handed on.
+        reply: the sampled reply, parsed by the engine.
+        messages: messages of the request; call ids continue theirs and are the same in every run.
+        at_most_one: drop further calls.
     """
     good = [call for call in reply.calls if call.error is None][: 1 if at_most_one else None]
     unread = "".join(call.arguments for call in reply.calls if call.error in ("malformed", "cut"))
@@ -193,5 +192,5 @@ def answer_message(reply: Any, messages: Sequence[Message], *, at_most_one: bool
 
 
 def refuse(rule: str, seen: Any) -> RequestError:
-    """What is wrong with a request."""
+    """Return the error of a bad request."""
     return RequestError(rule, seen=shorten(repr(seen)), action="correct the request", status=400)

@@ -54,7 +54,7 @@ def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_
     loose = tmp_path / "token"
     loose.write_text("abc")
     loose.chmod(0o640)
-    with pytest.raises(ConfigError, match="only you may read the token file"):
+    with pytest.raises(ConfigError, match="the token file must be readable only by its owner"):
         run(["--port", "0", "--token-file", str(loose), "+reward=math"])
 
 

@@ -39,7 +39,7 @@ def test_a_function_that_answers_for_more_items_than_it_got_fails() -> None:
     with build_pool("wrong_length") as pool:
         [result] = pool.score(build_items(1))
     assert result.failure == "bad score"
-    assert "one finite number an item; got list [0.5, 0.5]" in result.detail
+    assert "one finite number per item; got list [0.5, 0.5]" in result.detail
 
 
 def test_a_file_that_cannot_be_run_is_named() -> None:

@@ -37,7 +37,7 @@ def test_workers_that_die_idle_are_replaced(pause_s: float) -> None:
 def test_a_pool_that_keeps_breaking_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
     monkeypatch.setattr(worker_processes.VerifierProcesses, "restart", lambda self: None)
-    with build_pool() as pool, pytest.raises(RewardError, match="must stay alive; got 4 broken pools"):
+    with build_pool() as pool, pytest.raises(RewardError, match="must stay alive; got 4 consecutive broken pools"):
         pool.score(build_items(2, {}))
 
 

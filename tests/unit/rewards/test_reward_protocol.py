@@ -136,7 +136,7 @@ def test_without_labels_the_answers_come_from_the_data_or_it_is_an_error() -> No
 
 
 def test_a_prompt_that_the_query_does_not_hold_is_an_error() -> None:
-    with pytest.raises(RequestError, match=r"query\[0\] must hold prompts\[0\]"):
+    with pytest.raises(RequestError, match=r"query\[0\] must contain prompts\[0\]"):
         build_items(parse_request(encode({"query": ["a"], "prompts": ["b"], "labels": ["1"]})))
 
 

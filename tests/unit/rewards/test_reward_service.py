@@ -154,7 +154,7 @@ def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
         raise OSError("No space left on device")
 
     services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
-    with pytest.raises(RewardError, match="must be watched; got OSError: No space left"), services:
+    with pytest.raises(RewardError, match="must run; got OSError: No space left"), services:
         wait_for(services.check, deadline_s=240)
 
 

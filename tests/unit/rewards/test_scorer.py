@@ -62,5 +62,5 @@ def test_the_token_for_others_comes_from_a_file_that_nobody_else_reads(tmp_path:
     token.write_text("abc\n")
     token.chmod(0o644)
     config = RewardConfig.model_validate({"url": "http://127.0.0.1:9/x", "service": {"token_file": str(token)}})
-    with pytest.raises(ConfigError, match="only you may read the token file"):
+    with pytest.raises(ConfigError, match="the token file must be readable only by its owner"):
         score(config, tmp_path)

@@ -1,4 +1,4 @@
-"""What every adapter needs of the endpoint, in the standard library alone: rows in, replies, verdicts out."""
+"""Client of the endpoint for adapters, standard library only: rows in, replies, rewards out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Truncated(Exception):
-    """The episode has reached a limit of the run: what it was worth so far is what it is worth."""
+    """The episode has reached a limit of the run; its reward so far counts."""
 
 
 def ask(row: dict[str, Any], messages: list[dict[str, str]]) -> str:
@@ -40,7 +40,7 @@ def ask(row: dict[str, Any], messages: list[dict[str, str]]) -> str:
 
 
 def find_in_file(word: str) -> Any:
-    """What `file.py:name` names; None of a word that names nothing in a file."""
+    """Return the object that `file.py:name` names; None for another form."""
     file, _, name = word.rpartition(":")
     if not file.endswith(".py"):
         return None
@@ -52,10 +52,10 @@ def find_in_file(word: str) -> Any:
 
 
 def serve(play: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Play the rows of standard input, each in a thread, and say what came of each; nothing else may print there.
+    """Play the rows of standard input, one thread per row, and print each result; nothing else may print to stdout.
 
     Args:
-        play: from a row to `reward` and `scores`.
+        play: maps a row to `reward` and `scores`.
     """
     out, lock = sys.stdout, threading.Lock()
     sys.stdout = sys.stderr

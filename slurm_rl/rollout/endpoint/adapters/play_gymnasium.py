@@ -1,11 +1,10 @@
-"""Environments with `reset(seed=...)` and `step(action)` as Gymnasium has them, whose observations are text or can be
-shown as text.
+"""Play environments with Gymnasium's `reset(seed=...)` and `step(action)` and text observations.
 
     env.agent_command=[/envs/theirs/bin/python, adapter:gymnasium, FrozenLake-v1] env.agent_rows_per_process=64
     env.agent_command=[/envs/theirs/bin/python, adapter:gymnasium, my_world.py:World]
 
-The first observation follows the row's prompt; a reply is the action: a whole number where actions are numbered, else
-its text. What is no action of the environment's is told to the policy and is a step of it, too.
+The first observation follows the row's prompt. A reply is the action: an integer for discrete actions, otherwise the
+text. An invalid action is reported to the policy and counts as a step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def find_maker(name: str, words: dict[str, Any]) -> Callable[[], Any]:
 
 
 def read_action(reply: str, space: Any) -> Any:
-    """The action of a reply; None of what is none."""
+    """Return the action of a reply; None if it is invalid."""
     size = getattr(space, "n", None)
     if size is None:
         return reply

@@ -18,7 +18,7 @@ from endpoint_client import ask, serve, write_rows
 
 @cache
 def load(name: str) -> Any:
-    """The data set of a task, which scores by what is in the entry alone."""
+    """Return the data set of a task; scoring uses only the entry."""
     return reasoning_gym.create_dataset(name, size=1, seed=0)
 
 
@@ -31,7 +31,7 @@ def make_rows(name: str, size: int, seed: int, head: str, words: dict[str, Any])
 
 
 def read_answer(reply: str) -> str:
-    """What is between the last <answer> and </answer>; without them all of it."""
+    """Return the text between the last <answer> and </answer>; without tags the whole text."""
     found = re.findall(r"<answer>(.*?)</answer>", reply, re.DOTALL)
     return (found[-1] if found else reply).strip()
 

@@ -1,11 +1,10 @@
-"""Environments of the package skyrl-gym, by their registered name or as such a class in a file: a reply in, messages, a
-reward and whether it is done out.
+"""Play environments of skyrl-gym, by registered name or as a class in a file.
 
     env.agent_command=[/envs/sg/bin/python, adapter:skyrl_gym, gsm8k_multi_turn] env.agent_rows_per_process=64
         data.info_keys=[reward_spec,extra_info]
 
-What SkyRL hands to an environment as its extras are the row's columns in `data.info_keys`; with --max-turns that, too.
-An episode is worth the sum of its steps, and a reply that the environment has rewritten goes on as it has left it.
+The extras of an environment are the row's columns in `data.info_keys`, plus --max-turns. The reward is the sum over the
+steps; a reply that the environment rewrites continues in its rewritten form.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def load(name: str, words: dict[str, Any]) -> Any:
 
 
 def make_rows(world: Any, size: int) -> list[dict[str, Any]]:
-    """Its training rows, the prompt as they have it, which is messages."""
+    """Return its training rows with prompts as messages."""
     return [
         {"prompt": without_nulls(row["prompt"]), "answer": str(row.get("answer") or ""), "input": row}
         for row in world.get_dataset(size).to_list()
@@ -45,7 +45,7 @@ def without_nulls(prompt: Any) -> Any:
 
 @cache
 def connections() -> DefaultAsyncHttpxClient:
-    """Of all episodes: to make one loads certificates for 50 ms, and each episode has but a key of its own."""
+    """Return the shared HTTP client; creating one takes 50 ms, and episodes differ only in their key."""
     return DefaultAsyncHttpxClient(timeout=None)
 
 
@@ -67,7 +67,7 @@ def numbers_of(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def check(world: Any) -> None:
-    """ValueError: it scores several rollouts against each other, and here each is alone."""
+    """ValueError: it compares several rollouts; only single rollouts are supported."""
     if world.requires_group_rollouts:
         raise ValueError("its rubric scores groups of rollouts, and a program plays one")
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
         write_rows(make_rows(loaded, args.size))
     else:
         check(loaded)
-        # One loop for all: what an environment holds, locks among it, belongs to the loop that it met first.
+        # One event loop for all episodes: locks of an environment belong to its first loop.
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
         serve(lambda row: asyncio.run_coroutine_threadsafe(play(row, loaded), loop).result())
