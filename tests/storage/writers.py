@@ -523,9 +523,9 @@ def rollouts(folder: Path) -> Case:
 
 @writer(
     "journal/ and its copy in a checkpoint",
-    "rollout.journal.TurnLog.resume",
-    "rollout.journal.TurnLog.open",
-    "rollout.journal.TurnLog.save",
+    "rollout.turn_log.TurnLog.resume",
+    "rollout.turn_log.TurnLog.open",
+    "rollout.turn_log.TurnLog.save",
 )
 def journal(folder: Path) -> Case:
     from slurm_rl.data.groups import SamplingSpec
@@ -909,6 +909,7 @@ OUTSIDE = {
     "cli.told.run_told": "opens /dev/null",
     "launch.runs.recent.remember": "a list outside the run; where it cannot be written, runs are named by their path",
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "cli.doctor.check_nodes": "a folder for one request; a failure is reported",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
     "plugins.health.doctor_node.measure": "doctor's own folder; a node without an answer is named",

@@ -14,8 +14,9 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
+from slurm_rl.run_dir import hang
 from slurm_rl.run_dir.hang import Watch, run_beside
-from slurm_rl.run_dir.run_dir import RunDir, hang, write_json
+from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.hanging_disk import HangingDisk, hanging_disk
 from tests.slurm.cluster.waiting import wait_until
 

@@ -102,7 +102,7 @@ def test_a_section_shows_all_its_keys_with_values_defaults_and_readers(capsys: p
     told = ask(capsys, "eval", "+exp=demo", "eval.interval=7")
     assert "eval.interval=7  (default 0)" in told
     assert "Read with task=grpo, sft, rm, dpo." in told
-    assert re.search(r"eval\.greedy=true .*true or false\n    Measure .* Read with task=grpo\.", told)
+    assert re.search(r"eval\.greedy=true .*true or false\n    Evaluate .* Read with task=grpo\.", told)
 
 
 def test_a_key_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_above_the_rate_names_counts_first_item_and_remedy() -> None:
     assert "at most 0.02 of the newest rewards may fail, of 1000 or more (reward.max_failure_rate)" in text
     assert "21 of 100 failed in this step (20 hang, 1 crash), 21 of the newest 100" in text
     assert "first: crash, words; completion 'bad 0', answer '8'" in text
-    assert "Next: run the verifier on this completion alone" in text
+    assert "Next: run the verifier on this completion, and give" in text
     assert caught.value.exit_code == 1
 
 

@@ -88,7 +88,7 @@ def test_a_run_with_sets_alone_evaluates_them_and_has_no_best(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("+eval.sets.other.num_rows=2", "eval.sets.other.data must say what to evaluate on"),
+        ("+eval.sets.other.num_rows=2", "eval.sets.other.data must name its rows"),
         ("+eval.sets.big.temperature=0", "num_samples must be 1 with temperature=0"),
         ("+eval.sets.big.max_tokens=9", "eval.sets.big: max_tokens must be at most rollout.max_tokens"),
     ],

@@ -27,9 +27,10 @@ from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launch.jobs import held_to_resume
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import lease
 from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import RunDir, lease, read_json, write_json
+from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
 OTHER = replace(Holder.of_this_process("local", "5"), machine="another", host="n2")
 

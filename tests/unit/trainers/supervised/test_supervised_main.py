@@ -36,7 +36,7 @@ def test_begin_takes_defaults_for_keys_that_the_saved_config_lacks(tmp_path: Pat
     run, config = RunDir(tmp_path / "a"), load_config(["+exp=sft_tiny", f"run_dir={tmp_path / 'a'}"])
     begin(run, config)
     tree = yaml.safe_load(run.config.read_text())
-    del tree["data"]["chat_template_kwargs"], tree["data"]["overlong"]
+    del tree["data"]["chat_template_kwargs"], tree["data"]["overlong_prompts"]
     run.config.write_text(yaml.safe_dump(tree))
     begin(run, config)
 
