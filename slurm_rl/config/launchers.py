@@ -8,17 +8,17 @@ from typing import Final
 
 @dataclass(frozen=True)
 class LauncherEntry:
-    """Classes and capabilities of a launcher; the code is in launchers/<name>/, or launchers/here.py."""
+    """Classes and capabilities of a launcher; the code is in launchers/<name>/, or launch/here.py."""
 
     launcher: str
-    """`module:class`, a `Launcher`; see launchers/protocol.py."""
+    """`module:class`, a `Launcher`; see launch/protocol.py."""
     allocation: str | None = None
-    """`module:class`, an `Allocation`; see job/allocation.py. None: the submitted program builds its own."""
+    """`module:class` of its `Allocation` (launch/controller/allocation.py); None: the submitted program builds it."""
     options: str | None = None
     """`module:function` that builds the options of a batch job; see plan/sbatch.py. Set for a queue, which can requeue
     jobs, hold spare nodes and mix node groups."""
     sweep: str | None = None
-    """`module:function` that submits all runs of a sweep at once; see launchers/slurm/sweep_arrays.py."""
+    """`module:function` that submits all runs of a sweep at once; see launch/slurm/sweep_arrays.py."""
     on_this_machine: bool = False
     """The controller runs on the submitting machine."""
     by_node: bool = False

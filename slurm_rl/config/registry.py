@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class AdvantageEntry(Entry):
-    """(rewards [P, G], known [P, G]) -> scores [P, G]; see math/advantages.py."""
+    """(rewards [P, G], known [P, G]) -> scores [P, G]; see algorithms/advantages.py."""
 
     needs_group: bool = False
     """Compares the completions of a prompt, so group_size must be at least 2."""
@@ -57,7 +57,7 @@ class AdvantageEntry(Entry):
 
 @dataclass(frozen=True)
 class LossEntry(Entry):
-    """(LossInputs, ClipRange) -> TokenLoss; see math/losses.py."""
+    """(LossInputs, ClipRange) -> TokenLoss; see algorithms/losses.py."""
 
     per_sequence: bool = False
     """The ratio is per sequence, so `correction.kind=auto` masks whole sequences too."""
@@ -65,7 +65,7 @@ class LossEntry(Entry):
 
 @dataclass(frozen=True)
 class KLEstimatorEntry(Entry):
-    """Logprobs [N] of policy and reference -> KL [N]; see math/kl.py."""
+    """Logprobs [N] of policy and reference -> KL [N]; see algorithms/kl.py."""
 
     in_loss: bool = True
     """The gradient is that of a KL divergence, so the estimator can be a loss term."""
@@ -73,7 +73,7 @@ class KLEstimatorEntry(Entry):
 
 @dataclass(frozen=True)
 class DPOLossEntry(Entry):
-    """(LogRatios, DPOConfig) -> losses [P]; see math/preference.py."""
+    """(LogRatios, DPOConfig) -> losses [P]; see algorithms/preference.py."""
 
     smoothed: bool = False
     """Uses dpo.label_smoothing."""

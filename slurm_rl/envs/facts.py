@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     """Declarations of an environment class."""
 
     resume: str
-    """One of WAYS; of programs rl/rollout/turn_log.py has another."""
+    """One of WAYS; of programs rollout/turn_log.py has another."""
     version: str
 
 

@@ -1,5 +1,7 @@
-"""What the command line asks of a launcher: one class each, and no question which it is. The other half, what a job's
-controller asks of its machines, is `Allocation` in job/allocation.py. config/launchers.py has the table of both."""
+"""Interface of a launcher for the command line.
+
+`Allocation` in launch/controller/allocation.py is the controller's interface; config/launchers.py has the table of both.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Flash attention walks each sequence of a packed row alone. SDPA computes the whole [T, T] square and masks
 most of it, so there the same sequences are laid into R rows of W tokens: same numbers, R x W^2 work.
 
-Completions that share a prompt may follow one copy of it; see math/packing.py.
+Completions that share a prompt may follow one copy of it; see algorithms/packing.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     every agent   dumps the stacks of its processes into stacks-<rank>.json
     the head      groups them, names the suspect, writes hang.json and ends the attempt; the controller starts another
 
-Of a late rollout engine only the stacks are kept: the driver restarts it (rl/rollout/care.py).
+Of a late rollout engine only the stacks are kept: the driver restarts it (rollout/engine_supervisor.py).
 """
 
 from __future__ import annotations

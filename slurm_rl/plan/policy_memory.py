@@ -16,7 +16,7 @@ from slurm_rl.plan.memory import GB, ModelShape
 
 RESERVE_GB = 3.0
 _BUCKET = 2**28
-"""Bytes of tensors gathered at once for the engines, as in engine/gather.py."""
+"""Bytes of tensors gathered at once for the engines, as in models/gather.py."""
 # DeepSpeed's defaults, in elements: gradient bucket, parameters kept gathered, parameter group of the update.
 _ZERO_BUCKET, _ZERO_LIVE, _ZERO_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 

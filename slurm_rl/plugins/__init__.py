@@ -1,15 +1,13 @@
-"""Optional parts of slurm_rl. The core never imports them; they attach by the hooks below.
+"""Optional features, one package each. This file contains the hook of the node checks.
 
-A plugin is a package below this one with its own tests and docs. `PLUGINS` names its hook object, which is imported
-when the core first needs it. Hooks run in the controller, in its only thread.
+Hooks run in the controller, in its only thread.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from slurm_rl.config.user_files.load import load_function
 
@@ -50,46 +48,6 @@ class NodeChecks(Protocol):
         """Choose the nodes to exclude at the next start, when the job has `hosts` now. Raises SlurmRLError."""
 
 
-class Plugin(Protocol):
-    """Hooks of a plugin; each may be absent."""
-
-    commands: Mapping[str, str]
-    """CLI verb -> `module:function`, called with the words after the verb; returns the exit status."""
-
-    def before_attempt(self, run: RunDir, plan: JobPlan) -> NodeChecks:
-        """Return the checks of the run's nodes."""
-
-    def on_event(self, run: RunDir, row: Mapping[str, Any]) -> None:
-        """Observe an event after it was written. Must not raise."""
-
-    def on_metrics(self, run: RunDir, row: Mapping[str, Any]) -> None:
-        """Observe a row of metrics after it was written. Must not raise."""
-
-
-PLUGINS: Final[Mapping[str, str]] = {"health": "slurm_rl.plugins.health:PLUGIN"}
-"""Name -> `module:object` of its Plugin."""
-
-
-@functools.cache
-def load_plugins() -> list[Plugin]:
-    """Import all plugins."""
-    return [cast("Plugin", load_function(path)) for path in PLUGINS.values()]
-
-
-class _NoChecks:
-    def remembered(self, hosts: Sequence[str]) -> dict[str, str]:
-        return {}
-
-    def before_attempt(self, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str]) -> NodeVerdicts:
-        return NodeVerdicts()
-
-    def exclusion(self, hosts: Sequence[str] = ()) -> Exclusion:
-        return Exclusion()
-
-
 def open_node_checks(run: RunDir, plan: JobPlan) -> NodeChecks:
-    """Return the checks of the first plugin that has any; without one, all nodes pass."""
-    for plugin in load_plugins():
-        if hasattr(plugin, "before_attempt"):
-            return plugin.before_attempt(run, plan)
-    return _NoChecks()
+    """Return the checks of the run's nodes; imports the health plugin, so that the core does not."""
+    return cast("NodeChecks", load_function("slurm_rl.plugins.health.memory:HealthChecks")(run, plan))

@@ -4,7 +4,7 @@ A call on one that hangs (a server that is away, a FUSE program that stopped) wa
 SIGKILL reaches it, and on some not even that. So whoever must go on asks by a child process. One rule for all:
 
     nobody asked to stop    Who reads or writes waits, for it may come back; then all goes on.
-    asked by the user       A process of the job that never touches the run directory (job/supervisor.py) asks it
+    asked by the user       A process that never touches the run directory (launch/controller/supervisor.py) asks it
                             again and again. As long as it answers, the run saves, however long that takes; when it has
                             not answered for LOST_S, all processes of the job are killed and the job exits with 130.
                             What was saved before stays, and `resume` goes on from there once it answers. A time limit

@@ -18,10 +18,10 @@ file or the new one, never half of either. Standard library alone: the node agen
       attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see report/step_log.py
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
-      nodes.jsonl                   evidence against nodes: see nodes/evidence.py
+      nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
       journal/                      turns of episodes that are under way
       samples.jsonl                 a few completions of each logged step, for the report
-      checkpoints/step-<k>/         see checkpoints/store.py
+      checkpoints/step-<k>/         see models/checkpoint/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
       summary.json report.html      what came out
       .reserve                      while it runs: room for how it ended, should the disk be full
@@ -80,7 +80,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.rollouts = self.path / "rollouts"
         self.journal = self.path / "journal"
-        """Turns of episodes under way; see rl/rollout/turn_log.py."""
+        """Turns of episodes under way; see rollout/turn_log.py."""
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.export = self.path / "export"

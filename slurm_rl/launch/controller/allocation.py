@@ -1,11 +1,11 @@
-"""What the controller asks of the machines it was given: one class a launcher, and no question which it is.
+"""Interface of the machines of a job for the controller; one class per launcher.
 
 | launcher | allocation |
 |---|---|
-| slurm | `SlurmAllocation`, launchers/slurm/allocation.py: all nodes of the job around it, agents by one srun |
-| local | `LocalAllocation`, launchers/here.py: this machine |
-| machines | `MachineAllocation`, launchers/machines/allocation.py: pods or VMs that meet at the head |
-| ray | `RayAllocation`, launchers/ray/allocation.py: a Ray cluster of others; the trainer is the only agent |
+| slurm | `SlurmAllocation`, launch/slurm/allocation.py: all nodes of the job, agents by one srun |
+| local | `LocalAllocation`, launch/here.py: this machine |
+| manual | `MachineAllocation`, launch/machines/allocation.py: pods or VMs that connect to the head |
+| ray | `RayAllocation`, launch/ray/allocation.py: an existing Ray cluster; the trainer is the only agent |
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def find_planned(path: str) -> ModelConfig | None:
 
 
 def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
-    """Of a model that engine/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
+    """Of a model that models/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
     tiny = model.tiny or model.tiny_vl
     if tiny is None:
         return None

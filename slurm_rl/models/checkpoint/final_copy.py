@@ -8,7 +8,7 @@ export.
 
 Each has a manifest and is signed, as checkpoints are (remote.py), and is read back once it is there. The head's node
 agent starts it when its trainer and Ray are gone, so that a trainer that was killed leaves its logs, too; behind an
-agent that could not, the controller (job/copies.py). Under a trainer of others it needs fsspec in that image.
+agent that could not, the controller (launch/controller/copies.py). An external trainer's image needs fsspec for it.
 """
 
 from __future__ import annotations

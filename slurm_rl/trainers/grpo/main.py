@@ -1,6 +1,6 @@
 """The GRPO driver: `python -m slurm_rl.trainers.grpo.main --run-dir <run> --attempt <n>`, on the head node.
 
-It writes outcome.json, whatever happens (see train/stop.py).
+It writes outcome.json, whatever happens (see node/stop.py).
 """
 
 from __future__ import annotations

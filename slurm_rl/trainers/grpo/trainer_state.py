@@ -29,7 +29,7 @@ from slurm_rl.workers.worker_group import WorkerGroup
 class TrainerState:
     """The part of a run's state that is not in the policy. Small and JSON.
 
-    Data position, sampling and data order all follow from `step` and the seed (see math/schedule.py), so there
+    Data position, sampling and data order all follow from `step` and the seed (see algorithms/schedule.py), so there
     is no random state to save.
     """
 

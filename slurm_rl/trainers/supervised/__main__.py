@@ -4,7 +4,7 @@
     python -m slurm_rl.trainers.supervised +exp=sft_tiny run_dir=runs/a          one rank, by hand
     torchrun --nproc-per-node 8 -m slurm_rl.trainers.supervised +exp=dpo_llama3_8b run_dir=/shared/runs/a ...
 
-The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see train/stop.py), and
+The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see node/stop.py), and
 all else that a run directory holds. `python -m slurm_rl` does more: it submits, brings up, starts again.
 """
 

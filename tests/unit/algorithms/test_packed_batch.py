@@ -16,7 +16,7 @@ def floats(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array(values, np.float32)
 
 
-# The worked example of math/sequences.py, then a prompt with an empty completion, then one of three tokens.
+# The worked example of algorithms/sequences.py, then a prompt with an empty completion, then one of three tokens.
 ADDITION = TrainSequence(
     token_ids=np.array([5, 12, 6, 13, 9, 1]),
     trained_from=4,

@@ -20,7 +20,7 @@ trl = pytest.importorskip("trl")
 NUM_PAIRS, PROMPT, LONGEST = 6, 2, 9
 SMOOTHING = {"exo_pair": 1e-3, "robust": 0.1}
 LEFT_OUT = {"aot", "aot_unpaired", "sft"}
-"""See math/preference.py."""
+"""See algorithms/preference.py."""
 
 
 def build_cases() -> list[DPOConfig]:
