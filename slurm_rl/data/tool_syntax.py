@@ -3,7 +3,7 @@
     Qwen3    <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>      begins with <tool_call>
     Llama 3  {"name": "add", "parameters": {"a": 1}}                                  begins with {"name":
 
-The parsers are vLLM's, and run where vLLM is imported (rl/rollout/vllm/tool_calls.py). Which of them a model needs is
+The parsers are vLLM's, and run where vLLM is imported (rollout/vllm/tool_calls.py). Which of them a model needs is
 chosen by a sign in its template, and the parser must read back the call that the template wrote, or is refused.
 """
 

@@ -1,6 +1,6 @@
 """Interface of a launcher for the command line.
 
-`Allocation` in launch/controller/allocation.py is the controller's interface; config/launchers.py has the table of both.
+`Allocation` (launch/controller/allocation.py) is the interface for the controller; both are in config/launchers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The interface of a rollout engine. Each engine is a Ray actor.
 
-To add an engine, write a class with the methods of `RolloutEngine` below rollout/ and start it in trainers/grpo/build.py.
+To add an engine, write a class with the methods of `RolloutEngine` and start it in trainers/grpo/build.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,24 @@ def test_grpo_driver_imports_heavy_packages_late() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+_PATH = re.compile(r"(?<![\w./<-])(?:[a-z_]+/)+[a-z_0-9]+\.py\b")
+_OF_OTHERS = ("torch/", "v1/", "vllm/", "trainer/", "examples/data_preprocess/", "ray/")
+"""Sources of libraries."""
+
+
+def test_paths_in_docstrings_and_docs_exist() -> None:
+    files = [str(path.relative_to(ROOT)) for path in (*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"))]
+    files += [
+        str(path.relative_to(ROOT))
+        for name in ("benchmarks", "containers", "examples")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    wrong = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in (*PACKAGE.rglob("*.py"), *(ROOT / "docs").glob("*.md"))
+        for path in _PATH.findall(page.read_text())
+        if not path.startswith(_OF_OTHERS) and not any(f"/{file}".endswith(f"/{path}") for file in files)
+    ]
+    assert wrong == []
