@@ -14,7 +14,7 @@ import logging
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slurm_rl.algorithms.sequences import TokenPrompt
@@ -131,45 +131,58 @@ class AsyncVLLMEngine:
         mailbox.arrived.set()
 
     async def _sample(self, prompt: TokenPrompt, params: Any) -> Any:
-        try:
+        with self._exits_with_engine():
             async for output in self.llm.generate(build_input(prompt), params, request_id=str(next(self._numbers))):
                 final = output  # the only one
             return final
+
+    @contextlib.contextmanager
+    def _exits_with_engine(self) -> Iterator[None]:
+        """End this actor if vLLM's engine process died: only the supervisor can restart both."""
+        try:
+            yield
         except Exception:
             if self.llm.errored:
-                # Only a restart of this actor brings vLLM's engine back; the supervisor does it.
                 logger.exception("vLLM's engine process died; ending this actor")
                 os._exit(1)
             raise
 
     async def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         async with self._updating:
-            await self._pause()
-            await self._wake("weights")
+            await self._prepare_update()
             method, *arguments = self.load_call
-            checksums = await self.llm.collective_rpc(method, args=(pickle.dumps(records), *arguments))
+            checksums = await self._call(method, args=(pickle.dumps(records), *arguments))
             return await self._finish(version, checksums, probe)
 
     async def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
         if method == "start_weight_update":
-            await self._pause()
-            await self._wake("weights")
-            await self.llm.collective_rpc("watch_transfer")
-        await self.llm.collective_rpc(method, kwargs=arguments)
+            await self._prepare_update()
+            await self._call("watch_transfer")
+        await self._call(method, kwargs=arguments)
 
     async def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
-        return await self._finish(version, await self.llm.collective_rpc("transfer_checksum"), probe)
+        return await self._finish(version, await self._call("transfer_checksum"), probe)
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        with self._exits_with_engine():
+            return await self.llm.collective_rpc(method, **arguments)
 
     async def _pause(self) -> None:
-        await self.llm.pause_generation(mode="keep", clear_cache=False)
+        with self._exits_with_engine():
+            await self.llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def _prepare_update(self) -> None:
+        await self._pause()
+        await self._wake("weights")
 
     async def _finish(self, version: int, checksums: Sequence[str], probe: TokenPrompt) -> HeldWeights:
         """Resume with the new weights, and report them."""
-        await self.llm.update_weight_version(str(version))
-        await self._wake("kv_cache")
-        # Recompute the keys and values of the requests in flight, too.
-        await self.llm.reset_prefix_cache(reset_running_requests=True)
-        await self.llm.resume_generation()
+        with self._exits_with_engine():
+            await self.llm.update_weight_version(str(version))
+            await self._wake("kv_cache")
+            # Recompute the keys and values of the requests in flight, too.
+            await self.llm.reset_prefix_cache(reset_running_requests=True)
+            await self.llm.resume_generation()
         output = await self._sample(probe, build_probe_params())
         return HeldWeights(version, list(checksums), read_probe(output, probe))
 

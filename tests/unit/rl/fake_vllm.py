@@ -78,6 +78,8 @@ class FakeAsyncLLM:
         self.said.append("reset")
 
     async def collective_rpc(self, method: str, args: Any = (), kwargs: Any = None) -> list[str]:
+        if self.errored:
+            raise RuntimeError("the engine died")
         self.said.append(method)
         return [self.checksum]
 

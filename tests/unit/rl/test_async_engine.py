@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -54,7 +56,18 @@ def test_requests_wait_for_the_first_weights(engine: AsyncVLLMEngine) -> None:
     asyncio.run(run())
 
 
-def test_actor_exits_when_the_engine_process_has_died(engine: AsyncVLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+CALLS: dict[str, Callable[[AsyncVLLMEngine], Coroutine[Any, Any, Any]]] = {
+    "generate": lambda engine: engine.generate([requests([5])[0].prompt], [0], SPEC),
+    "load_weights": lambda engine: engine.load_weights(1, [], requests([5])[0].prompt),
+    "call_workers": lambda engine: engine.call_workers("update_weights", {}),
+    "confirm_weights": lambda engine: engine.confirm_weights(1, None, requests([5])[0].prompt),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_actor_exits_when_the_engine_process_has_died(
+    engine: AsyncVLLMEngine, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """The supervisor restarts lost actors; an actor without an engine would reject all requests."""
 
     def exit_process(code: int) -> None:
@@ -63,4 +76,4 @@ def test_actor_exits_when_the_engine_process_has_died(engine: AsyncVLLMEngine, m
     monkeypatch.setattr(os, "_exit", exit_process)
     engine.llm.errored = True
     with pytest.raises(SystemExit):
-        asyncio.run(engine.generate([requests([5])[0].prompt], [0], SPEC))
+        asyncio.run(CALLS[call](engine))
