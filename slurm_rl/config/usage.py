@@ -9,8 +9,6 @@ from typing import Final
 from slurm_rl.config.section import Section
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 
-EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflight", "ray")
-"""Keys of the run and its machines, which every task reads."""
 READERS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("seed", "model", "data", "policy", "optim", "eval", "checkpoint", "logging"), OUR_TASKS),
     **dict.fromkeys(("algorithm", "reference", "rollout", "reward", "env", "critic", "warmup", "trainer"), ("grpo",)),

@@ -6,7 +6,6 @@ most connections is closed; a member that is hit by chance reconnects.
 
 from __future__ import annotations
 
-import logging
 import resource
 import time
 from collections import defaultdict
@@ -121,17 +120,3 @@ class SeldomEvents:
         """Write the number of suppressed events."""
         if left_out := self._seldom.take_left_out():
             self._write("node/turned_away", others_left_out=left_out)
-
-
-class SeldomLines(logging.Filter):
-    """Rate limit for a logger that logs every invalid request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seldom = Seldom()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        left_out = self._seldom.take()
-        if left_out:
-            record.msg, record.args = f"{record.getMessage()} ({left_out} lines were left out before)", None
-        return left_out is not None

@@ -11,8 +11,12 @@ from slurm_rl.config.keys import list_keys
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
-from slurm_rl.config.usage import EVERY_TASK, READERS, find_changed, find_readers
+from slurm_rl.config.usage import READERS, find_changed, find_readers
 from tests.layers import PACKAGE
+
+
+EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflight", "ray")
+"""Keys of the run and its machines, which every task reads."""
 
 
 def test_readers_cover_every_section() -> None:
