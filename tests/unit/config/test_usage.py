@@ -14,7 +14,6 @@ from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.usage import READERS, find_changed, find_readers
 from tests.layers import PACKAGE
 
-
 EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflight", "ray")
 """Keys of the run and its machines, which every task reads."""
 
