@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,8 @@ class RewardServices:
         try:
             with opener.open(url, timeout=_HEALTH_TIMEOUT_S) as answer:
                 is_well = json.load(answer)["status"] == "ok"
+        except urllib.error.HTTPError:
+            is_well = True  # it answers, at its limit of connections
         except (OSError, ValueError, KeyError):
             is_well = False
         if replica.process is process:  # otherwise the answer belongs to a dead process

@@ -5,13 +5,17 @@ from __future__ import annotations
 import http.client
 import resource
 import socket
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
 
+from slurm_rl.rewards.supervise import RewardServices
+from tests.slurm.cluster.waiting import wait_until
 from tests.unit.rewards.service_kit import odd_config, start_services
+
+DESCRIPTORS = 512
 
 
 def health(port: int) -> int:
@@ -21,29 +25,37 @@ def health(port: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Port and process id of a service."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardServices]:
+    """A service that may open DESCRIPTORS files, so half as many connections; its health is checked all the time."""
     folder = tmp_path_factory.mktemp("service")
     (folder / "secrets").mkdir()
-    with start_services(folder, odd_config()) as services:
-        yield int(services.urls[0].split(":")[2].partition("/")[0]), services.pids[0]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))
+    try:
+        with pytest.MonkeyPatch.context() as patch, start_services(folder, odd_config()) as services:
+            patch.setattr("slurm_rl.rewards.supervise._HEALTH_EVERY_S", 0.1)
+            yield services
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_service_refuses_head_above_limit(service: tuple[int, int]) -> None:
-    with socket.create_connection(("127.0.0.1", service[0]), timeout=60) as sock:
+@pytest.fixture
+def port(service: RewardServices) -> int:
+    return int(service.urls[0].split(":")[2].partition("/")[0])
+
+
+def test_service_refuses_head_above_limit(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000)
         assert b"400 Bad Request" in sock.recv(1000)
 
 
-def test_service_serves_again_after_more_connections_than_descriptors(service: tuple[int, int]) -> None:
-    port, pid = service
-    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (256, hard))
+def test_service_at_connection_limit_answers_503_and_is_not_restarted(service: RewardServices, port: int) -> None:
+    before = service.pids
     with ExitStack() as held:
-        for _ in range(400):
+        for _ in range(DESCRIPTORS // 2):
             held.enter_context(socket.create_connection(("127.0.0.1", port)))
-    for _ in range(100):
-        if health(port) == 200:
-            return
-        threading.Event().wait(0.1)
-    pytest.fail("the service must answer 200 after the connections are closed")
+        assert health(port) == 503
+        time.sleep(1.0)  # several health checks of the supervisor
+    wait_until(lambda: health(port) == 200, "the service's answer after the connections were closed")
+    assert service.pids == before
