@@ -1,4 +1,4 @@
-"""`plan`: what submit would send, printed and not sent, then what it would refuse. Needs neither Slurm nor torch."""
+"""`plan`: print the submission, then the errors that `submit` would raise. Needs neither Slurm nor torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_rl.plan.render import render_plan
 from slurm_rl.plugins.report.columns import find_width
 
 _LEAST = 30
-"""Columns for a reason beside its variable."""
+"""Smallest width for a reason on the line of its variable."""
 
 
 def run(words: list[str]) -> int:
@@ -39,7 +39,7 @@ def run(words: list[str]) -> int:
 
 
 def fold_reasons(text: str, width: int | None) -> str:
-    """The reason of an environment variable goes on below it where the terminal ends; what can be copied stays whole.
+    """Wrap the reasons of environment variables at the terminal's width; the variables stay on one line.
 
     >>> print(fold_reasons("  A=1    # likewise, and for a very long reason", 44))
       A=1    # likewise, and for a very long
@@ -49,7 +49,7 @@ def fold_reasons(text: str, width: int | None) -> str:
     def fold(found: re.Match[str]) -> str:
         name, reason = found.groups()
         indent = " " * min(len(name), 8)
-        # A reason that has no room beside a long name begins below it.
+        # A reason begins on the next line if the name is long.
         first = indent if len(name) + _LEAST > (width or 0) else name
         lines = textwrap.wrap(reason, width or 0, initial_indent=f"{first}# ", subsequent_indent=f"{indent}# ")
         return "\n".join(lines if first == name else [name.rstrip(), *lines])

@@ -1,7 +1,4 @@
-"""Who holds a run, and what somebody does who wants it: rules, apart from a look at the processes of this machine.
-
-Standard library alone.
-"""
+"""Rules for the owner of a run lock and for processes that want the lock. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Verdict = Literal["take", "refuse", "watch", "wait"]
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a run, or wants to."""
+    """A process that owns the lock of a run, or wants it."""
 
     launcher: str
     job: str
@@ -28,7 +25,7 @@ class Holder:
     """How often the scheduler has started the job again."""
     host: str
     machine: str
-    """What a process number belongs to: the kernel's boot and the pid namespace; "" when unknown."""
+    """Scope of a pid: the kernel's boot id and the pid namespace; "" if unknown."""
     pid: int
     started: int
     """When the process began, as the kernel counts: numbers are given again."""
@@ -54,10 +51,10 @@ class Standing(NamedTuple):
 
 
 def judge(seen: Standing, own: Holder, is_known_alive: Callable[[Holder], bool]) -> Verdict:
-    """What somebody who wants the run does about its holder.
+    """Decide how to treat the owner of the lock.
 
     Args:
-        is_known_alive: whether a scheduler says that the holder's job has not ended.
+        is_known_alive: the scheduler reports that the owner's job is running.
     """
     holder = seen.holder
     if seen.is_ended:
@@ -74,12 +71,12 @@ def judge(seen: Standing, own: Holder, is_known_alive: Callable[[Holder], bool])
 
 
 def _judge_living(holder: Holder | None, own: Holder) -> Verdict:
-    # Who only submits gives the run up in a moment, perhaps to the one that asks.
+    # A submitting process releases the lock soon, perhaps to the caller.
     return "wait" if holder is not None and holder.launcher == RESUME != own.launcher else "refuse"
 
 
 class BeatWatch:
-    """Counts looks at a holder that nobody can be asked about; see `judge`."""
+    """Count observations of an owner whose state is unknown; see `judge`."""
 
     def __init__(self, own: Holder, num_looks: int) -> None:
         self.own, self.num_looks, self.num_silent = own, num_looks, 0
@@ -104,16 +101,16 @@ def this_machine() -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """None for a process that is gone, or has ended and waits to be reaped."""
+    """Return None for a process that has ended, including zombies."""
     fields = read_stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def read_stat(pid: int) -> list[str]:
-    """What the kernel tells of a process behind its name: state, parent, ...; nothing of one that is gone."""
+    """Return the fields of /proc/<pid>/stat after the name: state, parent, ...; [] for an ended process."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except OSError:
         return []
-    # The name stands in parentheses, and may itself hold spaces and parentheses.
+    # The name is in parentheses and may contain spaces and parentheses.
     return stat.rpartition(")")[2].split()

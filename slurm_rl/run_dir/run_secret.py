@@ -1,4 +1,4 @@
-"""Secrets of one run: from SLURM_RL_TOKEN, or in files that its user alone may read. Standard library alone."""
+"""Secrets of a run: from SLURM_RL_TOKEN, or in 0600 files. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
 TOKEN_VARIABLE = "SLURM_RL_TOKEN"
-"""The same wherever the run is started: what machines without a common run directory share, and what copies of
-checkpoints are signed with. It is in no argument, log or file, and not in the environment of what an agent starts."""
+"""Shared secret of machines without a common run directory; it also signs copies of checkpoints. It is in no argument,
+log or file, and not in the environment of an agent's child processes."""
 _LEAST_LENGTH = 16
 
 
@@ -34,12 +34,12 @@ def token_from_environment(env: Mapping[str, str]) -> str | None:
 
 
 def read_secret(path: Path) -> str | None:
-    """What the file holds; None when it is not there."""
+    """Return the content of the file; None if it does not exist."""
     return path.read_text(encoding="ascii").strip() if path.is_file() else None
 
 
 def keep_secret(run: RunDir, path: Path, value: str) -> str:
-    """Write it for this user alone."""
+    """Write the file with mode 0600."""
     run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
     run.secrets.chmod(0o700)
     write_text(path, value, mode=0o600)
@@ -51,9 +51,9 @@ def checkpoint_key_file(run: RunDir) -> Path:
 
 
 def checkpoint_key(run: RunDir, env: Mapping[str, str]) -> str:
-    """What copies of this run's checkpoints are signed with: kept in the run directory, made now where it is not.
+    """Return the key that signs copies of this run's checkpoints; create it in the run directory if it is missing.
 
-    Made of the token, it is the same on a machine that has nothing of the run.
+    Derived from the token, it is the same on a machine without the run directory.
     """
     path = checkpoint_key_file(run)
     found = read_secret(path)

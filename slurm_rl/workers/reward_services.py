@@ -1,4 +1,4 @@
-"""Reward services on the nodes that the plan names: each stands beside a Ray actor, which watches it there."""
+"""Reward services on the nodes of the plan, each supervised by a Ray actor on its node."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, Cluster, name_failure
 
 _ANSWER_S = 30.0
-"""For an actor that has nothing to do but to answer; for the services behind it to end."""
+"""Seconds for an actor to answer; seconds for its services to stop."""
 _LATE_S = 90.0
-"""Beyond reward.start_timeout_s, after which the actor says itself why its service is not up."""
+"""Seconds beyond reward.start_timeout_s, after which the actor itself reports the cause."""
 
 
 class ServiceHost:
-    """One reward service, started and watched on its node. Runs as a Ray actor.
+    """Supervisor of one reward service on its node; a Ray actor.
 
     Args:
-        config: what the service scores with.
-        token: that its clients know.
-        index: of the service, in the names of its log.
+        config: reward config of the service.
+        token: token that clients must send.
+        index: number of the service, in the name of its log.
     """
 
     def __init__(self, config: RewardConfig, token: str, run_dir: Path, attempt: int, index: int) -> None:
@@ -52,7 +52,7 @@ class ServiceHost:
         )
 
     def start(self) -> str:
-        """Its address, once it answers; RewardError when it does not in time."""
+        """Return its address once it answers; raise RewardError after the deadline."""
         return self._stack.enter_context(self._services).urls[0]
 
     def check(self) -> None:
@@ -72,11 +72,11 @@ def _own_address() -> str:
 
 @contextmanager
 def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: AttemptDir) -> Iterator[Scorer]:
-    """What scores: on nodes of its own where the plan has such, else beside the trainer.
+    """Open the scorer, on its own nodes if the plan has such, otherwise on the trainer's node.
 
     Raises:
-        RewardError: a service was not up in time, or has been given up.
-        TrainingError: a node with a service is gone.
+        RewardError: a service was not ready in time, or was abandoned.
+        TrainingError: a node with a service was lost.
     """
     report = functools.partial(append_event, run)
     if not config.num_placed:
@@ -102,7 +102,7 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
 
 
 def _check(hosts: list[Actor]) -> None:
-    """Of any thread of the client's, before it asks again."""
+    """Check the services before a retry; called from any thread of the client."""
     import ray
 
     calls = [(host, host.handle.check.remote()) for host in hosts]
@@ -117,7 +117,7 @@ def _check(hosts: list[Actor]) -> None:
 
 
 def _close(hosts: list[Actor]) -> None:
-    """In order where they still answer; what does not is ended with its actor."""
+    """Stop the services in order; kill the actors that do not answer."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):

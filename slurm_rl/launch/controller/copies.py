@@ -1,7 +1,7 @@
-"""What an attempt leaves goes to checkpoint.upload_url also where its head could not copy it, in a process of its own.
+"""Copy the files of an attempt to checkpoint.upload_url if its head could not, in a separate process.
 
-The head's agent makes the copy at its end. It cannot when it was killed, when its node is gone, or when another node's
-failure had Slurm end the whole step: then KillWait is all the time that it has.
+The head's agent copies at its end. It cannot if it was killed, if its node was lost, or if another node's failure made
+Slurm end the whole step, which leaves only KillWait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _END_S = 2.0
 
 
 def needs_copy(events: Iterable[Mapping[str, Any]], attempt: int) -> bool:
-    """Whether nobody has said of this attempt that it was copied, or why it cannot be.
+    """Return whether no event records a copy of this attempt, or the reason against one.
 
     >>> events = [{"kind": "attempt/started", "attempt": 1}]
     >>> needs_copy(events, 1), needs_copy([*events, {"kind": "run/copied", "what": "attempt-1-20261123-140000"}], 1)
@@ -35,7 +35,7 @@ def needs_copy(events: Iterable[Mapping[str, Any]], attempt: int) -> bool:
     for row in reversed([*events]):
         kind, is_own = row.get("kind"), row.get("attempt") == attempt
         if kind == "attempt/started" and is_own:
-            return True  # what stands before is of a life before
+            return True  # earlier events belong to an earlier start
         is_copied = kind == "run/copied" and str(row.get("what")).startswith(f"attempt-{attempt}-")
         if is_copied or (kind == "run/copy_failed" and is_own and not row.get("is_late")):
             return False
@@ -45,7 +45,7 @@ def needs_copy(events: Iterable[Mapping[str, Any]], attempt: int) -> bool:
 def copy_behind(
     run: RunDir, allocation: Allocation, attempt: AttemptDir, is_stopped: IsStopped, most_s: float = MOST_S
 ) -> None:
-    """Make the copy that is missing; what fails is an event, and no failure of the run."""
+    """Make the missing copy; a failure is an event and does not fail the run."""
     if is_stopped() or not needs_copy(read_rows(run.events), attempt.number):
         return
     try:
@@ -62,7 +62,7 @@ def copy_behind(
         cause = "asked to stop" if is_stopped() else f"not done within {most_s:.0f} s"
         append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)
         copying.terminate()
-        # It ignores SIGTERM, which Slurm sends to all that run; who is asked to stop has no time to wait for it.
+        # The copy ignores SIGTERM, which Slurm sends to all processes; a stopping controller does not wait for it.
         if not comes_true(lambda: copying.poll() is not None, _END_S):
             copying.send_signal(signal.SIGKILL)
     elif needs_copy(read_rows(run.events), attempt.number):

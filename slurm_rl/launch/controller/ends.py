@@ -1,4 +1,4 @@
-"""How attempts ended, read from what they left in the run directory."""
+"""Determine how attempts ended, from their files in the run directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAX_CAUSES = 5
 
 
 def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
-    """What the trainer said; where it could not, what the nodes and srun said.
+    """Return the trainer's outcome; without one, the outcome from the nodes and srun.
 
     Args:
-        status: of srun, or of the only node agent.
-        asked: the attempt had been asked to save and leave.
+        status: exit status of srun, or of the only node agent.
+        asked: the attempt had been asked to save and stop.
     """
     found = read_json(attempt.outcome) if attempt.outcome.is_file() else None
-    # A trainer that saved although nobody asked was told to by a node's end; the node is the cause.
+    # A trainer that saved without a request was stopped by the end of a node, which is the cause.
     if found and (found["outcome"] == "finished" or (found["outcome"] == "checkpointed" and asked)):
         return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
     if attempt.hang.is_file():
@@ -43,7 +43,7 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
 
 
 def find_causes(attempt: AttemptDir) -> list[str]:
-    """What ended the nodes' step, the first to go first; what several nodes say is told once."""
+    """Return the causes that ended the nodes' step, in order of time and without duplicates."""
     hosts_of: dict[str, list[str]] = {}
     for record in _read_records(attempt):
         if "error" in record:
@@ -67,7 +67,7 @@ def find_task_errors(attempt: AttemptDir) -> list[str]:
     """Every end of a task that srun found worth a word, before it ended the others."""
     path = attempt.log("srun")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    # After this line srun tells of those that it ended itself.
+    # After this line srun lists tasks that it ended itself.
     said = text.partition("Terminating StepId")[0]
     return re.findall(r"^srun: error: (.*)$", said, re.MULTILINE)
 
@@ -79,14 +79,14 @@ def find_lost_nodes(attempt: AttemptDir) -> list[str]:
 
 
 def read_record(attempt: AttemptDir, rank: int) -> dict[str, Any]:
-    """What a node agent wrote about itself; empty when it wrote nothing."""
+    """Return the record of a node agent; empty without one."""
     path = attempt.node(rank)
     record: dict[str, Any] = read_json(path) if path.is_file() else {}
     return record
 
 
 def newest_step(run: RunDir) -> int:
-    """Newest step in the checkpoints, -1 for none, by names alone: the trainer finds out what verifies."""
+    """Return the newest step by checkpoint names, -1 for none; the trainer verifies them."""
     try:
         return newest_step_by_name(run.checkpoints)
     except OSError:  # a file system that does not even let itself be read
@@ -101,7 +101,7 @@ def load_ends(run: RunDir, job_key: str) -> list[AttemptEnd]:
 
 
 def settle_killed_attempts(run: RunDir, job_key: str) -> list[int]:
-    """Give every attempt of this job an end whose controller could not; returns their numbers."""
+    """Record an end for attempts whose controller was killed; return their numbers."""
     attempts = [run.attempt(number) for number in run.attempt_numbers()]
     open_ones = [attempt for attempt in attempts if attempt.start.is_file() and not attempt.end.is_file()]
     killed = [attempt for attempt in open_ones if read_json(attempt.start)["job"] == job_key]

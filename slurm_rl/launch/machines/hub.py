@@ -1,6 +1,6 @@
-"""The head's side: it lets the other machines in, gives them ranks, and notices when one is gone.
+"""Head of a run over machines: accepts the other machines, assigns ranks, and detects lost ones.
 
-Nothing blocks and there are no threads: whoever waits for something calls `poll` meanwhile.
+There are no threads, and nothing blocks: a waiting caller calls `poll`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from slurm_rl.run_dir.strangers import Crowd, SeldomEvents, at_most
 _POLL_S = 0.05
 BEAT_S = 5.0
 SILENCE_S = 60.0
-"""Without a word for so long a machine is gone: its power was cut, or the network between is."""
+"""Seconds of silence after which a machine counts as lost."""
 _PROOF_S = 20.0
-# What waits in the kernel's queue is taken the next time; nobody keeps the head from everything else.
+# Later connections stay in the kernel's queue, so that a flood does not block the head.
 _ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
 _LEAST_STRANGERS = 64
@@ -34,7 +34,7 @@ _SHARE_OF_DESCRIPTORS = 4
 
 
 class _StillHere(ConfigError):
-    """Its former connection has not been given up yet; or somebody started it twice."""
+    """Its former connection is still open, or the machine was started twice."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Member:
     is_ready: bool = False
     shares_run_dir: bool = False
     inbox: list[dict[str, Any]] = field(default_factory=list)
-    """What it said that is for the attempt."""
+    """Messages for the attempt."""
 
     @property
     def host(self) -> str:
@@ -78,24 +78,24 @@ class Hub:
         self._strangers: Crowd[Member] = Crowd()
         self.members: dict[int, Member] = {}
         self.lost: dict[int, str] = {}
-        """Ranks whose machine went away, until another takes the place; how it is called."""
+        """Rank -> name of its lost machine, until another takes the rank."""
         self.notice: str | None = None
-        """Which machine was told to stop, and by what."""
+        """Machine that received a stop signal, and the signal."""
         self._beat_at = 0.0
         self._most_strangers = most_strangers(num_nodes)
         self._seldom = SeldomEvents(functools.partial(append_event, run))
 
     def open(self) -> None:
-        """Listen, unless it does already.
+        """Listen; no-op if it listens already.
 
         Raises:
-            ConfigError: somebody else does.
+            ConfigError: the port is taken.
         """
         if self._listener is None:
             self._listener = listen(self._place.port)
             self._listener.setblocking(False)
 
-    # ---- who is there ----------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
     def wait_for_all(self, timeout_s: float, is_stopped: Callable[[], bool]) -> None:
         """Until exactly the machines of the run are there.
@@ -129,7 +129,7 @@ class Hub:
     # ---- talking ---------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Let in who knocks, read what came, send what is queued."""
+        """Accept connections, read messages, send queued ones."""
         self._accept()
         now = time.monotonic()
         if now > self._beat_at + BEAT_S:
@@ -166,7 +166,7 @@ class Hub:
                 break
             try:
                 link = Link(sock, self._secret, is_head=True)
-            except OSError:  # somebody who left at once
+            except OSError:  # the peer has already closed it
                 sock.close()
                 continue
             now = time.monotonic()
@@ -265,7 +265,7 @@ class Hub:
             )
 
     def _find_rank(self, wanted: int | None, member: Member) -> int:
-        """The rank it says it has; else the one it had, or the lowest that is free."""
+        """Return its requested rank; otherwise its former rank, or the lowest free one."""
         if any(other.host == member.host for other in self.members.values()):
             raise _StillHere("a machine joins once", seen=f"{member.host} is connected already")
         free = [rank for rank in range(1, self.num_nodes) if rank not in self.members]

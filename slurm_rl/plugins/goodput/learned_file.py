@@ -1,4 +1,4 @@
-"""learned.json: what the controller has learned, for the trainer, for `status`, and for later attempts."""
+"""learned.json: measured times of saves, for the trainer, for `status` and for later attempts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from slurm_rl.run_dir.jsonl import read_last_rows, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
 _ATTEMPTS, _TAIL_BYTES = 3, 1 << 19
-"""Of steps the newest say enough, and a controller looks each minute."""
+"""Number of newest steps that are read; the controller measures every minute."""
 
 
 def learn(run: RunDir) -> Measured:
-    """Measure anew, and write it down when it has changed; a disk that refuses costs what is new alone."""
+    """Measure again and write changes; ignore a disk that refuses the write."""
     known = read_learned(run)
     try:
         newest = run.attempt_numbers()[-_ATTEMPTS:]
@@ -30,7 +30,7 @@ def learn(run: RunDir) -> Measured:
 
 
 def read_learned(run: RunDir) -> Measured:
-    """What was learned so far; nothing in a new run, or where another version wrote it."""
+    """Return the measured times; empty in a new run, or if another version wrote the file."""
     try:
         return Measured(**read_json(run.learned))
     except (OSError, RunDirError, TypeError):
@@ -38,10 +38,10 @@ def read_learned(run: RunDir) -> Measured:
 
 
 def lead_in_force(run: RunDir, planned_s: int, *, learns: bool) -> int:
-    """Seconds before a limit at which the run is stopped.
+    """Return the seconds before a limit at which the run is stopped.
 
     Args:
-        planned_s: what the plan says, which is also when Slurm signals by itself: less is never waited for.
+        planned_s: lead of the plan, at which Slurm sends its own signal; a lower bound.
         learns: job.checkpoint_lead_s is auto.
     """
     return max(planned_s, read_learned(run).lead_s or 0) if learns else planned_s

@@ -1,4 +1,4 @@
-"""The ledger as one bar: SVG that stands in report.html, or alone in a file. Pure."""
+"""Render the ledger as one SVG bar, inline or as a file. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COLOURS = {
     WORDS["other"]: "#c3c9d3",
 }
 _LOST = "#c0362c"
-"""Of whatever a cause took."""
+"""Color of time charged to a cause."""
 _LEAST = 0.004
-"""A share that is narrower cannot be seen, and is in the table alone."""
+"""Smallest visible share; smaller ones are only in the table."""
 
 
 def draw_bar(ledger: Ledger) -> str:
@@ -40,7 +40,7 @@ def draw_bar(ledger: Ledger) -> str:
             f"<title>{escape(title)}</title></rect>"
         )
         x += width
-        # Text of a font that nobody here has measured: wide enough for most.
+        # Estimated text width: wide enough for most fonts.
         needed = 30 + 7.2 * len(title)
         if at + needed > WIDTH and at:
             at, line = 0.0, line + 1
@@ -59,7 +59,7 @@ def draw_bar(ledger: Ledger) -> str:
 
 
 def render_bar_file(ledger: Ledger) -> str:
-    """The bar as a file of its own, with its sentence; on white, as nobody knows the page that shows it."""
+    """Return a standalone SVG with the sentence, on a white background."""
     bar, lines = draw_bar(ledger), textwrap.wrap(render_line(ledger), _LONGEST)
     height, top = int(bar.split('viewBox="0 0 ')[1].split('"')[0].split()[1]), 22 + _LINE * len(lines)
     said = "".join(f'<text x="20" y="{30 + _LINE * place}">{escape(line)}</text>' for place, line in enumerate(lines))

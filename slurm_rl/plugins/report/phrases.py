@@ -29,7 +29,7 @@ PHRASES: dict[str, str] = {
     "node/notice": "a machine was told to stop",
     "node/left": "a machine left",
     "node/refused": "a machine was refused",
-    "node/turned_away": "a stranger was turned away",
+    "node/turned_away": "connection rejected",
     "attempt/started": "attempt started",
     "attempt/brought_up": "seconds of the bring-up",
     "node/started": "node started",

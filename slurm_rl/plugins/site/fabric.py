@@ -1,4 +1,4 @@
-"""The network devices of a login node, and what they tell of the nodes'. Pure."""
+"""Infer the network of the nodes from the devices of a login node. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _VIRTUAL = re.compile(
 
 @dataclass(frozen=True)
 class Fabric:
-    """What /sys names."""
+    """Network devices in /sys."""
 
     interfaces: tuple[str, ...]
-    """Of a network outside this machine, those that are up."""
+    """Interfaces of external networks that are up."""
     adapters: tuple[str, ...]
     """Below /sys/class/infiniband."""
 
@@ -29,7 +29,7 @@ class Advice:
     why: str
 
 
-# Adapter or interface -> preset, and what else it needs.
+# Adapter or interface -> preset and its other requirements.
 _SIGNS = (
     (r"efa_\d+|rdmap\w+", Advice("efa", "AWS EFA; the image needs the aws-ofi-nccl plugin")),
     (r"hsn\d+", Advice("auto", "Slingshot: cluster.network_interface=hsn0, and the image needs an OFI plugin of NCCL")),
@@ -39,11 +39,11 @@ _SIGNS = (
 
 
 def read_fabric(names: Sequence[tuple[str, bool]], adapters: Sequence[str]) -> Fabric:
-    """Without what only this machine has.
+    """Return the devices without virtual and loopback ones.
 
     Args:
-        names: of /sys/class/net, with whether each is up.
-        adapters: of /sys/class/infiniband.
+        names: entries of /sys/class/net, and whether each is up.
+        adapters: entries of /sys/class/infiniband.
 
     >>> read_fabric([("lo", True), ("ib0", True), ("eno2", False)], ["mlx5_0"])
     Fabric(interfaces=('ib0',), adapters=('mlx5_0',))
@@ -53,7 +53,7 @@ def read_fabric(names: Sequence[tuple[str, bool]], adapters: Sequence[str]) -> F
 
 
 def advise(fabric: Fabric) -> Advice | None:
-    """What the fastest of the devices says; None where there is Ethernet alone.
+    """Return the advice for the fastest device; None if there is only Ethernet.
 
     >>> advise(Fabric(("eth0", "hsn0"), ())).preset, advise(Fabric(("eno1",), ()))
     ('auto', None)

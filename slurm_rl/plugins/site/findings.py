@@ -1,4 +1,4 @@
-"""What was found out about a cluster, with what could not be."""
+"""Facts about a cluster, and the queries that failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from slurm_rl.plugins.site.partitions import Partition
 
 @dataclass(frozen=True)
 class Findings:
-    """One look at a login node; nothing in it is asked or assumed."""
+    """Facts from one inspection of a login node, without questions and assumptions."""
 
     host: str
     user: str
     groups: tuple[str, ...]
     """Unix groups of the user."""
     version: str
-    """What `sinfo --version` says."""
+    """Output of `sinfo --version`."""
     partitions: tuple[Partition, ...]
     """Those that this user may see, the default one first."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Findings:
     runtimes: Mapping[str, str] = field(default_factory=dict)
     """Container runtime -> where it was seen."""
     folders: tuple[Folder, ...] = ()
-    """For run directories, the likeliest first."""
+    """Candidate folders for run directories, best first."""
     python: Folder | None = None
     """The interpreter that the nodes would start."""
     fabric: Fabric | None = None
@@ -38,7 +38,7 @@ class Findings:
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables that choose for sbatch, such as SBATCH_ACCOUNT."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """What was asked in vain -> why."""
+    """Failed query -> reason."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Partition -> why `sbatch --test-only` takes no job there."""
 

@@ -1,4 +1,4 @@
-"""What a cluster does not tell: the next question, with an answer that is likely right. Pure."""
+"""Questions about facts that a cluster does not reveal, with likely defaults. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Question:
     key: str
     """partition, accelerator, account, run_root, image, network, qos or runtime."""
     text: str
-    """"" where the cluster says it itself, and nobody is asked."""
+    """Question text; "" if the cluster reveals the answer."""
     default: str
-    """Taken where nobody answers; "" leaves it out."""
+    """Default answer; "" omits the key."""
     why: str
     """Where the default comes from."""
     choices: tuple[str, ...] = ()
     """Empty: any text."""
     is_sure: bool = False
-    """The default is no guess: the cluster says it, or it does no harm."""
+    """The default is reported by the cluster, or harmless."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a question got."""
+    """Answer to a question."""
 
     value: str
     why: str
@@ -76,13 +76,13 @@ def take_default(question: Question) -> Answer:
 
 
 def take_answer(question: Question, said: str, how: str) -> Answer:
-    """What the user said.
+    """Return the user's answer.
 
     Args:
-        how: on the command line, or when asked.
+        how: source of the answer: the command line or a question.
 
     Raises:
-        ConfigError: it is none of the choices.
+        ConfigError: it is not one of the choices.
     """
     if question.choices and said not in question.choices:
         raise ConfigError(

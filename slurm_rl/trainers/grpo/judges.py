@@ -1,4 +1,4 @@
-"""Who judges what each source samples: a scorer, environments, or both; started here, and ended with the run."""
+"""Start the scorers and environments of each source, and end them with the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_rl.workers.reward_services import open_rewards
 
 @dataclass(frozen=True)
 class Judge:
-    """Of one source."""
+    """Scorer and environments of one source."""
 
     scorer: Scorer | None
     """None where environments give all rewards, or the critic's processes do."""
@@ -37,12 +37,12 @@ def open_judges(
     cluster: Cluster,
     schemas: Mapping[str, Sequence[dict[str, Any]]],
 ) -> dict[str, Judge]:
-    """Start the judges of each source and each set of the evaluation; those scored in one way share the processes.
+    """Start the judges of each source and evaluation set; equal reward configs share processes.
 
     Args:
-        stack: ends them.
-        cluster: on whose nodes environments are, and services that the plan has a place for.
-        schemas: of the tools of each source.
+        stack: stops them.
+        cluster: its nodes run environments and planned services.
+        schemas: tool schemas of each source.
     """
     opened: list[tuple[RewardConfig, Scorer]] = []
 
