@@ -8,6 +8,7 @@ Calls are never forced or repaired. An unreadable call stays text.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +21,10 @@ from slurm_rl.rewards.protocol import RequestError
 T = TypeVar("T")
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}`."""
+
+
+_CONVERT_LOCK = threading.Lock()
+"""msgspec builds the schema of a class at its first conversion, and two threads that do so at once end the process."""
 
 
 class Function(msgspec.Struct):
@@ -57,7 +62,8 @@ def convert(tree: Any, kind: type[T]) -> T:
         RequestError: it has other types; the message has the path.
     """
     try:
-        return msgspec.convert(tree, kind)
+        with _CONVERT_LOCK:
+            return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise refuse(f"a request must have the types of OpenAI's API: {shorten(str(error), 200)}", tree) from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
 from slurm_rl.rollout.endpoint.episode import Ask, Bounds, refuse_tools
 from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.endpoint.tools import parse_tools
+from tests.lock import ROOT
 from tests.templates import ADD, build_tokenizer
 from tests.unit.rollout.endpoint.kit import serving
 from tests.unit.rollout.endpoint.test_server import client
@@ -271,3 +274,9 @@ def test_schemas_as_packages_write_them_are_told() -> None:
 def test_strict_and_other_keys_of_a_schema_reach_no_template() -> None:
     [schema] = parse_tools([{"type": "function", "function": {"name": "f", "strict": True, "parameters": None}}])
     assert set(schema["function"]) == {"name", "description", "parameters"}
+
+
+def test_convert_of_a_new_class_in_threads_does_not_crash() -> None:
+    """Held in a process of its own: without the lock, msgspec ends it with SIGSEGV."""
+    module = "tests.unit.rollout.endpoint.convert_in_threads"
+    assert subprocess.run([sys.executable, "-m", module], cwd=ROOT, timeout=120).returncode == 0
