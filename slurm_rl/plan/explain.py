@@ -264,7 +264,7 @@ def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterat
 
 
 def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
-    """How an attempt ends with this launcher; see docs/ends.md."""
+    """How an attempt ends with this launcher; see docs/reference/outcomes.md."""
     row, limits = LAUNCHERS[plan.launcher], plan.limits
     saves = "saves" if plan.external is None else "gets a stop signal"
     again = "is requeued and resumes" if row.is_queue else "ends with 130"

@@ -1,4 +1,4 @@
-"""What docs/metrics.md names, for tests of the page and of rows."""
+"""What docs/reference/metrics.md names, for tests of the page and of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 
-PAGE = DOCS / "metrics.md"
+PAGE = DOCS / "reference/metrics.md"
 # What every row has.
 _OF_A_ROW = {"step", "stage"}
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every key that a row of metrics.jsonl may have, and no other.
+"""docs/reference/metrics.md names every key that a row of metrics.jsonl may have, and no other.
 
 What there is comes from the code that makes rows: literals `area/name`, phases of timers, and what the losses of
 the supervised tasks return.

@@ -1,4 +1,4 @@
-"""docs/moving-*.md: who comes from another framework finds the word they know, and what stands beside it exists here.
+"""docs/from/moving-*.md: each row names a word of the other framework and an existing word of this project.
 
 Their words are held to their sources: TRL's as installed here; OpenRLHF's and verl's in tests/train/external.
 """
@@ -20,7 +20,7 @@ from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.config.run import RunConfig
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 
-PAGES = sorted(DOCS.glob("moving-*.md"))
+PAGES = sorted((DOCS / "from").glob("moving-*.md"))
 ROWS = [(page, row) for page in PAGES for row in read_tables(page)]
 
 
@@ -67,7 +67,7 @@ def test_what_stands_on_our_side_exists(page: Path, row: list[str]) -> None:
 def test_keys_that_notes_and_pages_name_exist() -> None:
     sections = "|".join(name for name, field in RunConfig.model_fields.items() if name not in ("name", "run_dir"))
     pattern = re.compile(rf"(?:{sections})(?:\.[a-z_]+)+")
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted([*DOCS.glob("*.md"), *(DOCS / "reference").glob("*.md"), *PAGES]):
         cells = [row[2] for row in read_tables(page)] if page in PAGES else []
         text = "\n".join(cells) if page in PAGES else page.read_text()
         for word in words_in_code(text):
@@ -101,5 +101,5 @@ def trl_fields() -> frozenset[str]:
 
 
 def test_trl_has_every_word_of_its_page() -> None:
-    words = {word for row in read_tables(DOCS / "moving-trl.md") for word in words_in_code(row[0])}
+    words = {word for row in read_tables(DOCS / "from/moving-trl.md") for word in words_in_code(row[0])}
     assert words - trl_fields() == set()

@@ -28,5 +28,5 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
 
 def test_every_example_that_a_page_names_is_there() -> None:
     found = {(page, path) for page in pages() for path in re.findall(r"`(examples/\w+)/?`", page.read_text())}
-    assert len(found) >= 8, "data.md, reward.md and sweeps.md lead to them"
+    assert len(found) >= 8, "data.md, rewards.md and others link to examples"
     assert [f"{page.name}: {path}" for page, path in sorted(found) if not (ROOT / path).is_dir()] == []

@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.config.load import conf_dir
 from tests.docs.markdown import DOCS
 
-PAGES = {"algorithm": "algorithm.md", "reward": "reward.md", "data": "data.md"}
+PAGES = {"algorithm": "algorithms.md", "reward": "rewards.md", "data": "data.md"}
 
 
 @pytest.mark.parametrize("group", PAGES)

@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO-3 on two GPUs take the steps of one: the promise of docs/promises.md, held on gloo by tests/train."""
+"""FSDP2 and ZeRO-3 on two GPUs take the steps of one GPU (docs/reference/promises.md); tests/train uses gloo."""
 
 from __future__ import annotations
 

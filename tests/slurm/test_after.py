@@ -89,19 +89,21 @@ SMALL = {
     "grpo": "data.largest_addend=9 data.num_eval=20 trainer.num_steps=40 trainer.prompts_per_step=8",
     "measure": "+eval.sets.sums.largest_addend=9",
 }
-PAGE = DOCS / "pipelines.md"
+PAGE = DOCS / "algorithms.md"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_sft_then_grpo_from_its_export(cluster: Cluster, shared_dir: Path) -> None:
     """And then a measurement; in the middle the page's picture is drawn."""
-    [text] = [block.text for block in read_blocks(PAGE) if block.language == "yaml"]
+    blocks = list(read_blocks(PAGE))
+    [pipeline] = [number for number, block in enumerate(blocks) if block.language == "yaml"]
+    text = blocks[pipeline].text
     lines = [f"{line} {SMALL[line.partition(':')[0]]}" for line in text.splitlines()]
     (shared_dir / "sft-then-grpo.yaml").write_text("\n".join(lines))
     folder = shared_dir / "runs" / "both"
     start, picture = [
-        words[3:] for block in read_blocks(PAGE) if block.language == "bash" for words in block.commands()
+        words[3:] for block in blocks[pipeline:] if block.language == "bash" for words in block.commands()
     ][:2]
     small = ["cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=4"]
     done = cli(cluster, shared_dir, *start, *small, "logging.wandb.mode=disabled")

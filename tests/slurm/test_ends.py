@@ -1,4 +1,4 @@
-"""What ends an attempt, and what follows: every cell of the table in docs/ends.md, on the launcher itself."""
+"""Each launcher ends attempts and runs as the table in docs/reference/outcomes.md states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.slurm.launched import Launched, name_cell
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "ends.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/outcomes.md"
 IN_CI = {("local", "cancel"), ("local", "killed controller"), ("manual", "killed controller")}
 """What no other test of `make test` does."""
 

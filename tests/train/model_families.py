@@ -1,6 +1,6 @@
 """Every family of text models, as a tiny model from its config alone, and how its sequences may stand in rows.
 
-python -m tests.train.model_families        writes docs/model-families.md
+python -m tests.train.model_families        writes docs/reference/model-families.md
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.row_check import check_rows
 from tests.train.lora_families import LORA_PRESETS, LoraFinding, study_adapters
 
-PAGE = Path(__file__).parents[2] / "docs/model-families.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/model-families.md"
 CPU = torch.device("cpu")
 VOCABULARY = 64
 EXACT = 1e-5

@@ -1,4 +1,4 @@
-"""Every row of docs/moving-trl.md: TRL 1.16's own code and ours compute the same, or the page says how they differ.
+"""TRL 1.16 and slurm_rl compute the same for every row of docs/from/moving-trl.md, or the page explains the difference.
 
 HELD names the test of each row that is mathematics; the other rows name places, files and machines.
 """
@@ -427,14 +427,14 @@ NO_MATHEMATICS = {
 def test_every_row_of_the_page_has_its_test() -> None:
     rows = [
         (words_in_code(theirs)[0], words_in_code(ours)[0] if words_in_code(ours) else ours)
-        for theirs, ours, _ in read_tables(DOCS / "moving-trl.md")
+        for theirs, ours, _ in read_tables(DOCS / "from/moving-trl.md")
     ]
     assert {row for row in rows if row not in HELD} == {row for row in rows if row[0] in NO_MATHEMATICS}
     assert set(HELD) <= set(rows), "a test of a row that the page has not"
 
 
 def test_notes_of_the_page_name_what_differs() -> None:
-    notes = {(words_in_code(row[0])[0]): row[2] for row in read_tables(DOCS / "moving-trl.md")[:40]}
+    notes = {(words_in_code(row[0])[0]): row[2] for row in read_tables(DOCS / "from/moving-trl.md")[:40]}
     said = {
         "use_bias_correction_kl": "true there",
         "epsilon_high": "epsilon_high - 1",

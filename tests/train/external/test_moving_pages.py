@@ -1,4 +1,4 @@
-"""Their side of docs/moving-openrlhf.md and docs/moving-verl.md is in the releases that tests/train/external reads."""
+"""The OpenRLHF and verl releases that tests/train/external reads have every word of docs/from/moving-*.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_openrlhf_has_every_flag_of_its_page(packages: Path) -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 known |= {str(arg.value).lstrip("-") for arg in node.args if isinstance(arg, ast.Constant)}
-    assert words_of("moving-openrlhf.md") - known == set()
+    assert words_of("from/moving-openrlhf.md") - known == set()
 
 
 def test_verl_has_every_key_of_its_page(packages: Path) -> None:
@@ -32,10 +32,12 @@ def test_verl_has_every_key_of_its_page(packages: Path) -> None:
     with initialize_config_dir(str(packages / "verl/verl/trainer/config"), version_base=None):
         config = compose("ppo_trainer")
     missing = object()
-    absent = {word for word in words_of("moving-verl.md") if OmegaConf.select(config, word, default=missing) is missing}
+    absent = {
+        word for word in words_of("from/moving-verl.md") if OmegaConf.select(config, word, default=missing) is missing
+    }
     assert absent == set()
 
 
 def test_the_pages_name_the_releases_that_were_read() -> None:
-    for page, name in (("moving-openrlhf.md", "dotted"), ("moving-verl.md", "verl")):
+    for page, name in (("from/moving-openrlhf.md", "dotted"), ("from/moving-verl.md", "verl")):
         assert RELEASES[name].replace("==", " ").lower() in (DOCS / page).read_text().lower()

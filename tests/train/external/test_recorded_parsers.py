@@ -98,7 +98,7 @@ def test_nemo_rl_refuses_what_it_does_not_know() -> None:
 
 def test_the_names_of_its_moving_page_are_keys_of_its_config() -> None:
     """Those of its SFT and DPO, which have files of their own, were compared by hand."""
-    named = [name for cells in read_tables(DOCS / "moving-nemo-rl.md") for name in words_in_code(cells[0])]
+    named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in words_in_code(cells[0])]
     names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
     known = set(list_keys(RECORDED["nemo_rl"]["keys"]))
     assert len(names) > 60 and [name for name in names if name not in known] == []
