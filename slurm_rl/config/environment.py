@@ -31,7 +31,7 @@ class EnvironmentConfig(Section):
     slurm_rl.envs.environment.Environment); null: none."""
     agent_command: tuple[str, ...] | None = None
     """Command of an agent that plays an episode through an OpenAI-compatible endpoint, such as [python, agent.py], in
-    place of env.name; see docs/programs.md."""
+    place of env.name; see docs/agents.md."""
     agent_concurrency: PositiveInt = 16
     """Agent processes that run concurrently, on the trainer's node."""
     agent_rows_per_process: NonNegativeInt = 0

@@ -51,7 +51,7 @@ def read_schemas(config: EnvironmentConfig) -> list[Schema]:
         raise ConfigError(
             "env.tools must have functions with a docstring that tells each argument, and types for all of them",
             seen=f"{config.tools}: {told}",
-            action="mend it; docs/tools.md has an example",
+            action="fix the docstring; see the example in docs/agents.md",
         )
     return list(told)
 

@@ -1,4 +1,4 @@
-"""The rows of docs/exact-episodes.md: what a killed run has, compared with one that nobody disturbed."""
+"""Compare killed runs with undisturbed ones, one mode per row of the table in docs/environments.md."""
 
 from __future__ import annotations
 
