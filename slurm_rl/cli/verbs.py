@@ -252,7 +252,7 @@ VERBS = {
             flag("--days", type=parse_positive, default=7.0, help="add: how long, if it is not booted before; 7"),
             _JSON,
         ),
-        details="What is remembered, for how long and what follows: docs/nodes.md.",
+        details="What is remembered, for how long and what follows: docs/reference/node-checks.md.",
     ),
     "results": Verb(
         "the runs of a sweep (-m), best first (--metric, --min, --json)",

@@ -1,4 +1,4 @@
-"""Cancel ends a run within seconds, whatever its disk does: see docs/storage.md for the times."""
+"""Cancel ends a run within seconds, whatever its disk does: see docs/reference/storage.md for the times."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-# Seconds are promised of a machine that is not busy otherwise: docs/chaos.md.
+# Seconds are promised of a machine that is not busy otherwise: docs/reference/chaos.md.
 WORDS = ["--nodes", "2", "--process-s", "600", "--node-s", "600"]
 
 

@@ -19,8 +19,8 @@ IN_CI = {("local", "cancel"), ("local", "killed controller"), ("manual", "killed
 
 def read_table() -> dict[str, dict[str, str]]:
     """What happens -> launcher -> how it ends."""
-    rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    head, _, *body = [[cell.strip() for cell in row] for row in rows]
+    lines = PAGE.read_text().split("\n\n| ", 1)[1].split("\n\n", 1)[0].splitlines()
+    head, _, *body = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
     return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in body}
 
 
@@ -56,16 +56,16 @@ def do(launched: Any, what: str) -> None:
 def test_end(launched: Launched, launcher: str, what: str) -> None:
     outcome, _, follows = TABLE[what][launcher].partition(", ")
     do(launched, what)
-    if follows == "goes on":
+    if follows == "continues":
         launched.wait_for_training(2)
         (launched.trained.path / "finish").touch()
     end = launched.wait_for_end()
-    states = {"goes on": ("finished", 0), "interrupted": ("interrupted", 130), "failed": ("failed", 2)}
+    states = {"continues": ("finished", 0), "interrupted": ("interrupted", 130), "failed": ("failed", 2)}
     logs = launched.trained.path.glob("attempts/*/logs/driver.log")
     said = [log.read_text(errors="replace")[-600:] for log in sorted(logs)]
     assert (end["state"], end["exit_code"]) == states[follows], (end, *said)
     outcomes = launched.outcomes()
-    assert outcomes == ([outcome, "finished"] if follows == "goes on" else [outcome]), end
+    assert outcomes == ([outcome, "finished"] if follows == "continues" else [outcome]), end
     if what in ("time limit", "preemption") and follows == "interrupted":
         assert "Next: python -m slurm_rl resume" in end["cause"]
 

@@ -29,7 +29,7 @@ from benchmarks.chaos.total import render_total
 from benchmarks.chaos.watch import Sign, Watch, append_signs
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 
-PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/chaos.md"
 storms = st.tuples(st.integers(0, 2**32), st.floats(10, 4000), st.floats(2, 120))
 
 
