@@ -34,13 +34,13 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Completion, Prompts, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import StopFlag
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rollout.load_balancer import max_calls
 from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.grpo.build import build_rollouts, build_sampler
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.learner import Learner

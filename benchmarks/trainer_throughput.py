@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_rl.plugins.peaks import find_peak
+from slurm_rl.node.gpu_peaks import find_peak
 
 
 @dataclasses.dataclass(frozen=True)

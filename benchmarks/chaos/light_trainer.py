@@ -22,10 +22,10 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import SAVE
 from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir.step_log import SAVE
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
 STEP_TIMEOUT_S = 15.0
 _KEEP = 3

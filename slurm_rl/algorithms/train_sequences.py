@@ -13,7 +13,6 @@ from slurm_rl.algorithms.filters import keep_mask
 from slurm_rl.algorithms.kl import compute_kl
 from slurm_rl.algorithms.losses import aggregation_weights
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.algorithms.turn_credit import first_returns, spread_turns, turn_agents, turn_returns
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
 from slurm_rl.config.registry import AdvantageEntry, find_advantage
 from slurm_rl.data.groups import Branch, Completion, Group
@@ -231,6 +230,9 @@ def compute_advantages(
         kl: of each completion's tokens, to be taken from the reward.
         values: of a critic; None without one.
     """
+
+    from slurm_rl.algorithms.turn_credit import turn_returns
+
     row, coefficient = find_advantage(config.advantage), config.kl.coef
     rewards, known = group_rewards(groups)
     if row.per_turn:
@@ -264,6 +266,9 @@ def compute_turn_advantages(
     Args:
         returns: of each turn of each completion, in order of groups.
     """
+
+    from slurm_rl.algorithms.turn_credit import first_returns, spread_turns, turn_agents
+
     completions = [completion for group in groups for completion in group.completions]
     wholes = [first_returns(*pair) for pair in zip(completions, returns, strict=True)]
     advantages = [np.zeros(len(turns), dtype=np.float32) for turns in returns]

@@ -9,7 +9,7 @@ import yaml
 
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
-from slurm_rl.config.load import parse_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.user_files.load import import_heavy
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore

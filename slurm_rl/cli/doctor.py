@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_rl.cli.ask import ask_node
+from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
@@ -35,7 +36,6 @@ from slurm_rl.plugins.health.doctor_node import CANARY
 from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render, render_json
 from slurm_rl.plugins.health.judge import Verdicts
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
-from slurm_rl.plugins.report.columns import find_width
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json, write_text
 
 

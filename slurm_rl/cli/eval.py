@@ -9,13 +9,14 @@ from pathlib import Path
 import yaml
 
 from slurm_rl.cli import convert
+from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run, resolve
-from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.inherit import inherit
-from slurm_rl.config.load import compose, load_config, parse_config
+from slurm_rl.config.load import compose, load_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError

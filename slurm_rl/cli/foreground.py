@@ -12,12 +12,12 @@ import time
 from types import FrameType
 from typing import Any
 
+from slurm_rl.cli.progress import follow
 from slurm_rl.cli.told import run_told, tell
 from slurm_rl.launch.controller.agents import OURS
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plugins.report.html import write_report
-from slurm_rl.plugins.report.progress import follow
 from slurm_rl.plugins.report.summary import render_summary, write_summary
 from slurm_rl.run_dir.disk import explain_refusal
 from slurm_rl.run_dir.hang import ANSWER_S, Beside, Watch

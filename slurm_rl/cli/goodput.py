@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from slurm_rl.cli.columns import GAP, Shrink, find_width, fit
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError, RunDirError
@@ -18,7 +19,6 @@ from slurm_rl.plugins.goodput.holds import NOT_BILLED, Billed
 from slurm_rl.plugins.goodput.nouns import BUCKETS, Ledger
 from slurm_rl.plugins.goodput.read import add_ledgers, find_runs, read_jobs, read_ledger, read_mfu
 from slurm_rl.plugins.goodput.words import render_held, render_line, render_ratio, render_time
-from slurm_rl.plugins.report.columns import GAP, Shrink, find_width, fit
 from slurm_rl.plugins.report.goodput_bar import render_bar_file
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_text
 

@@ -15,7 +15,8 @@ from typing import NoReturn
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
-from slurm_rl.config.load import compose, parse_config, shipped_dir
+from slurm_rl.config.load import compose, shipped_dir
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import create_run, snapshot_environment

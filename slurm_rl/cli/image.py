@@ -23,9 +23,9 @@ from slurm_rl.launch.controller.create import snapshot_code
 from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.compat import check_versions, render_versions
+from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import wrap_report
-from slurm_rl.plugins.image.files import check_image_file, image_path
 from slurm_rl.plugins.image.make import How, Target, build_image, import_image
 from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe, raise_bases
 

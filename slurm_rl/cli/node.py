@@ -19,14 +19,15 @@ from typing import Any
 
 import yaml
 
+from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.foreground import stop_like_ctrl_c
-from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.load import compose, parse_config
+from slurm_rl.config.load import compose
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.controller.create import check_is_free, copy_functions, create_run, snapshot_code, write_run
@@ -40,8 +41,8 @@ from slurm_rl.launch.runs.recent import remember
 from slurm_rl.launch.runs.start import Started
 from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.image.files import check_image_is_there
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_rl.cli.progress import Progress
 from slurm_rl.cli.status_table import format_age
-from slurm_rl.plugins.report.progress import Progress
 from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir
 

@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 
+from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
@@ -14,7 +15,6 @@ from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
-from slurm_rl.plugins.report.columns import find_width
 
 _LEAST = 30
 """Smallest width for a reason on the line of its variable."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.find import require_sweep
 from slurm_rl.cli.told import show_plainly, tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
-from slurm_rl.plugins.report.columns import find_width
 from slurm_rl.plugins.report.leaderboard import RankedRun, explain_missing, rank, read_metric, render_standings
 
 

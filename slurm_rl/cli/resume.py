@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.pipeline import start_stages
-from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.cli.columns import find_screen
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.phase import describe_phase
 from slurm_rl.cli.status_picture import draw_runs
@@ -22,13 +23,12 @@ from slurm_rl.launch.jobs import count_states, read_far_log, read_states
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
-from slurm_rl.plugins.goodput.learned_file import read_learned
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.words import render_line
-from slurm_rl.plugins.report.columns import find_screen
-from slurm_rl.plugins.report.summary import format_seconds
+from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_first_rows, read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text
+from slurm_rl.run_dir.save_times import read_learned
 
 _TAIL_BYTES = _HEAD_BYTES = 1 << 16
 _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from slurm_rl.cli.columns import GAP
 from slurm_rl.cli.status_table import STYLES, RunLine, render_runs
-from slurm_rl.plugins.report.columns import GAP
 
 _COLOURS = {"green": "#1d7a3d", "cyan": "#2f6fde", "yellow": "#8a6a00", "red": "#c0362c"}
 """Of the states' styles, on white."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_rl.plugins.report.divergence import find_divergence
-from slurm_rl.plugins.report.eval_sets import describe_result, read_results
-from slurm_rl.plugins.report.meta import find_rows
+from slurm_rl.run_dir.divergence import find_divergence
+from slurm_rl.run_dir.eval_sets import describe_result, read_results
+from slurm_rl.run_dir.event_text import find_rows
 from slurm_rl.run_dir.jsonl import Row, read_first_rows, read_last_rows, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_rl.cli.columns import GAP, Shrink, fit
 from slurm_rl.cli.told import show_plainly
-from slurm_rl.plugins.report.columns import GAP, Shrink, fit
 
 STYLES = {"finished": "green", "running": "cyan", "pending": "yellow", "interrupted": "yellow"}
 STYLES |= dict.fromkeys(("failed", "dead", "cancelled", "lost"), "red")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 
+from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, conf_dir, load_config, register_schema, render_search_path, site_dirs
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.runs.start import Started, start_run
-from slurm_rl.plugins.image.files import describe_image
+from slurm_rl.launch.runs.start import start_run
 
 _SHOWING = ("cfg", "info", "package", "hydra_help")
 
@@ -65,20 +63,3 @@ def _run_hydra(told: Words) -> int:
 def _submit(told: Words) -> int:
     config = load_config(check_overrides(told.rest), config_dir=told.flags.config_dir)
     return announce_and_follow(start_run(config, tell))
-
-
-def announce_and_follow(started: Started) -> int:
-    """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
-    directory, plan, submitted = started
-    path = shlex.quote(str(directory.path))
-    lines = [
-        f"run     {directory.path}",
-        f"job     {submitted.job_id}",
-        f"log     {directory.attempts / 'latest' / 'logs'}",
-        f"follow  python -m slurm_rl logs -f {path}",
-        f"status  python -m slurm_rl status {path}",
-        f"cancel  python -m slurm_rl cancel {path}",
-        describe_image(plan),
-    ]
-    tell("\n".join(filter(None, lines)))
-    return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)

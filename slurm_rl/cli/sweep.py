@@ -11,9 +11,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.results import print_standings, read_standings
-from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.told import tell
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.load import parse_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_parts import named_functions
 from slurm_rl.errors import ConfigError, SlurmRLError
@@ -18,8 +18,8 @@ from slurm_rl.launch.slurm.sweep_arrays import group_runs
 from slurm_rl.launch.sweep.create import PlannedRun
 from slurm_rl.launch.sweep.ledger import SweepDir, SweepRun, swept_overrides
 from slurm_rl.launch.sweep.sweeper import Composer
+from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.image.files import check_image_is_there
 
 _MOST_SHOWN = 20
 

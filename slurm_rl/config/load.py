@@ -13,15 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from slurm_rl.config.compose_errors import explain_field, explain_hydra
 from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
-from slurm_rl.config.rules import RULES, RULES_OF_NEW_RUNS
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
-from slurm_rl.config.user_parts import with_absolute_files
 from slurm_rl.errors import ConfigError
 
 SITE_DIR_VARIABLE = "SLURM_RL_CONFIG_DIR"
@@ -116,7 +112,10 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
 
 def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
     """Compose overrides to plain dicts and lists with resolved interpolations."""
+
     from hydra import compose as hydra_compose
+
+    from slurm_rl.config.compose_errors import explain_hydra
 
     with open_hydra(config_dir) as extra, explain_hydra():
         config = hydra_compose("config", overrides=[*normalise_words(overrides), *extra])
@@ -131,34 +130,12 @@ def resolve_tree(config: Any) -> dict[str, Any]:
     """Return a composed config as plain dicts and lists with resolved interpolations."""
     from omegaconf import OmegaConf
 
-    # The plan resolves these later; see external/argv.py.
+    # The plan resolves these later; see plan/external_argv.py.
     for name in ("plan", "checkpoint"):
         OmegaConf.register_new_resolver(name, functools.partial(_keep, name), replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
-
-
-def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
-    """Validate a composed tree.
-
-    Args:
-        tree: from `compose` or a saved config.yaml.
-        is_run: also apply the rules of new runs: all required keys are set, and no unused ones. False for verbs that
-            read only some sections, and for saved configs.
-
-    Raises:
-        ConfigError: every invalid field with its dotted path, or the first rule that is broken.
-    """
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        lines = [explain_field(item) for item in error.errors()]
-        raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
-    for rule in (*RULES, *(RULES_OF_NEW_RUNS if is_run else ())):
-        for problem in rule(config):
-            raise ConfigError(problem)
-    return with_absolute_files(config) if is_run else config
 
 
 def load_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -109,6 +110,11 @@ class RunConfig(Section):
             sets = inherit_columns(columns, evaluation["sets"], ColumnsConfig)
             tree = {**tree, "eval": {**evaluation, "sets": sets}}
         return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
+
+    def with_values(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """Return the config with other values of keys, by section."""
+        new = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
+        return self.model_copy(update=new)
 
     @property
     def under_torchrun(self) -> bool:

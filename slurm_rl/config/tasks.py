@@ -41,3 +41,5 @@ TASKS: Final[dict[str, TaskEntry]] = {
 TORCHRUN_TASKS: Final = tuple(name for name, row in TASKS.items() if row.under_torchrun)
 EXTERNAL_TASKS: Final = tuple(name for name, row in TASKS.items() if row.is_external)
 OUR_TASKS: Final = tuple(name for name, row in TASKS.items() if not row.is_external)
+STAGE_TITLES: Final = {name: TASKS[name].title for name in OUR_TASKS}
+"""Stage of metrics.jsonl -> its name for people."""

@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.call_forms import convert_calls
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.errors import DataError
 
@@ -84,6 +83,9 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the messages.
         """
+
+        from slurm_rl.data.call_forms import convert_calls
+
         messages = convert_calls(messages, self.tokenizer, name)
         try:
             return str(

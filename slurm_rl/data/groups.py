@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.envs.environment import ToolCall
-from slurm_rl.rewards.results import RewardResult
+if TYPE_CHECKING:
+    from slurm_rl.data.tokenize import EncodedPrompt
+    from slurm_rl.data.tool_syntax import ToolSyntax
+    from slurm_rl.envs.environment import ToolCall
+    from slurm_rl.rewards.results import RewardResult
 
 
 @dataclass
@@ -154,4 +155,7 @@ class SamplingSpec:
 
 def with_calls(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a turn, a completion or a step, with calls of tools in place of what `asdict` made of them."""
+
+    from slurm_rl.envs.environment import ToolCall
+
     return {**tree, "calls": tuple(ToolCall(**call) for call in tree.get("calls", ()))}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
 from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
@@ -29,6 +28,7 @@ from slurm_rl.errors import DataError
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
+    from slurm_rl.data.answers import AnswerRow, PairRow
     from slurm_rl.data.tokenize import EncodedPrompt  # which needs numpy; a login node checks rows without
 
 _LARGEST = 999
@@ -96,6 +96,9 @@ def load_answers(config: DataConfig) -> Split[AnswerRow]:
     Raises:
         DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
     """
+
+    from slurm_rl.data.answers import AnswerRow, parse_answer
+
     keys = (config.input_key, config.label_key, config.messages_key, config.tools_key)
     additions = [AnswerRow(index=r.index, prompt=r.prompt, answer=r.answer) for r in _additions(config)]
     return _load(config, additions, _reader(config, keys, parse_answer))
@@ -107,6 +110,9 @@ def load_pairs(config: DataConfig) -> Split[PairRow]:
     Raises:
         DataError: a row without chosen or rejected, an equal pair, ... with its line.
     """
+
+    from slurm_rl.data.answers import PairRow, parse_pair
+
     keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key, config.tools_key)
     additions = [
         PairRow(index=r.index, prompt=r.prompt, chosen=r.answer, rejected=spoil_sum(r, config.largest_addend))

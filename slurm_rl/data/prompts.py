@@ -12,13 +12,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.image_parts import Folders, place_images, resolve_images
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.records import DataSource, read_records
 from slurm_rl.errors import DataError
+
+if TYPE_CHECKING:
+    from slurm_rl.data.image_parts import Folders
 
 Message: TypeAlias = dict[str, Any]
 """A chat message: `role` and `content`, and whatever else the chat template reads. A content is text, or a
@@ -105,6 +107,9 @@ def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], R
         DataError: the source cannot be read or is empty, or a row is wrong.
         MissingLibraryError: this machine cannot read its format.
     """
+
+    from slurm_rl.data.image_parts import Folders
+
     folder, folders = source.folder, Folders()
     rows: list[Row] = []
     for where, record in read_records(source):
@@ -121,6 +126,8 @@ def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], R
 def _build_row(
     row: dict[str, Any], index: int, config: DataConfig, where: str, info_columns: Sequence[str]
 ) -> PromptRow:
+    from slurm_rl.data.image_parts import place_images
+
     answer = row[config.label_key] if config.label_key is not None else ""
     if not isinstance(answer, str):
         raise DataError(
@@ -162,6 +169,9 @@ def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -
     Raises:
         DataError: one is not there.
     """
+
+    from slurm_rl.data.image_parts import resolve_images
+
     if isinstance(text, str):
         return
     missing = [path for path in resolve_images(text, folder, folders) if not folders.has(path)]

@@ -23,9 +23,7 @@ from typing import Any
 
 from slurm_rl.config.paths import expand_user, is_url
 from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
-from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.errors import DataError, MissingLibraryError
-from slurm_rl.run_dir.filesystem import open_filesystem
 
 Record = tuple[str, dict[str, Any]]
 """(its place, the row)."""
@@ -117,6 +115,9 @@ def require_columns(source: DataSource, names: Sequence[str], where: str) -> Non
 
 def _read_url(source: DataSource) -> Iterator[Record]:
     """Fetched whole into a temporary folder, read there, and named by its URL."""
+
+    from slurm_rl.run_dir.filesystem import open_filesystem
+
     url = source.name
     name = url.rstrip("/").rpartition("/")[2]
     if not name.endswith((".jsonl", ".json", ".parquet")):
@@ -178,6 +179,8 @@ def _read_json(source: DataSource, path: Path) -> Iterator[Record]:
 
 
 def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
+    from slurm_rl.data.parquet import read_parquet_rows
+
     try:
         import pyarrow
     except ImportError:

@@ -13,21 +13,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.sequences import ImageSpan, TokenPrompt
 from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import refuse_lost, too_long
 from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources
-from slurm_rl.data.images import list_images
-from slurm_rl.data.placeholders import (
-    ImageCounter,
-    expand_placeholders,
-    find_lost_characters,
-    find_refused_characters,
-)
 from slurm_rl.data.prompts import Message, PromptRow
 from slurm_rl.errors import DataError
+
+if TYPE_CHECKING:
+    from slurm_rl.data.placeholders import ImageCounter
 
 _BATCH = 1024
 """Prompts encoded at once; offsets of a whole data set would not fit in memory."""
@@ -148,6 +144,8 @@ def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
 
 
 def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTemplate | None) -> Iterator[EncodedPrompt]:
+    from slurm_rl.data.placeholders import find_lost_characters, find_refused_characters
+
     texts = [render_prompt(row, template) for row in rows]
     try:
         batch = tokenizer(
@@ -176,6 +174,8 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTempl
 def _expand_images(
     rows: Sequence[PromptRow], prompts: Iterator[EncodedPrompt], counter: ImageCounter | None
 ) -> Iterator[EncodedPrompt]:
+    from slurm_rl.data.images import list_images
+
     sources = [list_images(row.prompt, row.name) for row in rows]
     if counter is None:
         for row, found in zip(rows, sources, strict=True):
@@ -193,6 +193,8 @@ def _expand_images(
 
 
 def _expand(row: PromptRow, prompt: EncodedPrompt, sources: Sequence[str], counter: ImageCounter) -> EncodedPrompt:
+    from slurm_rl.data.placeholders import expand_placeholders
+
     token_ids, spans = expand_placeholders(prompt.token_ids, sources, counter, row.name)
     return replace(prompt, token_ids=token_ids, images=tuple(spans))
 

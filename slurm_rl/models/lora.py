@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from slurm_rl.config.model import LoraConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.lora_layers import AdaptedLayers, choose_layers
+from slurm_rl.models.lora_names import ADAPTER, PEFT_NAME, plain_name
 from slurm_rl.run_dir.run_dir import read_json
 
-_ADAPTER = "default"
-_PEFT_NAME = re.compile(rf"\.lora_(A|B)\.{_ADAPTER}\.weight$")
 _HEAD = "score."
 _OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
 
@@ -46,15 +45,13 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
         # Built one by one: peft's own injection matches names by suffix, and adapts fused experts of equal names.
         for name in layers.names:
             base = model.get_submodule(name)
-            model.set_submodule(
-                name, Linear(base, _ADAPTER, config=peft_config, r=config.rank, lora_alpha=config.alpha)
-            )
+            model.set_submodule(name, Linear(base, ADAPTER, config=peft_config, r=config.rank, lora_alpha=config.alpha))
         torch.manual_seed(seed)
         for name in layers.names:
             layer = model.get_submodule(name)
             for adapter in (layer.lora_A, layer.lora_B):
                 adapter.to_empty(device="cpu").float()  # peft creates them where, and in the type that, the base is
-            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+            layer.reset_lora_parameters(ADAPTER, init_lora_weights=True)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     return layers
@@ -68,21 +65,12 @@ def _build_peft_config(config: LoraConfig, names: list[str], **fields: Any) -> A
 
 def is_adapter(name: str) -> bool:
     """Whether a name of the engine's state dict is of an adapter."""
-    return _PEFT_NAME.search(name) is not None
+    return PEFT_NAME.search(name) is not None
 
 
 def is_trained(name: str) -> bool:
     """Whether it is of an adapter, or of the head of a reward model."""
     return is_adapter(name) or name.startswith(_HEAD)
-
-
-def plain_name(name: str) -> str:
-    """The plain model's name of a tensor of the engine's state dict.
-
-    >>> plain_name("q_proj.base_layer.weight"), plain_name("q_proj.lora_A.default.weight")
-    ('q_proj.weight', 'q_proj.lora_A.weight')
-    """
-    return _PEFT_NAME.sub(r".lora_\1.weight", name.replace(".base_layer.", "."))
 
 
 @contextlib.contextmanager
@@ -115,7 +103,7 @@ def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator
     """The plain model's tensors out of those of an adapted one, in any order that keeps a layer's together."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state:
-        found = re.fullmatch(rf"(.*)\.(base_layer|lora_A\.{_ADAPTER}|lora_B\.{_ADAPTER})\.weight", name)
+        found = re.fullmatch(rf"(.*)\.(base_layer|lora_A\.{ADAPTER}|lora_B\.{ADAPTER})\.weight", name)
         if found is None:
             yield plain_name(name), tensor
             continue

@@ -32,6 +32,7 @@ from slurm_rl.models.completeness import check_complete
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
+from slurm_rl.models.lora_names import plain_name
 from slurm_rl.models.published_names import name_layers_in_files
 from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.row_layout import require_maskable
@@ -245,7 +246,7 @@ class PolicyEngine:
         A reward model's head comes with them.
         """
         state = self.backend.full_state(lora.is_trained, place)
-        return ((lora.plain_name(name), tensor) for name, tensor in state)
+        return ((plain_name(name), tensor) for name, tensor in state)
 
     def adapters_to_send(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield `adapter_state()` under the names that the layers have in the files of the base."""

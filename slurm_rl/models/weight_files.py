@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from slurm_rl.models.distributed import get_rank
-from slurm_rl.models.lora import plain_name
+from slurm_rl.models.lora_names import plain_name
 from slurm_rl.models.published_names import Published, find_published
 from slurm_rl.run_dir.meter import measure
 

@@ -5,7 +5,7 @@ process, runs the program of that rank, and rank 0 reports for all. The trainer 
 
     RAY_ADDRESS               the cluster of this run; under torchrun RANK, WORLD_SIZE and the like
     SLURM_RL_RUN_DIR          the run directory
-    SLURM_RL_CHECKPOINTS      where to save; the names of external/layouts.py count as progress, also `step-<k>`
+    SLURM_RL_CHECKPOINTS      where to save; the names of plan/checkpoint_layouts.py count as progress, also `step-<k>`
     SLURM_RL_RESUME           1 from the second attempt on
     SLURM_RL_CHECKPOINT       newest complete checkpoint of `external.layout` in that folder; empty for none
     SLURM_RL_CHECKPOINT_STEP  its step

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, fill_checkpoint
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.external.layouts import LAYOUTS, Found, fill_checkpoint
 from slurm_rl.run_dir.run_dir import RunDir
 
 NAME_VARIABLE, STEP_VARIABLE = "SLURM_RL_CHECKPOINT", "SLURM_RL_CHECKPOINT_STEP"

@@ -12,17 +12,18 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.driver import find_lack_in
-from slurm_rl.node.ports import PortPlan
-from slurm_rl.node.private_folder import copy_own_files, is_our_folder
-from slurm_rl.node.rendezvous import HeadRecord
-from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.node_groups import group_of
 from slurm_rl.run_dir.disk import explain_refusal
-from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.run_dir.run_secret import keep_secret
+
+if TYPE_CHECKING:
+    from slurm_rl.node.ports import PortPlan
+    from slurm_rl.node.rendezvous import HeadRecord
+    from slurm_rl.plan.job import JobPlan
+    from slurm_rl.run_dir.run_dir import RunDir
 
 _log = logging.getLogger(__name__)
 _RAYS_OWN = "r"
@@ -58,6 +59,9 @@ def describe_ray_end(log: Path, status: int) -> str:
 
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
     """Copy Ray's short logs out of the temp dir before it is removed."""
+
+    from slurm_rl.node.private_folder import copy_own_files, is_our_folder
+
     try:
         for session in (tmp_dir / _RAYS_OWN).glob("session_2*") if is_our_folder(tmp_dir) else ():
             if is_our_folder(session):
@@ -76,6 +80,9 @@ def create_token(run: RunDir, attempt: int, token: str | None = None) -> None:
     Args:
         token: its value where several machines derive it; by default random.
     """
+
+    from slurm_rl.run_dir.run_secret import keep_secret
+
     keep_secret(run, token_file(run, attempt), token or secrets.token_hex(32))
 
 

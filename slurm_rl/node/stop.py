@@ -18,7 +18,6 @@ from typing import Any
 from slurm_rl.errors import OutOfMemory, SlurmRLError, StopRequested, first_line
 from slurm_rl.node import heartbeat
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
-from slurm_rl.node.oom import RanOut, is_out_of_memory, note_out_of_memory
 from slurm_rl.run_dir.disk import explain_refusal, say
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_last
 
@@ -75,6 +74,8 @@ def run_to_outcome(
     Args:
         writes: whether this process is the one of the trainer's that writes outcome.json and events.
     """
+
+    from slurm_rl.node.oom import RanOut, is_out_of_memory, note_out_of_memory
 
     def end(outcome: str, status: int, **fields: Any) -> int:
         if writes:

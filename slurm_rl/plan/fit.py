@@ -84,7 +84,7 @@ class Setting:
 
     def with_(self, **sections: Mapping[str, Any]) -> Setting:
         """Return the setting with other values of keys, by section."""
-        return replace(self, config=change(self.config, **sections))
+        return replace(self, config=self.config.with_values(**sections))
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,13 @@ def list_choices(setting: Setting) -> list[Setting]:
 def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
     """Return the config with open values filled in without a memory estimate."""
     checkpointing, chunk = config.model.gradient_checkpointing, config.policy.logprob_chunk_tokens
-    return change(
-        config,
+    return config.with_values(
         model={"gradient_checkpointing": sparing if checkpointing == "auto" else checkpointing},
         policy={
             "logprob_chunk_tokens": (_CHUNK_TOKENS if sparing else None) if chunk == "auto" else chunk,
             "micro_batch_tokens": config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
         },
     )
-
-
-def change(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
-    """Return the config with other values of keys, by section."""
-    new = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
-    return config.model_copy(update=new)
 
 
 @dataclass(frozen=True)

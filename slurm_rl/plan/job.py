@@ -1,30 +1,23 @@
 """JobPlan: the result of planning a config, stored as plan.json in the run directory.
 
-`build_plan` is a pure function; facts of the submitting machine are in `SubmitFacts`. The node agent reads plan.json
-with the standard library only.
+The node agent reads plan.json with the standard library only.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError
-from slurm_rl.plan.accelerator import AcceleratorKind, list_variables
-from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
-from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.node_groups import NodeGroup, group_of, list_groups
-from slurm_rl.plan.placement import ActorPlan, place_actors
-from slurm_rl.plan.preflight import PreflightPlan, build_preflight
-from slurm_rl.plan.role_memory import fit_services
-from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
-from slurm_rl.plan.transfer import choose_transfer
-from slurm_rl.plan.versions import expected_for
+from slurm_rl.plan.node_groups import NodeGroup, group_of
+from slurm_rl.plan.preflight import PreflightPlan
+from slurm_rl.plan.task import ExternalPlan, TorchrunPlan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
+    from slurm_rl.plan.accelerator import AcceleratorKind
+    from slurm_rl.plan.memory import EngineMemory, ServiceMemory
+    from slurm_rl.plan.policy_memory import PolicyMemory
 
 PLAN_VERSION = 5
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
@@ -34,21 +27,63 @@ NODE_VARIABLE = "SLURMD_NODENAME"
 
 
 @dataclass(frozen=True)
-class SubmitFacts:
-    """Facts of the submitting machine."""
+class ActorPlan:
+    """One process of the trainer: its role, node and GPUs."""
 
-    python: str
-    """Path of the running interpreter."""
-    num_cpus: int
-    """Cores that this process may use."""
-    version: str
-    """slurm_rl.__version__."""
-    model_shape: ModelShape | None = None
-    """Shape of the policy, if this machine sees its config.json."""
-    reward_shape: ModelShape | None = None
-    """Shape of reward.model.path."""
-    reference_shape: ModelShape | None = None
-    """Shape of reference.path."""
+    role: str
+    """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy),
+    `reward` (one reward service)."""
+    index: int
+    """Rank within the role."""
+    node: int
+    """Rank of its node."""
+    gpus: tuple[int, ...]
+    """Indices of its GPUs on the node; empty on CPU."""
+    num_threads: int | None
+    """CPU threads; None: the library's default."""
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """Chosen sizes and memory estimates; estimates are None if model shape or GPU memory is unknown."""
+
+    tensor_parallel_size: int
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+    logprob_chunk_tokens: int | None
+    gpu_mem_gb: float | None = None
+    engine_budget_gb: float | None = None
+    """Share of it that vLLM may use."""
+    policy: PolicyMemory | None = None
+    engine: EngineMemory | None = None
+    critic: PolicyMemory | None = None
+    """Worker of a dedicated critic."""
+    reference: PolicyMemory | None = None
+    """Worker of a dedicated reference."""
+    service: ServiceMemory | None = None
+    """Reward service with its own GPU."""
+    capacities_gb: dict[str, float] = field(default_factory=dict)
+    """Memory of the smallest GPU of each role, if known."""
+    unknown: str | None = None
+    """Missing information for an estimate, and how to provide it."""
+    host_gb: dict[str, float] = field(default_factory=dict)
+    """Host memory by phase of the node with the most."""
+
+    def fill_in(self, config: RunConfig) -> RunConfig:
+        """Return the config with these sizes."""
+        again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
+        sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk}
+        return config.with_values(model={"gradient_checkpointing": again}, policy=sizes)
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> LayoutPlan:
+        from slurm_rl.plan.memory import EngineMemory, ServiceMemory
+        from slurm_rl.plan.policy_memory import PolicyMemory
+
+        roles = ("policy", "critic", "reference")
+        types = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory, "service": ServiceMemory}
+        memory = {name: cls(**tree[name]) for name, cls in types.items() if tree.get(name)}
+        return LayoutPlan(**{**tree, **memory})
 
 
 @dataclass(frozen=True)
@@ -150,6 +185,7 @@ class JobPlan:
     @staticmethod
     def from_json(tree: dict[str, Any]) -> JobPlan:
         """Rebuild a plan; raise RunDirError if its version differs."""
+
         if tree.get("version") != PLAN_VERSION:
             raise RunDirError(
                 f"plan.json must be of version {PLAN_VERSION}",
@@ -173,111 +209,3 @@ class JobPlan:
 
 def _read_external(tree: dict[str, Any]) -> ExternalPlan:
     return ExternalPlan(**{**tree, "first": tuple(tree["first"]), "later": tuple(tree["later"])})
-
-
-def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
-    """Plan a run; `run_dir` is an absolute path.
-
-    Raises:
-        ConfigError: the layout is impossible; the message has both numbers.
-    """
-    cluster = config.cluster
-    launcher = LAUNCHERS[cluster.launcher]
-    cpus = cluster.cpus_per_node or (facts.num_cpus if launcher.on_this_machine else None)
-    actors, layout = _lay_out(config, facts, cpus)
-    python = _choose_python(config, facts)
-    sbatch, *het = load_function(launcher.options)(config, run_dir) if launcher.options else [{}]
-    variables = list_variables(config, run_dir)
-    return JobPlan(
-        version=PLAN_VERSION,
-        slurm_rl_version=facts.version,
-        name=config.name,
-        run_dir=run_dir,
-        launcher=cluster.launcher,
-        accelerator=cluster.accelerator,
-        num_nodes=cluster.num_nodes,
-        gpus_per_node=cluster.gpus_per_node,
-        cpus_per_node=cpus,
-        tmp_root=cluster.tmp_root,
-        python=python,
-        host_python=facts.python,
-        setup=tuple(cluster.setup),
-        env={item.name: item.value for item in variables},
-        env_reasons={item.name: item.reason for item in variables},
-        secret_names=secret_names(config),
-        signs_copies=config.checkpoint.upload_url is not None,
-        copies_to=config.checkpoint.upload_url,
-        preflight=build_preflight(config),
-        driver_argv=build_driver_argv(config.task, python, run_dir),
-        actors=actors,
-        weight_transfer=choose_transfer(config, actors)[0],
-        layout=layout,
-        ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
-        limits=_limits(config),
-        container=config.container.model_dump(mode="json"),
-        sbatch=sbatch,
-        het=tuple(het),
-        num_spare_nodes=config.job.num_spare_nodes if launcher.is_queue else 0,
-        node_groups=list_groups(config),
-        torchrun=_torchrun(config, actors),
-        external=_external(config, run_dir),
-        expected=expected_for(config, cluster.accelerator),
-        address=cluster.address,
-        after=config.job.depends_on,
-    )
-
-
-def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[tuple[ActorPlan, ...], LayoutPlan]:
-    """Place the processes and choose their sizes."""
-    # An external program has its own model and placement.
-    shape = None if config.external else facts.model_shape
-    check_context(config, shape)
-    check_heads(config, shape)
-    tensor_parallel_size = choose_tensor_parallel_size(config, shape)
-    actors = place_actors(config, cpus, tensor_parallel_size)
-    layout = build_layout(config, shape, facts.reference_shape, actors, tensor_parallel_size)
-    return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
-
-
-def _limits(config: RunConfig) -> LimitsPlan:
-    job = config.job
-    return LimitsPlan(
-        job.time_limit_min,
-        job.planned_lead_s,
-        job.max_failures,
-        job.start_timeout_s,
-        job.heartbeat_timeout_s,
-        config.trainer.step_timeout_s,
-        learns_lead=job.checkpoint_lead_s == "auto" and config.external is None,
-    )
-
-
-def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
-    # An image or another cluster has its own interpreter.
-    elsewhere = (
-        "python" if LAUNCHERS[config.cluster.launcher].existing else "python3" if config.container.image else None
-    )
-    return config.cluster.python or elsewhere or facts.python
-
-
-def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
-    if config.external is None:
-        return None
-    from slurm_rl.plugins.external.argv import RunValues, build_external_argv
-
-    run = RunValues(
-        nodes=config.cluster.num_nodes,
-        gpus_per_node=config.cluster.gpus_per_node,
-        checkpoints=f"{run_dir}/checkpoints",
-        export=f"{run_dir}/export",
-    )
-    first, later = (build_external_argv(config.external, run, resume=resume) for resume in (False, True))
-    return ExternalPlan(first, later, config.external.layout)
-
-
-def _torchrun(config: RunConfig, actors: tuple[ActorPlan, ...]) -> TorchrunPlan | None:
-    if not config.under_torchrun:
-        return None
-    if config.external is not None:
-        return TorchrunPlan(config.external.ranks_per_node or max(1, config.cluster.gpus_per_node), None)
-    return TorchrunPlan(sum(actor.node == 0 for actor in actors), actors[0].num_threads)

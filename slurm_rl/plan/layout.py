@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.fit import (
-    Setting,
-    change,
-    describe_nearest,
-    fill_in,
-    find_fitting,
-    find_misfit,
-    host_memory,
-    list_choices,
-)
-from slurm_rl.plan.memory import EngineMemory, ModelShape
+from slurm_rl.plan.fit import Setting, describe_nearest, fill_in, find_fitting, find_misfit, host_memory, list_choices
+from slurm_rl.plan.job import ActorPlan, LayoutPlan
+from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.node_groups import group_of, groups_for, list_groups
-from slurm_rl.plan.placement import ActorPlan, gpu_memory
+from slurm_rl.plan.placement import gpu_memory
 from slurm_rl.plan.policy_memory import PolicyMemory
-from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, ServiceMemory, engine_memory
+from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, engine_memory
 from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:  # the node agent has no pydantic
@@ -36,46 +28,6 @@ _FROZEN = {"policy": "reference", "critic": "reward model"}
 """Frozen model on the GPUs of each role."""
 # Engine on the same GPU by phase; asleep in others.
 _COLOCATED = {"sample": "a sampling engine", "sync": "an engine that loads weights"}
-
-
-@dataclass(frozen=True)
-class LayoutPlan:
-    """Chosen sizes and memory estimates; estimates are None if model shape or GPU memory is unknown."""
-
-    tensor_parallel_size: int
-    micro_batch_tokens: int
-    gradient_checkpointing: bool
-    logprob_chunk_tokens: int | None
-    gpu_mem_gb: float | None = None
-    engine_budget_gb: float | None = None
-    """Share of it that vLLM may use."""
-    policy: PolicyMemory | None = None
-    engine: EngineMemory | None = None
-    critic: PolicyMemory | None = None
-    """Worker of a dedicated critic."""
-    reference: PolicyMemory | None = None
-    """Worker of a dedicated reference."""
-    service: ServiceMemory | None = None
-    """Reward service with its own GPU."""
-    capacities_gb: dict[str, float] = field(default_factory=dict)
-    """Memory of the smallest GPU of each role, if known."""
-    unknown: str | None = None
-    """Missing information for an estimate, and how to provide it."""
-    host_gb: dict[str, float] = field(default_factory=dict)
-    """Host memory by phase of the node with the most."""
-
-    def fill_in(self, config: RunConfig) -> RunConfig:
-        """Return the config with these sizes."""
-        again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
-        sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk}
-        return change(config, model={"gradient_checkpointing": again}, policy=sizes)
-
-    @staticmethod
-    def from_json(tree: dict[str, Any]) -> LayoutPlan:
-        roles = ("policy", "critic", "reference")
-        types = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory, "service": ServiceMemory}
-        memory = {name: cls(**tree[name]) for name, cls in types.items() if tree.get(name)}
-        return LayoutPlan(**{**tree, **memory})
 
 
 def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> int:

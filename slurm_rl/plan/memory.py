@@ -15,6 +15,10 @@ _CPU_CACHE_BYTES = 2**30
 _CPU_BLOCK_TOKENS = 128  # default block of vLLM's KV cache on CPU
 
 
+PROCESS_GB = 1.0
+"""CUDA context, kernels and allocator slack of a process that computes on a GPU."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a decoder that determine its memory (Llama, Qwen, Mistral and their mixtures of experts)."""
@@ -125,6 +129,29 @@ class EngineMemory:
     def num_sequences(self, budget_gb: float) -> int:
         """Return how many longest sequences fit into this budget."""
         return max(0, int((budget_gb - self.weights_gb - _ENGINE_RESERVE_GB) / self.kv_sequence_gb))
+
+
+@dataclass(frozen=True)
+class ServiceMemory:
+    """Memory of one reward service's GPU, in GB. ServiceMemory(2, 16.1, 1.3, 32.0): two workers use 36.8 of 32."""
+
+    num_workers: int
+    weights_gb: float
+    passing_gb: float
+    """Activations of a forward pass over reward.model.batch_size longest sequences."""
+    gpu_gb: float
+    """Memory of the smallest GPU of a service."""
+
+    @property
+    def total_gb(self) -> float:
+        return self.num_workers * (self.weights_gb + self.passing_gb + PROCESS_GB)
+
+    def __str__(self) -> str:
+        workers = "1 worker," if self.num_workers == 1 else f"{self.num_workers} workers, each"
+        return (
+            f"{workers} weights {self.weights_gb:.1f}, activations {self.passing_gb:.1f} and {PROCESS_GB:.1f} of its "
+            "process"
+        )
 
 
 def estimate_engine(

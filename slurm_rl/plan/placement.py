@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.plan.node_groups import group_of, list_groups
 from slurm_rl.plan.resources import Demand, build_demand
 
 if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
-
-
-@dataclass(frozen=True)
-class ActorPlan:
-    """One process of the trainer: its role, node and GPUs."""
-
-    role: str
-    """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy),
-    `reward` (one reward service)."""
-    index: int
-    """Rank within the role."""
-    node: int
-    """Rank of its node."""
-    gpus: tuple[int, ...]
-    """Indices of its GPUs on the node; empty on CPU."""
-    num_threads: int | None
-    """CPU threads; None: the library's default."""
 
 
 def place_actors(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.parallel import HELD_GRADIENTS, build_parallel_dims
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.memory import GB, EngineMemory, ModelShape, estimate_engine
-from slurm_rl.plan.placement import ActorPlan, gpu_memory
+from slurm_rl.plan.job import ActorPlan
+from slurm_rl.plan.memory import GB, EngineMemory, ModelShape, ServiceMemory, estimate_engine
+from slurm_rl.plan.placement import gpu_memory
 from slurm_rl.plan.policy_memory import (
     PolicyLoad,
     PolicyMemory,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
-_PROCESS_GB = 1.0
-"""CUDA context, kernels and allocator slack of a process that computes on a GPU."""
 
 
 def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, num_workers: int) -> PolicyMemory:
@@ -92,29 +91,6 @@ def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
         entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,
         held_bytes=HELD_GRADIENTS * GB * (config.cluster.gpu_mem_gb or 0),
     )
-
-
-@dataclass(frozen=True)
-class ServiceMemory:
-    """Memory of one reward service's GPU, in GB. ServiceMemory(2, 16.1, 1.3, 32.0): two workers use 36.8 of 32."""
-
-    num_workers: int
-    weights_gb: float
-    passing_gb: float
-    """Activations of a forward pass over reward.model.batch_size longest sequences."""
-    gpu_gb: float
-    """Memory of the smallest GPU of a service."""
-
-    @property
-    def total_gb(self) -> float:
-        return self.num_workers * (self.weights_gb + self.passing_gb + _PROCESS_GB)
-
-    def __str__(self) -> str:
-        workers = "1 worker," if self.num_workers == 1 else f"{self.num_workers} workers, each"
-        return (
-            f"{workers} weights {self.weights_gb:.1f}, activations {self.passing_gb:.1f} and {_PROCESS_GB:.1f} of its "
-            "process"
-        )
 
 
 def fit_services(

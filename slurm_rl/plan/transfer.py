@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_rl.config.reward import RewardConfig, split_urls
-from slurm_rl.rewards.client import RewardClient
-from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rewards.sandbox.runs import probe_sandbox
-from slurm_rl.rewards.service import TOKEN_VARIABLE, read_token
-from slurm_rl.rewards.supervise import RewardServices, choose_ports
 
 
 class Scorer(Protocol):
@@ -41,6 +36,13 @@ def open_scorer(
         cluster_host: address of this node for other nodes.
         report: called with events and their fields.
     """
+
+    from slurm_rl.rewards.client import RewardClient
+    from slurm_rl.rewards.pool import RewardPool
+    from slurm_rl.rewards.sandbox.runs import probe_sandbox
+    from slurm_rl.rewards.service import TOKEN_VARIABLE, read_token
+    from slurm_rl.rewards.supervise import RewardServices, choose_ports
+
     if config.url is None and config.function is None and "code" in config.verifiers:
         report("reward/sandbox", **probe_sandbox())
     if config.url is not None:

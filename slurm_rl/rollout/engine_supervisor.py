@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from slurm_rl.errors import SlurmRLError, TrainingError
-from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 
@@ -104,6 +103,9 @@ class EngineSupervisor:
 
     def _read_late(self) -> dict[str, tuple[int, str]]:
         """Return name -> (generation, description) of each engine that its node agent reports as late."""
+
+        from slurm_rl.node.hang_monitor import read_node_reports
+
         late = {}
         for report in read_node_reports(self.attempt):
             for row in report["late"]:
@@ -160,6 +162,8 @@ class EngineSupervisor:
             return
 
     def _suspect_node(self, index: int, name: str, cause: str) -> None:
+        from slurm_rl.node.hang_monitor import read_node_reports
+
         with contextlib.suppress(SlurmRLError, OSError, IndexError, StopIteration):
             rank = next(it.node for it in self.cluster.plan.actors if it.role == "rollout" and it.index == index)
             node = next(report["host"] for report in read_node_reports(self.attempt) if report["rank"] == rank)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from slurm_rl.algorithms.schedule import derive_seed
-from slurm_rl.config.run import RunConfig
-from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.groups import Group, SamplingSpec
-from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem
-from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.load_balancer import Chunk, LoadBalancer, chunk_size, max_calls, wait_for_chunks
-from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+    from slurm_rl.config.train import RolloutConfig
+    from slurm_rl.data.tokenize import EncodedPrompt
+    from slurm_rl.node.stop import Timer
+    from slurm_rl.rewards.scorer import Scorer
+    from slurm_rl.rollout.engine_supervisor import EngineSupervisor
+    from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 
 T = TypeVar("T")
 

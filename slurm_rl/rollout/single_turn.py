@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from slurm_rl.data.groups import Group, SamplingSpec
-from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.node.stop import Timer
-from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.sampling import PendingGroups, Sampler, gather_arrivals, score_arrivals, score_groups
+
+if TYPE_CHECKING:
+    from slurm_rl.data.groups import Group, SamplingSpec
+    from slurm_rl.data.tokenize import EncodedPrompt
+    from slurm_rl.node.stop import Timer
+    from slurm_rl.rewards.scorer import Scorer
 
 
 class Rollouts(Protocol):

@@ -15,7 +15,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
-      attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see report/step_log.py
+      attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see run_dir/step_log.py
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
@@ -65,7 +65,7 @@ class RunDir:
         self.end = self.path / "end.json"
         """How the job ended, written by the controller as its last act."""
         self.learned = self.path / "learned.json"
-        """What saves and lost attempts have taught the run; see goodput/learned.py."""
+        """Times measured by saves and lost attempts; see run_dir/save_times.py."""
         self.lease = self.path / "lease"
         self.submitit = self.path / "submitit"
         self.job = self.path / "job.json"

@@ -17,7 +17,8 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.spread import HostLost, SpreadEnvironments
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.placement import ActorPlan, count_workers_by_node
+from slurm_rl.plan.job import ActorPlan
+from slurm_rl.plan.placement import count_workers_by_node
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 _WAIT_S, _LINGER_S = 10.0, 0.01

@@ -14,13 +14,10 @@ from typing import Any
 import slurm_rl
 from slurm_rl.errors import OutOfMemory, SlurmRLError, TrainingError, first_line
 from slurm_rl.node.heartbeat import beat, with_heartbeat
-from slurm_rl.node.oom import is_out_of_memory
 from slurm_rl.node.processes import LIFE, LIFE_BEFORE, MARK
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.node.wait_for_ray_nodes import POLL_S
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.placement import ActorPlan
-from slurm_rl.plan.visibility import MASK_VARIABLES
+from slurm_rl.plan.job import ActorPlan, JobPlan
 from slurm_rl.workers.ray_nodes import OwnRayNodes, SharedRayNodes
 
 
@@ -110,6 +107,8 @@ class Cluster:
         return {} if number is None else {"OMP_NUM_THREADS": str(number)}
 
     def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:
+        from slurm_rl.plan.visibility import MASK_VARIABLES
+
         variable = MASK_VARIABLES.get(self.plan.accelerator)
         return {} if variable is None else {variable: ",".join(self.nodes.gpu_names(actor))}
 
@@ -165,7 +164,10 @@ class Cluster:
 
 def name_failure(error: BaseException, name: str, what: str) -> BaseException:
     """What to raise for a failed call of the actor `name`; our own errors, and those that Ray does not wrap, stay."""
+
     import ray
+
+    from slurm_rl.node.oom import is_out_of_memory
 
     if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, SlurmRLError):

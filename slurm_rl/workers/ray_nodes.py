@@ -17,8 +17,7 @@ from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.node.wait_for_ray_nodes import POLL_S, wait_for_nodes
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan, JobPlan
 
 _MOST_NODES = 8
 RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}

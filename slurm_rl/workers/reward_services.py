@@ -13,9 +13,7 @@ from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import TrainingError
-from slurm_rl.rewards.client import RewardClient
 from slurm_rl.rewards.scorer import Scorer, open_scorer
-from slurm_rl.rewards.supervise import RewardServices, choose_ports
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, Cluster, name_failure
 
@@ -35,6 +33,8 @@ class ServiceHost:
     """
 
     def __init__(self, config: RewardConfig, token: str, run_dir: Path, attempt: int, index: int) -> None:
+        from slurm_rl.rewards.supervise import RewardServices, choose_ports
+
         alone = config.service.model_copy(update={"num_replicas": 1})
         run = RunDir(run_dir)
         self._stack = ExitStack()
@@ -78,6 +78,9 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
         RewardError: a service was not ready in time, or was abandoned.
         TrainingError: a node with a service was lost.
     """
+
+    from slurm_rl.rewards.client import RewardClient
+
     report = functools.partial(append_event, run)
     if not config.num_placed:
         with open_scorer(config, run.secrets, attempt.logs, cluster.nodes.host(), report) as scorer:

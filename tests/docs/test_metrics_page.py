@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.plugins.report.charts import LINE_CHARTS
-from slurm_rl.plugins.report.metrics import STAMP
+from slurm_rl.trainers.common.metrics_log import STAMP
 from tests.docs.markdown import read_blocks
 from tests.docs.metrics_page import PAGE, find_unexplained, named_on_the_page
 from tests.lock import ROOT

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_rl.plugins.goodput.holds import find_holds
 from slurm_rl.plugins.goodput.read import read_ledger, read_steps
-from slurm_rl.plugins.report.meta import read_events
+from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir

@@ -17,7 +17,8 @@ import torch
 import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health.evidence import Evidence, note_evidence, note_passed
 from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
@@ -427,7 +428,7 @@ def nodes(folder: Path) -> Case:
     "launch.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
-    from slurm_rl.plugins.report.metrics import MetricsLogger
+    from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
     run = RunDir(folder)
     append_row(run.metrics, {"step": 0, "stage": "grpo"})
@@ -448,9 +449,10 @@ def metrics(folder: Path) -> Case:
     )
 
 
-@writer("learned.json", "plugins.goodput.learned_file.learn")
+@writer("learned.json", "plugins.goodput.measure_saves.learn")
 def learned(folder: Path) -> Case:
-    from slurm_rl.plugins.goodput.learned_file import learn, read_learned
+    from slurm_rl.plugins.goodput.measure_saves import learn
+    from slurm_rl.run_dir.save_times import read_learned
 
     run = RunDir(folder)
     for seconds in (3.0, 4.0):
@@ -460,7 +462,7 @@ def learned(folder: Path) -> Case:
 
 @writer("attempts/<n>/steps.jsonl", "plugins.report.step_log.StepLog.add")
 def steps(folder: Path) -> Case:
-    from slurm_rl.plugins.report.step_log import StepLog
+    from slurm_rl.run_dir.step_log import StepLog
 
     attempt = RunDir(folder).attempt(1)
     log = StepLog(attempt.steps)
@@ -476,7 +478,7 @@ def steps(folder: Path) -> Case:
 
 @writer("metrics.jsonl samples.jsonl, rewound", "plugins.report.metrics.keep_rows_up_to")
 def rewind(folder: Path) -> Case:
-    from slurm_rl.plugins.report.metrics import keep_rows_up_to
+    from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
 
     path = folder / "metrics.jsonl"
     for step in range(4):
@@ -567,7 +569,7 @@ def journal(folder: Path) -> Case:
 )
 def identity(folder: Path) -> Case:
     from slurm_rl.data.load_data import accept_new_rows, check_same_rows
-    from slurm_rl.plugins.report.wandb_run import load_id
+    from slurm_rl.trainers.common.wandb_run import load_id
 
     run = RunDir(folder)
 

@@ -18,7 +18,7 @@ from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.rollout.vllm.engine import describe_load
 from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 from slurm_rl.rollout.vllm.transfer import _build_source

@@ -27,7 +27,7 @@ from slurm_rl.models.row_check import RowCheck, check_rows
 from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
-from slurm_rl.plugins.report.meta import describe_event, read_events
+from slurm_rl.run_dir.event_text import describe_event, read_events
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.image_kit import build_sequence, write_image
 from tests.live_bytes import LiveBytes

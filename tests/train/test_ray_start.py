@@ -14,7 +14,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.node.ports import choose_ports
 from slurm_rl.node.processes import end_marked, mark_env
 from slurm_rl.node.ray_cluster import build_ray_start_argv
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from tests.slurm.cluster import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

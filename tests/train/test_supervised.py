@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -85,6 +86,7 @@ def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
 
 
 def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None:
+    faulthandler.enable()
     rank_info = RankInfo(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
     rank_info.join(timeout_s=300)
     for layout, task in pairs:

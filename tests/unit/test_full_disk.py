@@ -24,7 +24,8 @@ from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_fil
 from slurm_rl.models.checkpoint.step_saver import StepSaver
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.stop import run_to_outcome
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.disk import describe_disk, keep_room
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from tests.small_disk import small_disk

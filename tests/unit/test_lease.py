@@ -18,12 +18,12 @@ import pytest
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import CheckpointError, LeaseError
 from slurm_rl.models.checkpoint.store import CheckpointStore
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.run_dir import jsonl
 from slurm_rl.run_dir.holder import RESUME, Holder, Standing, Verdict, judge
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.lease import Lease, read_standing, take
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json, write_last
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from tests.other_host import start_on_other_host
 
 QUICK: dict[str, Any] = {"beat_s": 0.05, "silence_s": 0.6, "look_s": 0.05}

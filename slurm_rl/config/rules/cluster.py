@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_rl.config.gres import parse_gpus
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
@@ -124,6 +123,8 @@ def slurm_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _gpu_problems(config: RunConfig, extra: dict[str, object]) -> Iterator[str]:
+    from slurm_rl.config.gres import parse_gpus
+
     cluster = config.cluster
     # Key -> nodes that share the number; a node has one task.
     shares = {"gpus_per_node": 1, "gpus_per_task": 1, "gpus": cluster.num_nodes + config.job.num_spare_nodes}
@@ -146,6 +147,9 @@ def _gpu_problems(config: RunConfig, extra: dict[str, object]) -> Iterator[str]:
 
 def _count_gpus(value: object) -> int:
     """Return the number of GPUs in a value of --gpus-per-node: `4`, `a100:4` or `a100:2,v100:2`."""
+
+    from slurm_rl.config.gres import parse_gpus
+
     return sum(parse_gpus(",".join(f"gpu:{part}" for part in str(value).split(","))).values())
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
-from slurm_rl.config.usage import find_changed, find_readers
 
 _INSTEAD = {
     "rollout.max_tokens": "supervised.max_tokens",
@@ -77,6 +76,9 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
 
 def unused_keys(config: RunConfig) -> Iterator[str]:
     """Refuse keys that are set but not used by the task."""
+
+    from slurm_rl.config.usage import find_changed, find_readers
+
     unused = {key: value for key, value in find_changed(config) if config.task not in find_readers(key, config.task)}
     if not unused:
         return

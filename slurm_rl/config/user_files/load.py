@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slurm_rl.errors import MissingLibraryError
+from slurm_rl.errors import ConfigError, MissingLibraryError
 
 
 def _find_code() -> Path:
@@ -62,6 +62,12 @@ def load_function(spec: str) -> Callable[..., Any]:
     module = load_file(spec) if is_file(spec) else importlib.import_module(place)
     function: Callable[..., Any] = getattr(module, name)
     return function
+
+
+def require_library(module: str, rule: str) -> None:
+    """Raise ConfigError with the rule if a library of the extra `prepare` is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(rule, seen="not installed", action="pip install slurm_rl[prepare]")
 
 
 def import_heavy(name: str, rule: str) -> Any:

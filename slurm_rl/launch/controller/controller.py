@@ -37,8 +37,8 @@ from slurm_rl.launch.controller.limit import LimitWatch
 from slurm_rl.launch.controller.memory import remedy_memory
 from slurm_rl.launch.controller.watch import AttemptWatch, end_nodes
 from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.image.files import check_image_file, image_path
 from slurm_rl.run_dir.disk import explain_refusal, find_refusal, keep_room, say
 from slurm_rl.run_dir.lease import Lease
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
-from slurm_rl.plugins.external.layouts import newest_step_by_name
+from slurm_rl.plan.checkpoint_layouts import newest_step_by_name
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"

@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict
 
 from slurm_rl.launch.controller.allocation import Allocation
+from slurm_rl.launch.hooks import learn_save_times
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.goodput.learned_file import learn
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 _ASK_S = 60.0
@@ -53,7 +53,7 @@ class LimitWatch:
 
     def learn(self) -> None:
         """The lead of what was measured so far, never below the planned one."""
-        self.measured = learn(self.run_dir)
+        self.measured = learn_save_times(self.run_dir)
         self.lead_s = max(self.limits.checkpoint_lead_s, self.measured.lead_s or 0)
 
     def measured_words(self) -> dict[str, float] | None:

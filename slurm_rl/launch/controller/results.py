@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from slurm_rl.launch.hooks import write_report
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.run_dir.disk import say
 from slurm_rl.run_dir.hang import Beside
@@ -28,10 +29,6 @@ def _write(run: RunDir) -> None:
     if not run.end.is_file():
         return
     try:
-        from slurm_rl.plugins.report.html import write_report
-        from slurm_rl.plugins.report.summary import write_summary
-
-        write_summary(run)
         write_report(run)
     except Exception as error:  # whatever is wrong with the report, the run ended as end.json says
         cause = f"{type(error).__name__}: {error}"

@@ -34,10 +34,10 @@ from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent,
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.goodput.learned_file import lead_in_force
 from slurm_rl.run_dir.disk import say
 from slurm_rl.run_dir.hang import LOST_S, Beside, Watch
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_last
+from slurm_rl.run_dir.save_times import lead_in_force
 
 EXIT_KILLED = 137
 _MAX_RESTARTS = 3

@@ -28,8 +28,8 @@ from slurm_rl.launch.runs.model_checks import (
 from slurm_rl.launch.runs.model_shape import read_object, sees_images
 from slurm_rl.launch.runs.reference_checks import check_references
 from slurm_rl.launch.runs.schedule_check import find_long_warmups
+from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.image.files import check_image_is_there
 from slurm_rl.run_dir.run_dir import RunDir
 
 Tell = Callable[[str], object]

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.config.load import parse_config
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.known_models import find_known

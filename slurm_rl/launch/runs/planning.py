@@ -14,7 +14,8 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.find import parse_path
 from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
 
 

@@ -26,7 +26,7 @@ def check_references(config: RewardConfig, rows: Sequence[PromptRow], tell: Call
     """
     if config.function is not None or config.model.path is not None or config.url is not None:
         return
-    from slurm_rl.plugins.prepare.check_answers import find_unscorable
+    from slurm_rl.rewards.check_references import find_unscorable
 
     for name in config.verifiers:
         check = VERIFIERS[name].check

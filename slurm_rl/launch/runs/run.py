@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.config.load import parse_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.record import RunState, load_job, read_rows_of_log
+from slurm_rl.launch.hooks import summarize, write_report
 from slurm_rl.launch.jobs import cancel_runs, read_far_log, read_states, wait_for_release, wait_for_runs
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.find import load_plan, open_run
@@ -136,16 +137,10 @@ class Run:
 
         What was not measured is None.
         """
-        from slurm_rl.plugins.report.summary import summarize_run
-
-        return summarize_run(self._directory)
+        return summarize(self._directory)
 
     def report(self) -> Path:
         """Write report.html, with curves and samples, and summary.json anew; the path of the first."""
-        from slurm_rl.plugins.report.html import write_report
-        from slurm_rl.plugins.report.summary import write_summary
-
-        write_summary(self._directory)
         return write_report(self._directory)
 
     def wait(self, timeout_s: float = WAIT_S) -> RunState:

@@ -16,8 +16,8 @@ from slurm_rl.launch.runs.find import load_plan
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.planning import choose_directory, plan_in
 from slurm_rl.launch.runs.recent import remember
+from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.image.files import check_image_is_there
 from slurm_rl.run_dir.run_dir import RunDir
 
 

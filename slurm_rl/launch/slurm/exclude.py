@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.hooks import Exclusion, open_node_checks
 from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes, hostnames
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins import Exclusion, open_node_checks
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
+from slurm_rl.launch.hooks import open_node_checks
 from slurm_rl.launch.slurm.components import granted_hosts, split_hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
 from slurm_rl.launch.slurm.switches import order_by_topology, read_topology
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins import open_node_checks
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 

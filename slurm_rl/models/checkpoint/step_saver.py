@@ -14,12 +14,9 @@ from typing import Any, TypeVar
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import wait_for_files
-from slurm_rl.models.checkpoint.remote import RemoteFolder
-from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
 from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore, cannot_write
 from slurm_rl.run_dir.disk import fsync_path
 from slurm_rl.run_dir.run_dir import RunDir, append_event
-from slurm_rl.run_dir.run_secret import checkpoint_key
 
 State = TypeVar("State")
 _POLL_S = 0.1
@@ -50,6 +47,10 @@ class StepSaver:
         verify: bool = True,
         left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
+        from slurm_rl.models.checkpoint.remote import RemoteFolder
+        from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
+        from slurm_rl.run_dir.run_secret import checkpoint_key
+
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.left_s = left_s
         self.store = CheckpointStore(run.checkpoints, run.require_ours)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.external_argv import RunValues, build_external_argv
 from slurm_rl.plugins.export import workload_name
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv
 
 # How a program in a Pathways job reaches its TPUs: MaxText's tutorial on several hosts.
 _PATHWAYS_ENV = {

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape, parse_shape
 from slurm_rl.plugins.goodput.nouns import Ledger
-from slurm_rl.plugins.peaks import find_peak
 from slurm_rl.run_dir.jsonl import Row
 
 

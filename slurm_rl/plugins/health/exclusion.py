@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.plugins import Exclusion
+from slurm_rl.launch.hooks import Exclusion
 from slurm_rl.plugins.health.evidence import Evidence
 
 

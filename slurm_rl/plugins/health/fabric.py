@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_rl.node.gpu_peaks import find_peak, least_link_gb_s
 from slurm_rl.plugins.health.pairs import Scale
 from slurm_rl.plugins.health.verdict import Verdict, worst
-from slurm_rl.plugins.peaks import find_peak, least_link_gb_s
 
 Answer = Mapping[str, Any]
 ON_GPUS = Scale("its all-reduce", "GB/s", slow=0.5, odd=0.75)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.node.bound_torchrun import open_store
-from slurm_rl.plugins.peaks import bus_bandwidth, least_rdma_gb_s
+from slurm_rl.node.gpu_peaks import bus_bandwidth, least_rdma_gb_s
 
 _GROUP = timedelta(seconds=40)
 """Timeout of a collective."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from slurm_rl.config.gres import parse_gpus
 from slurm_rl.errors import BringUpError
+from slurm_rl.launch.hooks import Exclusion, NodeVerdicts
 from slurm_rl.launch.slurm.exclude import user_nodes
 from slurm_rl.launch.slurm.partitions import NodeLine, boot_times, find_spelling, list_nodes
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import SbatchOptions
-from slurm_rl.plugins import Exclusion, NodeVerdicts
 from slurm_rl.plugins.health.evidence import (
     Evidence,
     find_bad,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.image_file import check_image_file
 from slurm_rl.plugins.image.engines import ImageConfig, Podman
-from slurm_rl.plugins.image.files import check_image_file
 from slurm_rl.plugins.image.rootfs import unpack_root, write_layout
 from slurm_rl.plugins.image.tools import explain_os_error, run_tool, say
 from slurm_rl.run_dir.disk import naming

@@ -18,9 +18,9 @@ from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.node import image_report
+from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
 from slurm_rl.plugins.image import formats, parts
 from slurm_rl.plugins.image.engines import Podman, choose_engine
-from slurm_rl.plugins.image.files import image_path, is_as_made, manifest_path
 from slurm_rl.plugins.image.formats import Source
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, pin_bases, read_bases, write_context
 from slurm_rl.plugins.image.tools import say

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.user_files.load import require_library
 from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.errors import DataError
-from slurm_rl.plugins.prepare import require_library
-from slurm_rl.plugins.prepare.check_answers import find_unscorable
 from slurm_rl.plugins.prepare.manifest import Output, sha256_of
+from slurm_rl.rewards.check_references import find_unscorable
 from slurm_rl.run_dir.run_dir import write_text
 
 _SHOWN = 10

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from slurm_rl.config.user_files.load import require_library
 from slurm_rl.errors import ConfigError, PrepareError
-from slurm_rl.plugins.prepare import require_library
 from slurm_rl.run_dir.disk import find_refusal
 
 Kind = Literal["dataset", "model"]

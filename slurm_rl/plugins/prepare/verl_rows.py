@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slurm_rl.plugins.prepare import require_library
+from slurm_rl.config.user_files.load import require_library
 from slurm_rl.plugins.prepare.dataset import Question, Row, VerlForm, Workspace, read_parquet
 from slurm_rl.plugins.prepare.manifest import Output, sha256_of
 from slurm_rl.run_dir.disk import fsync_path, naming

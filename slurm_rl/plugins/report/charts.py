@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
-from slurm_rl.config.tasks import TORCHRUN_TASKS
-from slurm_rl.plugins.report.summary import MAIN_STAGES, PHASES, split_step
+from slurm_rl.config.tasks import STAGE_TITLES, TORCHRUN_TASKS
+from slurm_rl.plugins.report.summary import PHASES, split_step
 from slurm_rl.run_dir.jsonl import Row
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
         Curve("longest", "completion/length_max"),
     ),
     "Truncated completions, share": (Curve("truncated", "completion/truncated"),),
-    "Gradient norm": tuple(Curve(name, "policy/grad_norm", task) for task, name in MAIN_STAGES.items()),
-    "Learning rate": tuple(Curve(name, "policy/lr", task) for task, name in MAIN_STAGES.items()),
+    "Gradient norm": tuple(Curve(name, "policy/grad_norm", task) for task, name in STAGE_TITLES.items()),
+    "Learning rate": tuple(Curve(name, "policy/lr", task) for task, name in STAGE_TITLES.items()),
     "Clipped tokens, share": (Curve("clipped", "policy/clip_fraction"),),
     "Sampler against policy, largest logprob gap": (Curve("largest", "mismatch/max"),),
     "Sampler against policy, KL": (Curve("KL", "mismatch/kl"),),
@@ -65,7 +65,7 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     "Critic: explained variance": (Curve("explained", "critic/explained_variance"),),
     "Critic loss": (Curve("loss", "critic/loss"),),
     "KL coefficient": (Curve("coefficient", "kl/coefficient"),),
-    "Loss": tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in TORCHRUN_TASKS),
+    "Loss": tuple(Curve(STAGE_TITLES[task], "policy/loss", task) for task in TORCHRUN_TASKS),
     "Pairs right, share": (Curve("RM", "rm/accuracy", "rm"), Curve("DPO", "dpo/accuracy", "dpo")),
     "Implicit reward": (Curve("chosen", "dpo/chosen_reward", "dpo"), Curve("rejected", "dpo/rejected_reward", "dpo")),
     "Score": (Curve("chosen", "rm/chosen_score", "rm"), Curve("rejected", "rm/rejected_score", "rm")),
@@ -74,7 +74,7 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
         Curve("exact match", "eval/exact_match", "eval"),
         Curve("pairs right", "eval/accuracy", "eval"),
     ),
-    "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in MAIN_STAGES.items()),
+    "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in STAGE_TITLES.items()),
 }
 """Title to the curves of a chart; it is drawn when any of them has values."""
 _NAMED = ((re.compile(r"score/(.+)"), "Score {}", "grpo"), (re.compile(r"set/(.+/avg@\d+)"), "Set {}", "eval"))

@@ -9,17 +9,18 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.nouns import Ledger
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.words import render_line, render_ratio
 from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.plugins.report.episodes import transcribe
-from slurm_rl.plugins.report.eval_sets import describe_sets, find_average
 from slurm_rl.plugins.report.goodput_bar import draw_bar
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
-from slurm_rl.plugins.report.meta import describe_event, read_config_text, read_events
 from slurm_rl.plugins.report.parallel import draw_parallel
-from slurm_rl.plugins.report.summary import EVALUATION, MAIN_STAGES, describe_data, format_seconds, summarize_run
+from slurm_rl.plugins.report.summary import EVALUATION, describe_data, summarize_run
+from slurm_rl.run_dir.eval_sets import describe_sets, find_average
+from slurm_rl.run_dir.event_text import describe_event, format_seconds, read_config_text, read_events
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
@@ -143,7 +144,7 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if (key := find_average(newest)) is not None:
             tiles.append((f"{name}, {key}", f"{newest[key]:.3f} ± {newest.get(f'{key}_error', 0.0):.3f}"))
     if summary["stage"] != EVALUATION:
-        tiles.append((f"{MAIN_STAGES[summary['stage']]} steps", f"{summary['steps']:,}"))
+        tiles.append((f"{STAGE_TITLES[summary['stage']]} steps", f"{summary['steps']:,}"))
     if summary["reward"]["last"] is not None:
         tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
     if summary["tokens_per_s"] is not None:

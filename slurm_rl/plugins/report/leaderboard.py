@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_rl.cli.columns import GAP, Shrink, fit
 from slurm_rl.errors import ConfigError, find_near
-from slurm_rl.plugins.report.columns import GAP, Shrink, fit
 from slurm_rl.plugins.report.summary import summarize_run
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.config.tasks import OUR_TASKS, TASKS
+from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
 from slurm_rl.plugins.goodput.words import render_line
-from slurm_rl.plugins.report.divergence import find_divergence
-from slurm_rl.plugins.report.eval_sets import SetResult, describe_sets, read_results
-from slurm_rl.plugins.report.meta import RunMeta, collect_meta
+from slurm_rl.run_dir.divergence import find_divergence
+from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_results
+from slurm_rl.run_dir.event_text import RunMeta, collect_meta, format_seconds
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PHASES = ("rollout", "reward", "train", "sync", "save")
-MAIN_STAGES = {name: TASKS[name].title for name in OUR_TASKS}
-"""Stage of metrics.jsonl -> its name for people; one of them is what a run is about."""
 EVALUATION = "eval"
 """Stage of a run that trains nothing."""
 
@@ -39,7 +37,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
     once, over the whole time of those steps, rewards, weight sync and saving included.
     """
     default = EVALUATION if meta.only_evaluates else "grpo"
-    stage = next((row["stage"] for row in rows if row["stage"] in MAIN_STAGES), default)
+    stage = next((row["stage"] for row in rows if row["stage"] in STAGE_TITLES), default)
     main = _of_stage(rows, stage)
     before, after = split_evaluations(rows)
     rewards = [row["reward/mean"] for row in main if "reward/mean" in row]
@@ -68,7 +66,7 @@ def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
 
 def _split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Return the rows before the first of the main stage, and the others."""
-    ahead = list(itertools.takewhile(lambda row: row["stage"] not in MAIN_STAGES, rows))
+    ahead = list(itertools.takewhile(lambda row: row["stage"] not in STAGE_TITLES, rows))
     return ahead, rows[len(ahead) :]
 
 
@@ -178,7 +176,7 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
 def _describe_steps(summary: dict[str, Any]) -> str:
     has_warmup = summary["warmup_steps"] or summary["stage"] == "grpo"
     warmup = f"{summary['warmup_steps']} warm-up, " if has_warmup else ""
-    return f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
+    return f"{warmup}{summary['steps']} {STAGE_TITLES[summary['stage']]}"
 
 
 def describe_data(summary: dict[str, Any]) -> str:
@@ -202,20 +200,6 @@ def describe_rows(rows: dict[str, int], *, has_sets: bool = False) -> str:
     if rows["overlong"]:
         parts.append(f"{rows['overlong']:,} left out as too long")
     return ", ".join(parts)
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds as a person says them.
-
-    >>> format_seconds(3725), format_seconds(65.4), format_seconds(9.26)
-    ('1 h 02 min', '1 min 05 s', '9.3 s')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _percent(side: Row | None, kind: str) -> str:

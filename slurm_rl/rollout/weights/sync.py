@@ -32,13 +32,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.errors import WeightSyncError
-from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
-from slurm_rl.workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from slurm_rl.algorithms.sequences import TokenPrompt
+    from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
+    from slurm_rl.workers.worker_group import WorkerGroup
 
 _FLOAT32_MEAN = 2e-4
 _BFLOAT16_DEVIATION = 6.0

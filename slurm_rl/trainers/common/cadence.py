@@ -10,9 +10,8 @@ from statistics import median
 from typing import Protocol
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.plugins.goodput.learned import FIRST_EVERY, LEAST_SAVES, Measured, choose_every
-from slurm_rl.plugins.goodput.learned_file import read_learned
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.save_times import FIRST_EVERY, LEAST_SAVES, Measured, choose_every, read_learned
 
 
 class Times(Protocol):

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
-from slurm_rl.data.chat import open_template
 from slurm_rl.data.groups import Prompts
-from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.facts import Facts
-from slurm_rl.plan.placement import ActorPlan
-from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rollout.agents import build_agents
-from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
-from slurm_rl.rollout.episode import Limits
-from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
-from slurm_rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.rollout.sampling import AsyncSampler, Sampler
 from slurm_rl.rollout.single_turn import Rollouts, SingleTurn
-from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
-from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
-from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 from slurm_rl.trainers.grpo.judges import Judge
-from slurm_rl.workers.critic import Critic, CriticWorker
-from slurm_rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
+
+if TYPE_CHECKING:
+    from slurm_rl.plan.job import ActorPlan
+    from slurm_rl.rewards.scorer import Scorer
+    from slurm_rl.rollout.turn_log import TurnLog
+    from slurm_rl.workers.critic import Critic
 
 _ASYNC_CALLS = 1000
 """Concurrent calls of an asynchronous engine, which are coroutines: Ray's own default."""
@@ -46,6 +38,10 @@ def start_engine(
     cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
 ) -> Actor:
     """Start one of them without waiting, for the `generation`-th time in its place."""
+
+    from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
+    from slurm_rl.rollout.vllm.engine import VLLMEngine
+
     max_model_len = config.max_sequence_tokens
     any_time = config.has_async_engines
     told = {"weight_transfer": cluster.plan.weight_transfer, "inflight_weight_updates": any_time}
@@ -92,6 +88,9 @@ def build_rollouts(
         judges: of each source.
         critic: scores what no judge does.
     """
+
+    from slurm_rl.rollout.multi_source import MultiSource, Source
+
     found = {
         name: Source(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout)
         for name, one in each_source(config).items()
@@ -124,6 +123,13 @@ def _build_part(
     model_path: str,
     journal: TurnLog | None,
 ) -> Rollouts:
+    from slurm_rl.data.chat import open_template
+    from slurm_rl.data.turns import TurnRenderer
+    from slurm_rl.rollout.agents import build_agents
+    from slurm_rl.rollout.async_episodes import AsyncEpisodes
+    from slurm_rl.rollout.episode import Limits
+    from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
+
     scorer = judge.scorer or critic
     if config.env.agent_command is not None:
         return build_agents(config, sampler, scorer, model_path, journal)
@@ -149,6 +155,10 @@ def _build_part(
 
 def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> TurnLog | None:
     """Where turns of episodes are noted as they end; None where there are none."""
+
+    from slurm_rl.envs.facts import Facts
+    from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
+
     facts = [judge.environments.facts for judge in judges.values() if judge.environments is not None]
     parts = (*each_source(config).values(), *each_set(config).values())
     facts += [Facts(PROGRAM, "") for one in parts if one.env.agent_command is not None]
@@ -174,6 +184,9 @@ def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Act
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:
     """Start the policy workers without waiting."""
+
+    from slurm_rl.workers.policy_worker import PolicyWorker
+
     places = choose_places(cluster, "policy")
     workers = [cluster.place(actor, PolicyWorker, config, model_path, place) for actor, place in places]
     return _group(cluster, config, "policy", workers)
@@ -181,6 +194,9 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> Worker
 
 def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
     """Start the actors that hold the reference apart from the policy; its workers hold it where there are none."""
+
+    from slurm_rl.workers.policy_worker import ReferenceWorker
+
     actors = _actors(cluster, "reference")
     apart = [cluster.place(actor, ReferenceWorker, config, actor.num_threads) for actor in actors]
     return _group(cluster, config, "reference", apart or policy.workers)
@@ -188,6 +204,9 @@ def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) ->
 
 def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
     """Start the critic's workers; what they load is known after the warm-up. None where the algorithm has no critic."""
+
+    from slurm_rl.workers.critic import Critic, CriticWorker
+
     if not config.algorithm.needs_values:
         return None
     workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]

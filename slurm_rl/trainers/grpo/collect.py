@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.filters import has_signal
-from slurm_rl.algorithms.group_reward import apply_group_reward
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.algorithms.train_sequences import shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
-from slurm_rl.data.curriculum import Rates, choose_rows
 from slurm_rl.data.groups import Group
 from slurm_rl.data.mixing import Order, build_order, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
@@ -28,6 +26,9 @@ from slurm_rl.rollout.single_turn import Rollouts
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
 from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
+
+if TYPE_CHECKING:
+    from slurm_rl.data.curriculum import Rates
 
 
 class BatchSource:
@@ -66,6 +67,8 @@ class BatchSource:
         return self._start(f"refill-{round_number}", grpo_step, rows)
 
     def _take(self, order: Order, position: int) -> list[int]:
+        from slurm_rl.data.curriculum import choose_rows
+
         count, curriculum = self.config.trainer.prompts_per_step, self.config.data.curriculum
         if curriculum is None:
             return order.take(position, count)
@@ -80,6 +83,9 @@ class BatchSource:
 
     def finish(self, pending: Any, within_s: float | None) -> Batch:
         """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
+
+        from slurm_rl.algorithms.group_reward import apply_group_reward
+
         timer = Timer()
         scored = self.rollouts.finish(pending, timer, within_s)
         if self.config.algorithm.group_reward is not None:

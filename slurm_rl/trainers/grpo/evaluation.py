@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
@@ -11,9 +12,11 @@ from slurm_rl.rollout.sampling import build_spec
 from slurm_rl.rollout.single_turn import Rollouts
 from slurm_rl.rollout.weights.sync import WeightSync
 from slurm_rl.run_dir.run_dir import RunDir, append_event
-from slurm_rl.trainers.grpo.eval_sets import EvalSet
 from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, source_accuracy
 from slurm_rl.trainers.grpo.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from slurm_rl.trainers.grpo.eval_sets import EvalSet
 
 
 class Evaluator:

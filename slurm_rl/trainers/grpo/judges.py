@@ -6,17 +6,17 @@ import functools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, set_key
-from slurm_rl.envs.environments import Environments
-from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
-from slurm_rl.workers.environment_hosts import open_environments
 from slurm_rl.workers.ray_driver import Cluster
-from slurm_rl.workers.reward_services import open_rewards
+
+if TYPE_CHECKING:
+    from slurm_rl.envs.environments import Environments
+    from slurm_rl.rewards.scorer import Scorer
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ def open_judges(
         cluster: its nodes run environments and planned services.
         schemas: tool schemas of each source.
     """
+
+    from slurm_rl.workers.environment_hosts import open_environments
+    from slurm_rl.workers.reward_services import open_rewards
+
     opened: list[tuple[RewardConfig, Scorer]] = []
 
     def scorer_of(reward: RewardConfig) -> Scorer | None:

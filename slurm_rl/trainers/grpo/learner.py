@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import TYPE_CHECKING
 
 from slurm_rl.algorithms.filters import drop_without_gradient, keep_sequences, split_minibatches
 from slurm_rl.algorithms.kl import adapt_coefficient
@@ -20,8 +21,10 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import own_temperatures
 from slurm_rl.data.groups import Group
-from slurm_rl.workers.critic import Critic, value_metrics
 from slurm_rl.workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from slurm_rl.workers.critic import Critic
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ class Learner:
         Args:
             kept: the sequences of one epoch.
         """
+
+        from slurm_rl.workers.critic import value_metrics
+
         if self.critic is None or not minibatches:
             return {}
         config = self.config.critic

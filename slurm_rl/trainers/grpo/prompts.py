@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, set_key
 from slurm_rl.data.chat import ChatTemplate, begin_with_system, open_template
-from slurm_rl.data.encode_answers import encode_answer
 from slurm_rl.data.groups import Prompts
 from slurm_rl.data.load_data import load_prompts, load_set
-from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
-from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.models.model_folder import load_text_config
-from slurm_rl.rollout.chat_template_check import check_turns
+
+if TYPE_CHECKING:
+    from slurm_rl.data.placeholders import ImageCounter
+    from slurm_rl.data.tool_syntax import ToolSyntax
+    from slurm_rl.envs.schemas import Schema
 
 
 class PromptEncoder:
@@ -70,6 +70,10 @@ class PromptEncoder:
 
 def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+
+    from slurm_rl.envs.schemas import read_schemas
+    from slurm_rl.rollout.chat_template_check import check_turns
+
     encoder = PromptEncoder(config, model_path)
     all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
     for name, one in ({} if config.eval.only else each_source(config)).items():
@@ -110,6 +114,9 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
 
 def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tokenizer: Any) -> ToolSyntax | None:
     """How the model calls the tools of all sources; one model has one way."""
+
+    from slurm_rl.data.tool_syntax import ToolSyntax
+
     known = {schema["function"]["name"]: schema for told in schemas.values() for schema in told}
     parts = (*each_source(config).values(), *each_set(config).values())
     parsers = {one.env.tool_parser for one in parts if one.env.tools is not None}
@@ -155,6 +162,9 @@ def encode_answers(
     Raises:
         DataError: the chat template or the tokenizer loses a part of an answer; the row is named.
     """
+
+    from slurm_rl.data.encode_answers import encode_answer
+
     encoded = []
     for row in rows:
         prompt = row.prompt if system is None else begin_with_system(row.prompt, system)

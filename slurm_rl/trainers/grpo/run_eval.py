@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.groups import Prompts
 from slurm_rl.node.stop import Timer
-from slurm_rl.plugins.report.eval_sets import describe_result, read_results
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
+from slurm_rl.run_dir.eval_sets import describe_result, read_results
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.grpo.build import (
     build_sampler,
     build_set_rollouts,

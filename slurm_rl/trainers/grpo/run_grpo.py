@@ -6,24 +6,23 @@ import functools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import yaml
 
 from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.load import parse_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_parts import load_parts
 from slurm_rl.data.groups import Prompts
 from slurm_rl.data.load_data import check_same_rows, prompt_content
-from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
 from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.node.stop import StopFlag
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.common.remedy import load_plan
 from slurm_rl.trainers.grpo.build import (
     build_rollouts,
@@ -38,16 +37,16 @@ from slurm_rl.trainers.grpo.build import (
     start_reference,
     wait_until_ready,
 )
-from slurm_rl.trainers.grpo.eval_sets import build_sets
 from slurm_rl.trainers.grpo.judges import Judge, open_judges
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.prompts import prepare_prompts
-from slurm_rl.trainers.grpo.run_eval import evaluate_alone
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
-from slurm_rl.workers.critic import Critic
 from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from slurm_rl.workers.critic import Critic
 
 _PROBE_TOKENS = 64
 
@@ -71,6 +70,11 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
+
+    from slurm_rl.config.engine_args import check_engine_args
+    from slurm_rl.models.lora_layers import check_targets
+    from slurm_rl.trainers.grpo.run_eval import evaluate_alone
+
     start_heartbeat("driver")
     stop = StopFlag()
     stop.install()
@@ -154,6 +158,8 @@ def _train(
     metrics: MetricsLogger,
     attempt: AttemptDir,
 ) -> TrainerState:
+    from slurm_rl.trainers.grpo.eval_sets import build_sets
+
     start_timeout_s = config.rollout.start_timeout_s
     engines = start_engines(cluster, config, model_path, prompts)
     supervisor = EngineSupervisor(

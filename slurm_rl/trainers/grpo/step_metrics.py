@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from slurm_rl.algorithms.estimates import pass_at_k
 from slurm_rl.algorithms.filters import has_signal, keep_mask
 from slurm_rl.algorithms.totals import add_totals, is_maximum
 from slurm_rl.config.algorithm import FilterConfig
 from slurm_rl.config.data import CurriculumConfig
-from slurm_rl.data.curriculum import Rates
 from slurm_rl.data.groups import Completion, Group
-from slurm_rl.envs.environment import ToolError
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.values import is_name
 from slurm_rl.rewards.verifiers import JUDGES
-from slurm_rl.trainers.grpo.agent_metrics import agent_metrics
+
+if TYPE_CHECKING:
+    from slurm_rl.data.curriculum import Rates
 
 _MOST_SCORES = 256
 """Names of scores in one step; each episode may say others."""
@@ -27,6 +26,9 @@ _MOST_SCORES = 256
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards and lengths of one step's completions."""
+
+    from slurm_rl.trainers.grpo.agent_metrics import agent_metrics
+
     results = [result for group in groups for result in group.results]
     rewards = np.array([result.value for result in results if result.value is not None])
     completions = [completion for group in groups for completion in group.completions]
@@ -103,6 +105,9 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Of episodes with calls of tools: how many there were, and how many of them went wrong, by cause."""
+
+    from slurm_rl.envs.environment import ToolError
+
     calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
     if not calls:
         return {}
@@ -160,6 +165,9 @@ def pass_sizes(num_samples: int) -> list[int]:
 
 def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
+
+    from slurm_rl.algorithms.estimates import pass_at_k
+
     num_samples = len(groups[0].completions)
     right = [sum(score >= 1.0 for score in scores) for scores in judge_groups(groups)]
     return {

@@ -9,26 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import blocks_on_weights, resumes_from_log
-from slurm_rl.data.curriculum import note_scores
-from slurm_rl.data.groups import Prompts
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import SAVE
-from slurm_rl.rollout.sampling import Sampler
-from slurm_rl.rollout.single_turn import Rollouts
-from slurm_rl.rollout.weights.sync import WeightSync
-from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.step_log import SAVE
 from slurm_rl.trainers.common.cadence import open_cadence
 from slurm_rl.trainers.grpo.collect import BatchCollector, BatchSource, Collected
-from slurm_rl.trainers.grpo.eval_sets import EvalSet
 from slurm_rl.trainers.grpo.evaluation import Evaluator
 from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
-from slurm_rl.trainers.grpo.learner import Learned, Learner
 from slurm_rl.trainers.grpo.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.trainers.grpo.step_metrics import (
     curriculum_metrics,
@@ -39,6 +29,17 @@ from slurm_rl.trainers.grpo.step_metrics import (
 )
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.trainers.grpo.warmup import prepare_models, warm_up
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+    from slurm_rl.data.groups import Prompts
+    from slurm_rl.rollout.sampling import Sampler
+    from slurm_rl.rollout.single_turn import Rollouts
+    from slurm_rl.rollout.weights.sync import WeightSync
+    from slurm_rl.run_dir.run_dir import RunDir
+    from slurm_rl.trainers.common.metrics_log import MetricsLogger
+    from slurm_rl.trainers.grpo.eval_sets import EvalSet
+    from slurm_rl.trainers.grpo.learner import Learned, Learner
 
 # A run that fails gives a checkpoint in progress so long; its workers may be dead.
 _LAST_SAVE_S = 30.0
@@ -157,6 +158,9 @@ class GRPOTrainer:
 
     def grpo_step(self) -> StepResult:
         """One GRPO step, from prompts to new weights in the engines."""
+
+        from slurm_rl.data.curriculum import note_scores
+
         timer = Timer()
         with timer.phase("step"):
             collected = self.batches.take(self.steps_done, timer)

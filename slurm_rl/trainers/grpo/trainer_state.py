@@ -10,19 +10,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slurm_rl.config.run import RunConfig
-from slurm_rl.data.groups import Group
 from slurm_rl.errors import DataError
 from slurm_rl.models.checkpoint.step_saver import StepSaver, parse_state
-from slurm_rl.plugins.goodput.learned import END_S
-from slurm_rl.plugins.goodput.learned_file import lead_in_force, read_learned
-from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.run_dir.jsonl import read_lines
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
+from slurm_rl.run_dir.save_times import END_S, lead_in_force, read_learned
 from slurm_rl.trainers.grpo.pipeline import load_rollouts, parse_group, save_rollouts
-from slurm_rl.workers.critic import Critic
-from slurm_rl.workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+    from slurm_rl.data.groups import Group
+    from slurm_rl.rollout.turn_log import TurnLog
+    from slurm_rl.workers.critic import Critic
+    from slurm_rl.workers.worker_group import WorkerGroup
 
 
 @dataclass

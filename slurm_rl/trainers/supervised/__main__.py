@@ -20,14 +20,15 @@ from dataclasses import dataclass
 import yaml
 
 from slurm_rl import __version__
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
 from slurm_rl.launch.controller import holding
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import run_to_outcome
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json, write_text
 from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info

@@ -16,10 +16,10 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.models import distributed
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.node.stop import StopFlag, Timer
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import SAVE
 from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.step_log import SAVE
 from slurm_rl.trainers.common.cadence import open_cadence
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.supervised.objective import (
     AddReference,
     Example,

@@ -19,8 +19,8 @@ from slurm_rl.models.vision import load_image_reader
 from slurm_rl.node.heartbeat import start_heartbeat
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plan.fit import fill_in
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.common.remedy import load_plan
 from slurm_rl.trainers.supervised.loop import SupervisedLoop
 from slurm_rl.trainers.supervised.objective import AddReference, Objective, add_cached_logprobs, load_live_reference

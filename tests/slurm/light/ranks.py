@@ -25,9 +25,9 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import StopFlag, run_to_outcome
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import SAVE
 from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.step_log import SAVE
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
 
 class Ranks:

@@ -22,13 +22,12 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.node.stop import StopFlag, run_to_outcome
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.placement import ActorPlan
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import SAVE
+from slurm_rl.plan.job import ActorPlan, JobPlan
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
+from slurm_rl.run_dir.step_log import SAVE
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
 _STEP_TIMEOUT_S = 120.0
@@ -131,7 +130,7 @@ def open_placed(run: RunDir, args: argparse.Namespace, cluster: Cluster) -> Iter
     # Late: hydra and httpx cost every other bring-up a second.
     import yaml
 
-    from slurm_rl.config.load import parse_config
+    from slurm_rl.config.parse import parse_config
     from slurm_rl.workers.reward_services import open_rewards
 
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))

@@ -15,8 +15,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv, flatten
-from slurm_rl.plugins.external.layouts import Found, fill_checkpoint
+from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
+from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
 
 HERE = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl")

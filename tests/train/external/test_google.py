@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.external_argv import RunValues, build_external_argv
 from slurm_rl.plugins.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv
 from tests.train.external.google import unpack
 
 PARSER = Path(__file__).parent / "parse_xpk.py"
@@ -109,7 +109,7 @@ def test_the_conversion_takes_its_own_word_and_the_models_name(root: Path) -> No
 
 
 def test_where_its_checkpoints_lie_is_in_its_source(root: Path) -> None:
-    """external/layouts.py: <base_output_directory>/<run_name>/checkpoints/actor/<step>, by Tunix."""
+    """plan/checkpoint_layouts.py: <base_output_directory>/<run_name>/checkpoints/actor/<step>, by Tunix."""
     text = (unpack(root, "maxtext") / "maxtext/configs/types.py").read_text()
     assert 'self.checkpoint_dir = os.path.join(output_dir, "checkpoints", "")' in text
     trainer = (unpack(root, "maxtext") / "maxtext/trainers/post_train/rl/train_rl.py").read_text()

@@ -1,4 +1,4 @@
-"""external/layouts.py against the sources: where each trainer saves, and what it writes last."""
+"""plan/checkpoint_layouts.py against the sources: where each trainer saves, and what it writes last."""
 
 from __future__ import annotations
 

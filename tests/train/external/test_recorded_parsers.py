@@ -20,8 +20,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv, flatten
-from slurm_rl.plugins.external.layouts import Found, fill_checkpoint
+from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
+from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 from tests.train.external.record import FOLDER, RECORDERS
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv, flatten
-from slurm_rl.plugins.external.layouts import Found, fill_checkpoint
+from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
+from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("trl_*.yaml"))
 HERE = ["use_cpu=true"]  # this machine may have no GPU

@@ -10,9 +10,10 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.slurm.launcher import SlurmLauncher
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.plugins.image.files import check_image_is_there, describe_image
+from slurm_rl.plan.image_file import check_image_is_there, describe_image
+from slurm_rl.plan.job import JobPlan
 from tests.unit.plugins.image.test_image_files import sqsh
 
 

@@ -11,7 +11,8 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.interpreter import check_interpreter, find_activated
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 
 LACK = "the job's Python lacks ray, transformers, vllm"
 

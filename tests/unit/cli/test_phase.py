@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli import logs, status
+from slurm_rl.cli import logs, progress, status
 from slurm_rl.cli.phase import describe_phase
 from slurm_rl.launch.controller.record import RunState
-from slurm_rl.plugins.report import progress
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 from slurm_rl.trainers.grpo.build import wait_until_ready
 from tests.unit.plugins.report.sample_run import fill, make_row

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from slurm_rl.cli.plan import fold_reasons
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
 
 

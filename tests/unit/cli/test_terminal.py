@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\x00"

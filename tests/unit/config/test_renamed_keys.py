@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.keys import list_keys
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.renamed import RENAMED
 from slurm_rl.errors import ConfigError
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import compose, load_config, parse_config
+from slurm_rl.config.load import compose, load_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.rows import SamplingConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import blocks_on_weights, each_set, each_source, own_temperatures, resumes_from_log

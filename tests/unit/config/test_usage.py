@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from slurm_rl.config.keys import list_keys
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.usage import READERS, find_changed, find_readers

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_rl.plugins.report.metrics import keep_rows_up_to
-from slurm_rl.plugins.report.progress import Progress
+from slurm_rl.cli.progress import Progress
 from slurm_rl.run_dir.jsonl import RowTail, find_damaged, parse_row, read_last_rows, read_lines, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, report_damage
+from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
 
 FILES = ("events", "metrics", "samples")
 _VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -10,7 +10,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.slurm import srun
 from slurm_rl.node.cleaning import DONE
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
 

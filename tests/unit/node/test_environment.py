@@ -10,7 +10,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.node.environment import child_environment, find_accelerator, read_device_uuids
 from slurm_rl.node.ports import derive_port_block
 from slurm_rl.node.rank_discovery import NodeRole
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir
 
 

@@ -17,7 +17,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.ends import newest_step
 from slurm_rl.node.driver import catches
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.task import ExternalPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels, render_gpu_labels
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names, normalise_gpu_visibility
 from slurm_rl.workers.ray_driver import Cluster
 from slurm_rl.workers.ray_nodes import OwnRayNodes, find_ours

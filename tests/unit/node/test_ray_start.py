@@ -11,7 +11,7 @@ from ray.scripts import scripts
 from slurm_rl.config.load import load_config
 from slurm_rl.node.ray_cluster import describe_ray_end, explain_ray_end
 from slurm_rl.node.ray_start import with_agent_port, with_timeout
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 
 
 @pytest.mark.parametrize(("python", "is_named"), [("/envs/my env/bin/python", True), ("/envs/mine/bin/python", False)])

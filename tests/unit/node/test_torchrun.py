@@ -20,7 +20,7 @@ from slurm_rl.node import torchrun
 from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun, start_torchrun
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.task import Rendezvous, TorchrunPlan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 

@@ -18,9 +18,9 @@ from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, render_bind, wrap
 from slurm_rl.plan.container.runtimes import SLURM_NAMES
-from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.step import StepPart, build_nodes_step, wrap_agent, wrap_report
 
 ARGV = ("python", "-m", "slurm_rl.node.agent")

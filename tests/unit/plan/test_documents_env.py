@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 
 # verl, slurm_script.sh, "Cluster Network Setting". NCCL_DEBUG is job.debug; NCCL_IB_HCA=mlx5 selects the cards.
 VERL_AMD = {

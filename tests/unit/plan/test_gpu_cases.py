@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.memory import ModelShape, parse_shape
 from tests.gpu.cases import CASES, device_words, fill
 from tests.gpu.models import TEXT

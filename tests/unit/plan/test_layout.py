@@ -11,7 +11,8 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.memory import ModelShape, estimate_engine, parse_shape
 from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
 

@@ -9,8 +9,9 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.explain import render_explanation
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.known_models import load_known
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.render import render_plan

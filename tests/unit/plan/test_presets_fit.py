@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
+from slurm_rl.config.load import conf_dir, load_config, open_hydra
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.launch.sweep.sweeper import Composer
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.explain import WIDTH, render_explanation
 from slurm_rl.plan.fit import PHASES
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.placement import find_idle
 from slurm_rl.plan.render import render_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.step import wrap_agent, wrap_copy
 
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")

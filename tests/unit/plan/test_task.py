@@ -7,7 +7,8 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plan.task import Rendezvous, TorchrunPlan, build_torchrun_argv
 

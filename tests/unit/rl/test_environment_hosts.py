@@ -20,7 +20,7 @@ from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.workers.environment_hosts import open_environments
 from slurm_rl.workers.ray_driver import Actor
 from tests.unit.rl.episode_kit import WORLDS

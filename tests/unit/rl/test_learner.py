@@ -14,8 +14,8 @@ from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group, Prompts
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.grpo.collect import Collected
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer, StepResult

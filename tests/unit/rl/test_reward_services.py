@@ -18,7 +18,7 @@ import ray
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.errors import RewardError
-from slurm_rl.plan.placement import ActorPlan
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir

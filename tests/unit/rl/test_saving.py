@@ -14,8 +14,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import BackgroundWriter
 from slurm_rl.models.checkpoint.step_saver import parse_state
-from slurm_rl.plugins.goodput.learned import Measured
 from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.run_dir.save_times import Measured
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 from slurm_rl.trainers.supervised.state import LoopState
 

@@ -15,7 +15,8 @@ import torch
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.rollout.vllm import transfer
 from slurm_rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from slurm_rl.config.user_files.load import require_library
 from slurm_rl.data.images import open_bounded
 from slurm_rl.data.lines import parse_object, read_lines
 from slurm_rl.errors import DataError
-from slurm_rl.plugins.prepare import require_library
 from slurm_rl.plugins.prepare.archive import extract_archive
 from slurm_rl.plugins.prepare.dataset import DatasetRecipe, Workspace, drop_unscorable, write_rows
 from slurm_rl.plugins.prepare.manifest import Output

@@ -14,7 +14,8 @@ from slurm_rl.launch.controller.allocation import Allocation, Nodes
 from slurm_rl.launch.controller.copies import copy_behind
 from slurm_rl.node.final_copy import copy_out
 from slurm_rl.node.processes import start_child
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
 

@@ -14,7 +14,8 @@ from slurm_rl.errors import BringUpError
 from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.controller import Controller
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json

@@ -22,7 +22,8 @@ from slurm_rl.launch.machines.place import (
 )
 from slurm_rl.node.network import interface_of, network_environment
 from slurm_rl.node.rank_discovery import NodeRole
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 ENV = {"SLURM_RL_TOKEN": "a" * 20}

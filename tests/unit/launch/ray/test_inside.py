@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json, write_text
 
 ROOT = Path(__file__).parents[4]

@@ -8,7 +8,8 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.slurm.partitions import find_spelling, parse_partitions, spell_gpus
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 
 
 @pytest.mark.parametrize(

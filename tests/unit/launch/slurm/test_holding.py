@@ -26,7 +26,8 @@ from slurm_rl.launch.controller.holding import own_epoch, take_run
 from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launch.jobs import held_to_resume
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import lease
 from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.jsonl import read_rows

@@ -4,7 +4,8 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.agents import agent_environment
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import wrap_agent
 
 

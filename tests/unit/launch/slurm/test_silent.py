@@ -20,8 +20,9 @@ from slurm_rl.launch.slurm import allocation
 from slurm_rl.launch.slurm.commands import JobInfo
 from slurm_rl.launch.slurm.silent import explain_silent_job, settle_silent_tasks
 from slurm_rl.launch.slurm.states import JobState
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import with_setup
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.external.argv import RunValues, build_external_argv
+from slurm_rl.plan.external_argv import RunValues, build_external_argv
 
 RUN = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/ckpt", export="/run/out")
 PRESETS = ["openrlhf", "openrlhf_flat", "verl", "maxtext"]

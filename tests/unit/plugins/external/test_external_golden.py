@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 NAMES = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if "\nexternal:" in path.read_text())

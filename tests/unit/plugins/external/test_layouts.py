@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from slurm_rl.config.external import LayoutName
-from slurm_rl.plugins.external.layouts import LAYOUTS, Found, newest_step_by_name
+from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, newest_step_by_name
 from tests.unit.plugins.external.layout_files import half, whole, write
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from slurm_rl.launch.controller import limit as job_limit
 from slurm_rl.launch.controller.limit import LimitWatch
-from slurm_rl.plugins.goodput.learned import FIRST_EVERY, Measured, choose_every, daly_s, measure, percentile_of_rest
-from slurm_rl.plugins.goodput.learned_file import lead_in_force, learn, read_learned
+from slurm_rl.plugins.goodput.measure_saves import learn, measure, percentile_of_rest
 from slurm_rl.run_dir.jsonl import append_row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.save_times import FIRST_EVERY, Measured, choose_every, daly_s, lead_in_force, read_learned
 from slurm_rl.trainers.common.cadence import Cadence
 from tests.unit.plugins.goodput.story import Story
 

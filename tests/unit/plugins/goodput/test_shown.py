@@ -22,13 +22,13 @@ from slurm_rl.plugins.goodput.mfu import compute_mfu
 from slurm_rl.plugins.goodput.nouns import BUCKETS
 from slurm_rl.plugins.goodput.read import add_ledgers, read_ledger
 from slurm_rl.plugins.goodput.words import render_line
-from slurm_rl.plugins.report import metrics as report_metrics
 from slurm_rl.plugins.report.goodput_bar import render_bar_file
 from slurm_rl.plugins.report.html import write_report
-from slurm_rl.plugins.report.metrics import MetricsLogger
 from slurm_rl.plugins.report.summary import write_summary
 from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.run_dir import RunDir, write_json, write_text
+from slurm_rl.trainers.common import metrics_log as report_metrics
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from tests.unit.plugins.goodput.story import Story
 
 GPUS = {"gpus_per_node": 8, "num_nodes": 512}

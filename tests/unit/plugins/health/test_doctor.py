@@ -14,7 +14,8 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.health.doctor_node import probe_verdict, run_probe
 from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render

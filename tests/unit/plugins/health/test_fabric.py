@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.job import NODE_VARIABLE
 from slurm_rl.plugins.health import fabric_node
 from slurm_rl.plugins.health.fabric import (
@@ -27,7 +28,6 @@ from slurm_rl.plugins.health.fabric import (
 from slurm_rl.plugins.health.fabric_leader import lead_fabric
 from slurm_rl.plugins.health.leader import TOKEN_VARIABLE, Leader
 from slurm_rl.plugins.health.verdict import Verdict
-from slurm_rl.plugins.peaks import find_peak
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
 

@@ -10,7 +10,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.launch.slurm import exclude
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue, exclude_at_submit
 from slurm_rl.launch.slurm.partitions import parse_nodes
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health import memory
 from slurm_rl.plugins.health.evidence import Evidence, note_evidence
 from slurm_rl.plugins.health.memory import HealthChecks

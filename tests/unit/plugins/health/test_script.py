@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health.judge import judge_nodes
 from slurm_rl.plugins.health.script import build_script, parse_outputs
 from slurm_rl.plugins.health.table import choose_checks

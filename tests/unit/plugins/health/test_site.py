@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.create import create_run
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plugins.health.evidence import Evidence, clear_node, find_bad, find_passed, is_row
 from slurm_rl.plugins.health.site import merge, publish, read_site
 from slurm_rl.run_dir.jsonl import read_rows

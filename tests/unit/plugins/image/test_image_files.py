@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.image.files import check_image_file, image_path
+from slurm_rl.plan.image_file import check_image_file, image_path
 
 
 def sqsh(size: int, major: int = 4) -> bytes:

@@ -18,8 +18,9 @@ from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.compat import find_mismatches, render_versions
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.versions import PYTHON, expected_elsewhere, expected_versions, satisfies
 from tests.unit.plugins.image.test_image_files import sqsh
 

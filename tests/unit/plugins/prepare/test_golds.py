@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_rl.plugins.prepare.check_answers import find_unscorable
+from slurm_rl.rewards.check_references import find_unscorable
 
 
 def test_find_unscorable_tries_each_answer_once_and_names_the_bad_ones() -> None:

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from slurm_rl.cli.status_results import describe_results
-from slurm_rl.plugins.report.divergence import find_divergence
 from slurm_rl.plugins.report.html import write_report
-from slurm_rl.plugins.report.progress import render_row
 from slurm_rl.plugins.report.summary import render_summary, write_summary
+from slurm_rl.run_dir.divergence import find_divergence
 from slurm_rl.run_dir.jsonl import append_row
+from slurm_rl.run_dir.row_text import render_row
 from slurm_rl.run_dir.run_dir import RunDir
 
 from .sample_run import fill, make_row

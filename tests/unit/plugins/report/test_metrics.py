@@ -8,9 +8,9 @@ import pytest
 
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import TrainingError
-from slurm_rl.plugins.report.metrics import MetricsLogger, keep_rows_up_to
 from slurm_rl.run_dir.jsonl import append_row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.common.metrics_log import MetricsLogger, keep_rows_up_to
 
 DISABLED = WandbConfig(mode="disabled")
 

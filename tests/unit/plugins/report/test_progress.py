@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from slurm_rl.plugins.report.progress import Progress, follow, render_panel
+from slurm_rl.cli.progress import Progress, follow, render_panel
 from slurm_rl.run_dir.run_dir import RunDir
 
 from .sample_run import START, fill, make_events, make_row, make_rows

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from slurm_rl.config.job import WandbConfig
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.step_log import StepLog
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.step_log import StepLog
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
 DISABLED = WandbConfig(mode="disabled")
 

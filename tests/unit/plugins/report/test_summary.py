@@ -9,8 +9,8 @@ from rich.console import Console
 
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.leaderboard import explain_missing
-from slurm_rl.plugins.report.meta import RunMeta, collect_meta, compute_wall_s, find_model, find_state
 from slurm_rl.plugins.report.summary import build_summary, describe_rows, render_summary, write_summary
+from slurm_rl.run_dir.event_text import RunMeta, collect_meta, compute_wall_s, find_model, find_state
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 from .sample_run import fill, make_row, make_rows

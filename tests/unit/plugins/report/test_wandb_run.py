@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.job import WandbConfig
-from slurm_rl.plugins.report import wandb_run
-from slurm_rl.plugins.report.meta import read_events
-from slurm_rl.plugins.report.metrics import MetricsLogger
-from slurm_rl.plugins.report.wandb_run import WandbRun, find_key, load_id, open_wandb
+from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.common import wandb_run
+from slurm_rl.trainers.common.metrics_log import MetricsLogger
+from slurm_rl.trainers.common.wandb_run import WandbRun, find_key, load_id, open_wandb
 
 CANARY = "0123456789abcdef0123456789abcdefcanary00"
 

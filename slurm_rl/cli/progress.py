@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_rl.plugins.report.eval_sets import describe_result, read_results
-from slurm_rl.plugins.report.meta import describe_event, render_event
-from slurm_rl.plugins.report.summary import MAIN_STAGES, format_seconds
+from slurm_rl.config.tasks import STAGE_TITLES
+from slurm_rl.run_dir.event_text import describe_event, format_seconds, render_event
 from slurm_rl.run_dir.jsonl import Row, RowTail
+from slurm_rl.run_dir.row_text import WATCHED
 from slurm_rl.run_dir.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ STAGES: dict[str, str] = {
 }
 """What comes next after each event; other kinds leave the stage as it is."""
 
-ROW_STAGES = {"warmup": "warm-up", **MAIN_STAGES}
+ROW_STAGES = {"warmup": "warm-up", **STAGE_TITLES}
 
 
 @dataclass
@@ -106,31 +106,6 @@ class Progress:
         told = [text.format(self.latest[key]) for key, text in WATCHED.items() if key in self.latest]
         left = self.left_s()
         return told if left is None else [*told, f"{format_seconds(left)} left"]
-
-
-WATCHED: dict[str, str] = {
-    "reward/mean": "reward {:.3f}",
-    "accuracy/greedy": "accuracy {:.1%}",
-    "accuracy/sampled": "sampled {:.1%}",
-    "eval/loss": "held-out loss {:.3f}",
-    "eval/exact_match": "exact match {:.1%}",
-    "eval/accuracy": "pairs right {:.1%}",
-    "time/tokens_per_s": "{:,.0f} tokens/s",
-}
-
-
-def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float) -> str:
-    """A line of a log: when, which step, and the numbers worth watching.
-
-    >>> render_row(7, "grpo", {"reward/mean": 0.5, "time/step_s": 1.25}, 0.0)[20:]
-    'grpo step 7: reward 0.500, 1.2 s'
-    """
-    told = [text.format(numbers[key]) for key, text in WATCHED.items() if key in numbers]
-    row = {"step": step, **numbers}
-    told += [f"set {name} {describe_result(result)}" for name, [result] in read_results([row]).items()]
-    told += [f"{numbers['time/step_s']:.1f} s"] if "time/step_s" in numbers else []
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
-    return f"{clock} {stage} step {step}" + (f": {', '.join(told)}" if told else "")
 
 
 REFRESH_S = 0.25

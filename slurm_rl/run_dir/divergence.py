@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from slurm_rl.plugins.report.eval_sets import find_average, read_results
+from slurm_rl.run_dir.eval_sets import find_average, read_results
 from slurm_rl.run_dir.jsonl import Row
 
 _MIN_DROP = 0.05

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
-from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
-from slurm_rl.plugins.goodput.words import render_line
-from slurm_rl.plugins.report.progress import render_row
-from slurm_rl.plugins.report.step_log import StepLog
-from slurm_rl.plugins.report.wandb_run import open_wandb
 from slurm_rl.run_dir.disk import naming
 from slurm_rl.run_dir.jsonl import parse_row, read_rows
+from slurm_rl.run_dir.row_text import render_row
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_row, write_bytes
+from slurm_rl.run_dir.step_log import StepLog
 
 
 class TensorBoardRun:
@@ -88,6 +86,9 @@ class MetricsLogger:
         """Args:
         attempt: whose steps.jsonl gets the times; None: nobody's.
         """
+
+        from slurm_rl.trainers.common.wandb_run import open_wandb
+
         self._run = run
         self.steps = StepLog(None if attempt is None else attempt.steps)
         self._last_step = _last_step(run.metrics)
@@ -131,7 +132,7 @@ class MetricsLogger:
         """Flush and close; later calls of `log` are an error."""
         self._tensorboard.close()
         if self._wandb:
-            self._wandb.sum_up(_goodput_of(self._run))
+            self._wandb.sum_up(load_function("slurm_rl.plugins.goodput.wandb_summary:summarize_goodput")(self._run))
             self._wandb.close()
 
 
@@ -151,17 +152,6 @@ def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
     after = b"".join(kept[:num_rows])
     if after != before:
         write_bytes(path, after)
-
-
-def _goodput_of(run: RunDir) -> dict[str, float | str]:
-    """What the ledger has so far; of the attempt that ends here, all but its end."""
-    ledger = read_ledger(run)
-    if ledger is None:
-        return {}
-    shares = {name: seconds / ledger.held_s for name, seconds in ledger.buckets.items() if ledger.held_s}
-    ratios = {"goodput": ledger.goodput, "ettr": ledger.ettr, "mfu": read_mfu(run, ledger).value}
-    found = {name: value for name, value in {**shares, **ratios}.items() if value is not None}
-    return {"goodput/sentence": render_line(ledger), **{f"goodput/{name}": value for name, value in found.items()}}
 
 
 def _last_step(path: Path) -> int:

@@ -13,11 +13,10 @@ M = 1 / (nodes x rate), the rate of a node with a Gamma(1, 42 node-days) prior, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.plugins.goodput.holds import find_holds, number
-from slurm_rl.run_dir.jsonl import Row
+from slurm_rl.errors import RunDirError
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 FIRST_EVERY = 10
 """Of checkpoint.interval=auto until saves were measured: steps."""
@@ -28,7 +27,6 @@ _DAY_S = 86400.0
 _MOST_S = 3600.0
 _OF_LIMIT = 6
 _CHANGE = 1.3
-_LOSSES = ("lost", "failed")
 
 
 @dataclass(frozen=True)
@@ -75,55 +73,6 @@ class Measured:
         return _DAY_S / (rate * num_nodes)
 
 
-def measure(events: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> Measured:
-    """From what a run wrote of all its attempts."""
-    saves = [number(row, "seconds") for row in events if row.get("kind") == "checkpoint/saved" and "seconds" in row]
-    units = [number(row, "seconds") for rows in steps.values() for row in rows if row.get("stage") != "save"]
-    ordered = sorted(events, key=lambda event: number(event, "time"))
-    holds = find_holds([_without_gpus(event) for event in ordered], steps)
-    return Measured(
-        num_saves=len(saves),
-        save_s=round(percentile(saves, 0.95), 3),
-        rest_s=round(percentile_of_rest(units, 0.95), 3),
-        ends=sum(row.get("kind") == "attempt/ended" and row.get("outcome") in _LOSSES for row in events),
-        node_days=round(sum(hold.seconds for hold in holds) / _DAY_S, 6),
-    )
-
-
-def _without_gpus(event: Row) -> Row:
-    return {key: value for key, value in event.items() if key != "gpus"}
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; 0 of none.
-
-    >>> percentile([3.0, 1.0, 2.0], 0.95), percentile([], 0.5)
-    (3.0, 0.0)
-    """
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
-
-
-def percentile_of_rest(durations: Sequence[float], share: float) -> float:
-    """What is left of one of these, at a moment that falls anywhere in them with equal chance.
-
-    Long ones are hit more often: of steps of 1 s and an evaluation of 100 s, most moments are in the evaluation.
-
-    >>> percentile_of_rest([10.0], 0.95), round(percentile_of_rest([1.0] * 10 + [100.0], 0.95), 1)
-    (9.5, 94.5)
-    """
-    left, total = (1.0 - share) * sum(durations), sum(durations)
-    if total <= 0:
-        return 0.0
-    low, high = 0.0, max(durations)
-    for _ in range(60):
-        middle = (low + high) / 2
-        if sum(max(0.0, duration - middle) for duration in durations) > left:
-            low = middle
-        else:
-            high = middle
-    return round(high, 6)
-
-
 def daly_s(stall_s: float, mean_time_s: float) -> float:
     """Seconds of training between two saves that lose least.
 
@@ -163,3 +112,21 @@ def choose_every(
     wanted_s = max(write_s, min(wanted_s, most_s))
     wanted = max(1, round(wanted_s / step_s))
     return wanted if max(wanted / every, every / wanted) > _CHANGE else every
+
+
+def read_learned(run: RunDir) -> Measured:
+    """Return the measured times; empty in a new run, or if another version wrote the file."""
+    try:
+        return Measured(**read_json(run.learned))
+    except (OSError, RunDirError, TypeError):
+        return Measured()
+
+
+def lead_in_force(run: RunDir, planned_s: int, *, learns: bool) -> int:
+    """Return the seconds before a limit at which the run is stopped.
+
+    Args:
+        planned_s: lead of the plan, at which Slurm sends its own signal; a lower bound.
+        learns: job.checkpoint_lead_s is auto.
+    """
+    return max(planned_s, read_learned(run).lead_s or 0) if learns else planned_s

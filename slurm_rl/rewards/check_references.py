@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from slurm_rl.config.user_files.load import load_function
+from slurm_rl.config.user_files.load import load_function, require_library
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.prepare import require_library
 from slurm_rl.run_dir.meter import measure
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.plugins.report.phrases import PHRASES
+from slurm_rl.run_dir.event_phrases import PHRASES
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -162,3 +162,17 @@ def _paths(run: RunDir) -> dict[str, str]:
     found = {"export": run.export, "tensorboard": run.tensorboard, "logs": run.attempts / "latest" / "logs"}
     there = {name: str(path) for name, path in found.items() if path.exists()}
     return {"run": str(run.path), "report": str(run.report), **there}
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> format_seconds(3725), format_seconds(65.4), format_seconds(9.26)
+    ('1 h 02 min', '1 min 05 s', '9.3 s')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

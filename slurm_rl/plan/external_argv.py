@@ -13,7 +13,7 @@ from typing import Final
 
 from slurm_rl.config.external import Argument, Arguments, ExternalConfig, Style
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.external.layouts import FIELDS, LAYOUTS, asks_of_checkpoint
+from slurm_rl.plan.checkpoint_layouts import FIELDS, LAYOUTS, asks_of_checkpoint
 
 Settings = dict[str, Argument]
 """The program's own names to values, in the order of the command line."""

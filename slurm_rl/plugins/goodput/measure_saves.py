@@ -1,0 +1,82 @@
+"""Measure the saves of a run from its events and step times, and write them to learned.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from slurm_rl.plugins.goodput.holds import find_holds, number
+from slurm_rl.run_dir.disk import describe_disk, say
+from slurm_rl.run_dir.jsonl import Row, read_last_rows, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.run_dir.save_times import Measured, read_learned
+
+_ATTEMPTS, _TAIL_BYTES = 3, 1 << 19
+"""Number of newest steps that are read; the controller measures every minute."""
+_LOSSES = ("lost", "failed")
+_DAY_S = 86400.0
+
+
+def learn(run: RunDir) -> Measured:
+    """Measure again and write changes; ignore a disk that refuses the write."""
+    known = read_learned(run)
+    try:
+        newest = run.attempt_numbers()[-_ATTEMPTS:]
+        steps = {number: read_last_rows(run.attempt(number).steps, _TAIL_BYTES) for number in newest}
+        measured = measure(read_rows(run.events), steps)
+        if measured.num_saves and measured != known:
+            write_json(run.learned, asdict(measured))
+    except OSError as error:
+        say(f"{run.learned} is as before ({error}; {describe_disk(run.path)})")
+        return known
+    return measured
+
+
+def measure(events: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> Measured:
+    """From what a run wrote of all its attempts."""
+    saves = [number(row, "seconds") for row in events if row.get("kind") == "checkpoint/saved" and "seconds" in row]
+    units = [number(row, "seconds") for rows in steps.values() for row in rows if row.get("stage") != "save"]
+    ordered = sorted(events, key=lambda event: number(event, "time"))
+    holds = find_holds([_without_gpus(event) for event in ordered], steps)
+    return Measured(
+        num_saves=len(saves),
+        save_s=round(percentile(saves, 0.95), 3),
+        rest_s=round(percentile_of_rest(units, 0.95), 3),
+        ends=sum(row.get("kind") == "attempt/ended" and row.get("outcome") in _LOSSES for row in events),
+        node_days=round(sum(hold.seconds for hold in holds) / _DAY_S, 6),
+    )
+
+
+def _without_gpus(event: Row) -> Row:
+    return {key: value for key, value in event.items() if key != "gpus"}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; 0 of none.
+
+    >>> percentile([3.0, 1.0, 2.0], 0.95), percentile([], 0.5)
+    (3.0, 0.0)
+    """
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
+
+
+def percentile_of_rest(durations: Sequence[float], share: float) -> float:
+    """What is left of one of these, at a moment that falls anywhere in them with equal chance.
+
+    Long ones are hit more often: of steps of 1 s and an evaluation of 100 s, most moments are in the evaluation.
+
+    >>> percentile_of_rest([10.0], 0.95), round(percentile_of_rest([1.0] * 10 + [100.0], 0.95), 1)
+    (9.5, 94.5)
+    """
+    left, total = (1.0 - share) * sum(durations), sum(durations)
+    if total <= 0:
+        return 0.0
+    low, high = 0.0, max(durations)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(max(0.0, duration - middle) for duration in durations) > left:
+            low = middle
+        else:
+            high = middle
+    return round(high, 6)

@@ -1,0 +1,122 @@
+"""Budgets of size and structure. A limit is raised only with a reason beside the number."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
+from tests.lock import ROOT
+
+MAX_LINES = 67_200
+"""Lines of slurm_rl. Goal: 46,000."""
+MAX_PLUGIN_LINES = 9_300
+"""Lines of slurm_rl/plugins. Goal: 9,000."""
+MAX_TEST_LINES = 64_500
+"""Lines of tests. Goal: 45,000."""
+MAX_FILE_LINES = 345
+"""Lines of the longest file. Goal: 300."""
+MAX_CLOSURE_MODULES, MAX_CLOSURE_LINES = 120, 15_000
+"""Modules of slurm_rl, and their lines, that `import slurm_rl.trainers.grpo.run_grpo` loads."""
+MAX_TOP_LEVEL, MAX_LAYERS = 16, 6
+MAX_CYCLES = 0
+"""Groups of files that import each other in a circle; late imports count."""
+MAX_PLUGIN_IMPORTS = 34
+"""Imports of plugins by the layers, all of them in the CLI. Goal: 0."""
+MAX_DIALECT = 17.0
+"""Dialect words per 1,000 words of docstrings, comments and docs. Goal: 2."""
+MAX_ALGORITHM_FILES = 5
+"""Files of code and presets that mention distillation, an algorithm on a teacher."""
+
+DIALECT = [
+    r"\bwhat\b",
+    r"\b(?:who|whoever|whose|whom)\b",
+    r"\balone\b",
+    r"\b(?:told|tells|said|says|asked)\b",
+    r"\b(?:nobody|somebody|nothing else)\b",
+    r"\b(?:gone|goes on|went on|go on)\b",
+    r"\b(?:stands|stood|beside)\b",
+]
+FRAGMENT = re.compile(r'^\s*(?:"{3})?(?:Of|Whose|Who|By|As|So|Its|For) [^.]*\.\s*$', re.MULTILINE)
+LOADED = """
+import sys, slurm_rl.trainers.grpo.run_grpo
+files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "slurm_rl"]
+print(len(files), sum(len(open(file, "rb").readlines()) for file in files))
+"""
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def prose_of(path: Path) -> str:
+    """Return docstrings and comments of a Python file, or a page without its code blocks."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join([*docstrings(ast.parse(text)), *comments])
+
+
+@cache
+def dialect_per_1000() -> float:
+    texts = [prose_of(path) for path in (*modules().values(), *ROOT.glob("docs/*.md"), ROOT / "README.md")]
+    counts = [len(re.findall(word, text, re.IGNORECASE)) for text in texts for word in DIALECT]
+    counts += [len(FRAGMENT.findall(text)) for text in texts]
+    return 1000 * sum(counts) / sum(len(text.split()) for text in texts)
+
+
+def total_lines(paths: Iterator[Path]) -> int:
+    return sum(map(lines_of, paths))
+
+
+def test_package_stays_within_its_lines() -> None:
+    assert total_lines(iter(modules().values())) <= MAX_LINES
+    assert total_lines(path for path in modules().values() if package_of(path) == "plugins") <= MAX_PLUGIN_LINES
+    assert max(map(lines_of, modules().values())) <= MAX_FILE_LINES
+
+
+def test_tests_stay_within_their_lines() -> None:
+    assert total_lines(ROOT.glob("tests/**/*.py")) <= MAX_TEST_LINES
+
+
+def test_plain_run_does_not_import_its_options() -> None:
+    out = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    loaded, lines = map(int, out.split())
+    assert loaded <= MAX_CLOSURE_MODULES and lines <= MAX_CLOSURE_LINES, out
+
+
+def test_layers_and_names_stay_few() -> None:
+    names = {path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and path.name != "__pycache__"}
+    assert len(names - {"__init__.py", "__main__.py"}) <= MAX_TOP_LEVEL
+    assert len(LAYERS) <= MAX_LAYERS
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    assert len(cycles()) <= MAX_CYCLES, cycles()
+
+
+def test_only_the_cli_imports_plugins() -> None:
+    upward = upward_imports()
+    assert [line for line in upward if not line.startswith("cli/")] == []
+    assert len(upward) <= MAX_PLUGIN_IMPORTS
+
+
+def test_prose_stays_plain() -> None:
+    assert dialect_per_1000() <= MAX_DIALECT
+
+
+def test_algorithm_takes_few_files() -> None:
+    files = [*PACKAGE.rglob("*.py"), *ROOT.glob("conf/**/*.yaml")]
+    found = [path for path in files if re.search("distill", path.read_text(), re.IGNORECASE)]
+    assert len(found) <= MAX_ALGORITHM_FILES, found
