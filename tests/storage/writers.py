@@ -216,7 +216,7 @@ def last_words(folder: Path) -> Case:
     "node.rendezvous.publish_head",
     "node.external.ExternalTrainer._end",
     "node.external.main",
-    "plugins.external.layouts._mend_tracker",
+    "plan.checkpoint_layouts._mend_tracker",
     "launch.controller.ends.settle_killed_attempts",
     "launch.controller.agents.settle_silent_agent",
     "launch.controller.agents.settle_late_agents",

@@ -17,7 +17,6 @@ from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_nu
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.goodput_bar import draw_bar
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
-from slurm_rl.plugins.report.parallel import draw_parallel
 from slurm_rl.plugins.report.summary import EVALUATION, describe_data, summarize_run
 from slurm_rl.run_dir.eval_sets import describe_sets, find_average
 from slurm_rl.run_dir.event_text import describe_event, format_seconds, read_config_text, read_events
@@ -101,20 +100,12 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
     title = f"{which}, step by step" + (f", {len(others)} others behind" if others else "")
     sections = [
         f'<header><h1>{escape(path.name)}</h1><p class="sub">{escape(about)}</p></header>',
-        render_section(f"What led to which {metric}", render_parallel(standings, metric)),
         render_section("Runs, best first", render_table(headings, table, number_columns={0, 1})),
         render_section(title, render_charts(compare_runs(named, pale))),
     ]
     report = RunDir(path).report
     write_text(report, render_page(path.name, sections))
     return report
-
-
-def render_parallel(standings: Sequence[RankedRun], metric: str) -> str:
-    """The card of the parallel coordinates; nothing before a run has a value."""
-    svg = draw_parallel(standings, metric)
-    how = "A line is a run, from orange, the worst, to blue, the best; it is dashed where there is no value yet."
-    return f'<div class="card scroll wide">{svg}</div><p class="sub">{how}</p>' if svg else ""
 
 
 def render_header(summary: dict[str, Any]) -> str:

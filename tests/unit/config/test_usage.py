@@ -39,7 +39,7 @@ def test_parse_config_accepts_unused_keys_of_a_saved_config() -> None:
 ENTRIES = {
     "grpo": ("trainers.grpo.main",),
     **{task: ("trainers.supervised.__main__", f"trainers.supervised.{task}") for task in ("sft", "rm", "dpo")},
-    **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "plugins.external.argv")),
+    **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "plan.external_argv")),
 }
 """Entry modules of a task."""
 BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.node", "launch.jobs")

@@ -1,1 +1,0 @@
-"""Other people's trainers: from our config to their command line. Imports nothing of theirs."""
