@@ -817,8 +817,7 @@ def verl_rows(folder: Path) -> Case:
     "prepare: archives and downloads",
     "plugins.prepare.archive._create",
     "plugins.prepare.recipes.mathv60k.build",
-    "plugins.prepare.download.fetch",
-    "plugins.prepare.download._download",
+    "plugins.prepare.hf_hub._verify",
     "plugins.prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:

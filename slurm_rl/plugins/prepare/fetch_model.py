@@ -1,4 +1,4 @@
-"""Prepares a model: weights, tokenizer and config in a plain folder, from which jobs run without a network."""
+"""Prepare a model: weights, tokenizer and config in a plain folder, so that jobs need no network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.plugins.prepare.hf_hub import Wanted
-from slurm_rl.plugins.prepare.make_dataset import Say, fetch_files, make_folder
+from slurm_rl.plugins.prepare.hf_hub import Wanted, fetch_files
+from slurm_rl.plugins.prepare.make_dataset import Say, make_folder
 from slurm_rl.plugins.prepare.manifest import Manifest, Output
 
 WANTED = Wanted(
@@ -24,11 +24,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "te
 
 
 def prepare_model(repo: str, folder: Path, revision: str, say: Say) -> Manifest:
-    """Make `folder` the model.
+    """Write the model into `folder`.
 
     Raises:
         ConfigError, DataError: a wrong name, no safetensors, no tokenizer, a damaged file, offline without the files.
-        PrepareError: the download failed; what came stays for the next call.
+        PrepareError: the download failed; the next call keeps complete files.
     """
 
     def build(before: Manifest | None) -> Manifest:
@@ -84,7 +84,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path, before: Manifest | None, names: set[str]) -> None:
-    """Remove what an earlier revision had and this one has not; a second set of shards would be loaded too."""
+    """Remove files of an earlier revision; a second set of shards would be loaded too."""
     for output in before.outputs if before else []:
         if output.file not in names:
             (folder / output.file).unlink(missing_ok=True)

@@ -1,7 +1,6 @@
-"""What a repository of the Hugging Face hub holds, and where this machine may already have it.
+"""Download files of a Hugging Face repository with `huggingface_hub.snapshot_download`, and verify them.
 
-Address, token, cache folder and offline mode are huggingface_hub's own: HF_ENDPOINT, HF_TOKEN, HF_HOME
-(or HF_HUB_CACHE), HF_HUB_OFFLINE. The library is imported when it is first needed.
+The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME (or HF_HUB_CACHE) and HF_HUB_OFFLINE. It is imported late.
 """
 
 from __future__ import annotations
@@ -11,57 +10,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slurm_rl.config.user_files.load import require_library
 from slurm_rl.errors import ConfigError, PrepareError
-from slurm_rl.run_dir.disk import find_refusal
+from slurm_rl.plugins.prepare.manifest import Manifest, Output, Source, sha256_of
+from slurm_rl.run_dir.disk import find_refusal, naming
+from slurm_rl.run_dir.meter import measure
 
 Kind = Literal["dataset", "model"]
+METADATA = ".cache"
+"""Folder in which snapshot_download keeps etags and partial files; useless after a complete download."""
 _LIST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteFile:
-    """One file of a repository at one commit."""
-
-    name: str
-    """Path in the repository, with forward slashes."""
-    size: int
-    """Bytes."""
-    sha256: str | None
-    """Of a large file (Git LFS); None for a small one, which has its git id alone."""
-    git_oid: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A repository at one commit."""
-
-    repo: str
-    kind: Kind
-    commit: str
-    files: tuple[RemoteFile, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which files of a repository are needed, as patterns of their names (`*` also stands for slashes)."""
+    """Required files of a repository as patterns of their names (`*` also matches slashes)."""
 
     patterns: tuple[str, ...]
     required: tuple[str, ...]
-    """Each of these patterns must match a file."""
+    """Patterns that must match at least one file each."""
     without: tuple[str, ...] = ()
-    """Not these, though a pattern matches."""
+    """Patterns of files to skip."""
 
     def select(self, names: Sequence[str], where: str) -> list[str]:
-        """The names that are wanted, in their order.
+        """Return the wanted names, in their order.
 
         Args:
-            where: what the names are of, for the message.
+            where: source of the names, for the message.
 
         Raises:
-            ConfigError: a required pattern matches none.
+            ConfigError: a required pattern matches no name.
         """
         from huggingface_hub.utils import filter_repo_objects
 
@@ -76,38 +56,56 @@ class Wanted:
         return chosen
 
 
-def is_offline() -> bool:
-    """Whether the environment forbids the network."""
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Downloaded files of one commit."""
+
+    commit: str
+    paths: dict[str, Path]
+    """Name in the repository -> local file."""
+    sources: list[Source]
+
+    def make_manifest(
+        self, name: str, folder: Path, revision: str, outputs: list[Output], left_out: Sequence[str] = ()
+    ) -> Manifest:
+        """Return the manifest of a folder made from these files."""
+        return Manifest(name, str(folder), revision, self.commit, self.sources, outputs, list(left_out))
+
+
+def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Path, say: Any) -> Fetched:
+    """Download the wanted files into `folder`; offline, return their paths in the library's cache.
+
+    Files that an earlier call completed are kept. A file that was cut off is downloaded again.
+
+    Raises:
+        ConfigError: no such repository, revision or file, no access, or offline without the files.
+        PrepareError: the hub did not answer, the connection broke, or a file has another checksum.
+    """
     require_library("huggingface_hub", "prepare needs huggingface_hub")
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import is_offline_mode
 
-    return bool(is_offline_mode())
-
-
-def list_snapshot(repo: str, kind: Kind, revision: str) -> Snapshot:
-    """Ask the hub for the files of a repository, with sizes and checksums: one request.
-
-    Raises:
-        ConfigError: there is no such repository or revision, or the token may not read it.
-        PrepareError: the hub did not answer.
-    """
-    from huggingface_hub import HfApi
-
+    if is_offline_mode():
+        return _find_in_cache(repo, kind, revision, wanted)
     with explain_hub_errors(repo, kind, revision):
         info = HfApi().repo_info(repo, repo_type=kind, revision=revision, files_metadata=True, timeout=_LIST_TIMEOUT_S)
-    files = [
-        RemoteFile(name=f.rfilename, size=f.size or 0, sha256=f.lfs.sha256 if f.lfs else None, git_oid=f.blob_id)
-        for f in info.siblings or []
-    ]
-    return Snapshot(repo=repo, kind=kind, commit=str(info.sha), files=tuple(files))
+    commit, listed = str(info.sha), {file.rfilename: file for file in info.siblings or []}
+    names = wanted.select(list(listed), f"the {kind} {repo}")
+    say(f"{repo} at {commit[:12]}: {len(names)} files, {sum(listed[name].size or 0 for name in names) / 1e9:.2f} GB")
+    with naming(folder), explain_hub_errors(repo, kind, revision):
+        snapshot_download(
+            repo,
+            repo_type=kind,
+            revision=commit,
+            local_dir=folder,
+            allow_patterns=list(wanted.patterns),
+            ignore_patterns=list(wanted.without),
+        )
+    sources = [_verify(repo, listed[name], folder / name) for name in names]
+    return Fetched(commit=commit, paths={name: folder / name for name in names}, sources=sources)
 
 
-def list_cached(repo: str, kind: Kind, revision: str, wanted: Wanted) -> tuple[str, dict[str, Path]]:
-    """Commit and files (name -> path) of a repository in the library's own cache, without the network.
-
-    Raises:
-        ConfigError: the cache has not every wanted file.
-    """
+def _find_in_cache(repo: str, kind: Kind, revision: str, wanted: Wanted) -> Fetched:
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -126,53 +124,71 @@ def list_cached(repo: str, kind: Kind, revision: str, wanted: Wanted) -> tuple[s
     except LocalEntryNotFoundError as error:
         raise ConfigError(
             f"offline (HF_HUB_OFFLINE), the {kind} {repo} must be in the cache already",
-            seen=f"{', '.join(wanted.required)} of revision {revision} not whole under {HF_HUB_CACHE}: "
+            seen=f"{', '.join(wanted.required)} of revision {revision} not complete under {HF_HUB_CACHE}: "
             f"{_first_line(error)}",
             action="unset HF_HUB_OFFLINE, or prepare it on a machine with a network",
         ) from None
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return folder.name, {name: folder / name for name in wanted.select(names, f"offline, the cache {folder}")}
+    paths = {name: folder / name for name in wanted.select(names, f"offline, the cache {folder}")}
+    sources = [
+        Source(repo=repo, file=name, size=path.stat().st_size, sha256=sha256_of(path)) for name, path in paths.items()
+    ]
+    return Fetched(commit=folder.name, paths=paths, sources=sources)
 
 
-def find_cached(snapshot: Snapshot, file: RemoteFile) -> Path | None:
-    """The file in the library's own cache; None when it is not there."""
-    from huggingface_hub import try_to_load_from_cache
+def _verify(repo: str, listed: Any, path: Path) -> Source:
+    """Compare size and checksum with the hub's list; remove a file that differs.
 
-    found = try_to_load_from_cache(snapshot.repo, file.name, revision=snapshot.commit, repo_type=snapshot.kind)
-    return Path(found) if isinstance(found, str) else None
+    Args:
+        listed: huggingface_hub's RepoSibling; only large files (LFS) have a SHA-256.
+
+    Raises:
+        PrepareError: the file differs.
+    """
+    with measure(f"checking {listed.rfilename}"):
+        size, sha256 = path.stat().st_size, sha256_of(path)
+    expected = listed.lfs.sha256 if listed.lfs else sha256
+    if (size, sha256) != (listed.size, expected):
+        path.unlink()
+        raise PrepareError(
+            f"{listed.rfilename} of {repo} must have {listed.size} bytes and the checksum {expected}",
+            seen=f"{size} bytes and {sha256}",
+            action="run it again: the damaged file was removed",
+        )
+    return Source(repo=repo, file=listed.rfilename, size=size, sha256=sha256)
 
 
 @contextlib.contextmanager
 def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
-    """Turn the library's errors into ours: 2 for a wrong name, 1 for a network that failed."""
+    """Convert the library's errors: ConfigError for bad input, PrepareError for a failed network."""
     from huggingface_hub import errors
 
-    what = f"the {kind} {repo}"
+    name = f"the {kind} {repo}"
     try:
         yield
     except errors.GatedRepoError:
         raise ConfigError(
-            f"{what} is gated: its owner must have let you in",
+            f"{name} is gated: its owner must grant you access",
             seen="access refused",
-            action=f"accept its terms on the page of {repo}, then set HF_TOKEN to a token of yours",
+            action=f"accept its terms on the page of {repo}, then set HF_TOKEN to your token",
         ) from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(
-            f"{what} must exist on the hub and be visible to you",
+            f"{name} must exist on the hub and be visible to you",
             seen=_first_line(error),
             action="check the name; for a private one set HF_TOKEN",
         ) from None
     except errors.RevisionNotFoundError:
-        raise ConfigError(f"{what} must have the revision", seen=revision, action="choose another --revision") from None
+        raise ConfigError(f"{name} must have the revision", seen=revision, action="choose another --revision") from None
     except errors.OfflineModeIsEnabled:
-        raise ConfigError(f"{what} cannot be fetched offline", seen="HF_HUB_OFFLINE", action="unset it") from None
+        raise ConfigError(f"{name} cannot be fetched offline", seen="HF_HUB_OFFLINE", action="unset it") from None
     except (OSError, errors.HTTPError) as error:
         if isinstance(error, OSError) and find_refusal(error) is not None:
-            raise  # it is the disk here
+            raise  # the local disk refused the write
         raise PrepareError(
-            f"{what} must come whole from the hub",
+            f"{name} must be downloaded completely from the hub",
             seen=_first_line(error),
-            action="run it again: it resumes there",
+            action="run it again: complete files are kept",
         ) from None
 
 

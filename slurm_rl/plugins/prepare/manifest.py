@@ -1,7 +1,7 @@
-"""The manifest of a prepared folder: where everything came from, and what must be there.
+"""The manifest of a prepared folder: its sources and its files.
 
-It is written last, so a folder with a manifest is a whole one; one that still has every file it names makes
-a second `prepare` a no-op, without the network.
+It is written last, so a folder with a manifest is complete. If every listed file is present, a second `prepare` does
+nothing and needs no network.
 """
 
 from __future__ import annotations
@@ -15,16 +15,9 @@ from slurm_rl.run_dir.run_dir import write_json
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of the content, in hex: what Git LFS names a large file by."""
+    """Return the SHA-256 of the content in hex, which is the name of a large file in Git LFS."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def git_oid_of(path: Path) -> str:
-    """SHA-1 of `blob <size>\\0` and the content, in hex: what git names a small file by."""
-    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 FORMAT = 1
@@ -48,32 +41,31 @@ class Output:
     file: str
     size: int
     sha256: str | None = None
-    """None for images and weights, which are too many or too large to hash each time."""
+    """None for images and weights: too many or too large to hash each time."""
     rows: int | None = None
     """Rows of a data file."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `prepare` made, and from what."""
+    """Sources and outputs of `prepare`."""
 
     name: str
     folder: str
-    """Absolute path at that time; image paths in the rows begin with it."""
+    """Absolute path; image paths in the rows begin with it."""
     revision: str
     commit: str
     sources: list[Source]
     outputs: list[Output]
     left_out: list[str] = field(default_factory=list)
-    """Rows that are not in the outputs, by number and reason: bad ones when they were to be left out, and those
-    whose answer the verifier cannot read."""
+    """Omitted rows by number and reason: bad rows, and rows whose answer the verifier cannot read."""
     format: int = FORMAT
 
     def save(self) -> None:
         write_json(Path(self.folder) / NAME, asdict(self))
 
     def find_change(self, folder: Path, revision: str) -> str:
-        """What of the folder is not as written here, in words; "" when it is whole."""
+        """Describe the first difference between folder and manifest; "" if there is none."""
         if self.folder != str(folder):
             return f"it was made in {self.folder}"
         if revision not in (self.revision, self.commit):
@@ -89,7 +81,7 @@ class Manifest:
 
 
 def load_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None when there is none that this version can read."""
+    """Return the manifest of a folder; None if there is none that this version can read."""
     try:
         tree = json.loads((folder / NAME).read_text(encoding="utf-8"))
         tree["sources"] = [Source(**source) for source in tree["sources"]]

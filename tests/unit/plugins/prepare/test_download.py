@@ -10,38 +10,34 @@ from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
 
 TRAIN = "main/train-00000-of-00001.parquet"
+TEST = "main/test-00000-of-00001.parquet"
 TOKEN = "hf_" + "t" * 30
 
 
-def part_of(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "data/gsm8k").rglob("*.part"))
-
-
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Hub, prepare: Prepare) -> None:
+def test_prepare_retries_broken_connections(hub: Hub, prepare: Prepare) -> None:
     hub.repos[GSM8K] = gsm8k()
     hub.cuts[TRAIN] = [100, 200]
     done = prepare("gsm8k")
     assert done.returncode == 0, done.stderr
-    ranges = [log[2] for log in hub.log if log[0] == "GET" and log[1].endswith(TRAIN) and "elsewhere" in log[1]]
-    assert ranges == ["", "bytes=100-", "bytes=300-"]
+    assert hub.downloads[TRAIN] == 3
 
 
-def test_what_a_broken_download_brought_stays_for_the_next_process(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_prepare_after_broken_download_keeps_complete_files(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     hub.cuts[TRAIN] = [100] + [0] * 40
     done = prepare("gsm8k")
     assert done.returncode == 1
-    assert "openai/gsm8k must come whole" in done.stderr
-    assert "it resumes there" in done.stderr
+    assert "openai/gsm8k must be downloaded completely" in done.stderr
+    assert "complete files are kept" in done.stderr
     assert "Traceback" not in done.stderr
-    assert [part.stat().st_size for part in part_of(tmp_path)] == [100]
+    assert (tmp_path / "data/gsm8k/.sources" / TEST).is_file()
 
     hub.cuts.clear()
-    hub.log.clear()
+    hub.downloads.clear()
     done = prepare("gsm8k")
     assert done.returncode == 0, done.stderr
-    assert "bytes=100-" in [log[2] for log in hub.log if log[1].endswith(TRAIN)]
-    assert part_of(tmp_path) == []
+    assert dict(hub.downloads) == {TRAIN: 1}
+    assert [path.name for path in (tmp_path / "data/gsm8k").iterdir() if path.is_dir()] == []
 
 
 def test_content_that_differs_from_its_checksum_is_not_used(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
@@ -52,7 +48,7 @@ def test_content_that_differs_from_its_checksum_is_not_used(hub: Hub, prepare: P
     done = prepare("gsm8k")
     assert done.returncode == 1
     assert f"{TRAIN} of openai/gsm8k must have {len(right)} bytes and the checksum" in done.stderr
-    assert part_of(tmp_path) == []
+    assert not (tmp_path / "data/gsm8k/.sources" / TRAIN).exists()
     hub.repos[GSM8K][TRAIN] = right
     assert prepare("gsm8k").returncode == 0
 
@@ -123,7 +119,7 @@ def test_a_gated_repository_says_what_to_do(hub: Hub, prepare: Prepare) -> None:
 def test_a_hub_that_does_not_answer_is_a_failure_not_a_traceback(hub: Hub, prepare: Prepare) -> None:
     done = prepare("gsm8k", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1
-    assert "must come whole from the hub" in done.stderr
+    assert "must be downloaded completely" in done.stderr
     assert "Traceback" not in done.stderr
 
 
