@@ -1,4 +1,4 @@
-"""`image build|import|check|bases`: the container image that a preset names, made and looked into."""
+"""`image build|import|check`: build, convert or check the container image of a preset."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import wrap_report
 from slurm_rl.plugins.image.make import How, Target, build_image, import_image
-from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe, raise_bases
+from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe
 
-ACTIONS = ("build", "import", "check", "bases")
+ACTIONS = ("build", "import", "check")
 
 
 def run(words: list[str]) -> int:
@@ -38,10 +38,6 @@ def run(words: list[str]) -> int:
     action = choose("what `image` does", next(iter(told.rest), None), ACTIONS)
     if action == "check":
         return run_check(rest, config_dir=args.config_dir, timeout_s=args.timeout)
-    if action == "bases":
-        for ref, digest in raise_bases().items():
-            print(f"{digest or 'unknown'}  {ref}")
-        return 0
     config = load_config(check_overrides(rest), config_dir=args.config_dir, is_run=False)
     target = Target(config.container.runtime, config.container.image or "")
     how = How(args.engine, tuple(args.engine_arg), args.force)

@@ -160,7 +160,7 @@ VERBS = {
     ),
     "image": Verb(
         "build, import or check the container image that the preset names",
-        "build|import|check|bases [overrides]",
+        "build|import|check [overrides]",
         "image build +cluster=nvidia_h100 container.runtime=pyxis container.image=/shared/rl.sqsh",
         (
             _CONFIG_DIR,

@@ -97,7 +97,7 @@ def test_the_recipe_of_the_cpu_image_is_built_without_a_registry_and_twice_is_a_
     done = image(env, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     manifest = json.loads((tmp_path / "cpu.sqsh.json").read_text())
-    assert (manifest["recipe"], manifest["bases"]) == ("cpu", {"BASE": base})
+    assert (manifest["recipe"], manifest["args"]["BASE"]) == ("cpu", base)
     read = ["unsquashfs", "-cat", str(path), "asked"]
     asked = subprocess.run(read, capture_output=True, text=True, check=True).stdout.splitlines()
     calls = [line for line in asked if line.startswith("pip ")]

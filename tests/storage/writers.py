@@ -842,7 +842,6 @@ def prepared_images(folder: Path) -> Case:
     "plugins.image.formats._unpacked",
     "plugins.image.make._write_manifest",
     "plugins.image.make._make_file",
-    "plugins.image.recipe.raise_bases",
     "plugins.image.recipe.write_context",
     "plugins.image.rootfs.write_layout",
     "plugins.image.rootfs._write",

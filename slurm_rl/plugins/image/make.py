@@ -1,4 +1,4 @@
-"""Build or import an image, from end to end; the second time there is nothing to do."""
+"""Build or import an image; a second call does nothing if the recipe is the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
@@ -19,10 +18,10 @@ from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.node import image_report
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
-from slurm_rl.plugins.image import formats, parts
+from slurm_rl.plugins.image import formats
 from slurm_rl.plugins.image.engines import Podman, choose_engine
 from slurm_rl.plugins.image.formats import Source
-from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, pin_bases, read_bases, write_context
+from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.plugins.image.tools import say
 from slurm_rl.run_dir.meter import measure
 from slurm_rl.run_dir.run_dir import write_json
@@ -30,7 +29,7 @@ from slurm_rl.run_dir.run_dir import write_json
 
 @dataclass(frozen=True)
 class Target:
-    """What the config says of the image."""
+    """Runtime and image of the config."""
 
     runtime: str
     image: str
@@ -43,24 +42,24 @@ class Target:
 
 @dataclass(frozen=True)
 class How:
-    """What the command line says of the making."""
+    """Flags of the command."""
 
     engine: str | None = None
     """podman, docker or buildah; None takes the first that answers."""
     engine_args: tuple[str, ...] = ()
     """Further arguments of `<engine> build`."""
     force: bool = False
-    """Make it although it is there."""
+    """Build again even if the image is up to date."""
 
 
 def build_image(target: Target, recipe: Recipe, how: How) -> bool:
     """Build the recipe into the target.
 
     Returns:
-        Whether there was anything to do.
+        False if the image is up to date.
 
     Raises:
-        ConfigError: no engine, no program for the format, no room, a failed build; nothing half-made stays.
+        ConfigError: no engine, no program for the format, no space, or a failed build; no partial file remains.
     """
     check_target(target)
     with tempfile.TemporaryDirectory(prefix="slurm_rl-image-") as folder:
@@ -74,9 +73,7 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
         facts: dict[str, Any] = {"recipe": recipe.name, "args": dict(recipe.args)}
         if how.force or not _is_in_store(engine, tag, source_hash):
-            facts["bases"] = pin_bases(read_bases(recipe, context))
-            pinned = replace(recipe, args={**recipe.args, **facts["bases"]})
-            engine.build(pinned, context, tag, source_hash, how.engine_args)
+            engine.build(recipe, context, tag, source_hash, how.engine_args)
         elif target.path is None:
             return False
     if target.path is not None:
@@ -85,12 +82,12 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
 
 
 def import_image(target: Target, ref: str, how: How) -> bool:
-    """Make the target of an image that exists: a reference, or the .tar of a root file system.
+    """Convert an existing image: a reference, or the .tar of a root file system.
 
     A reference by tag may mean another image tomorrow: `how.force` fetches it again.
 
     Returns:
-        Whether there was anything to do.
+        False if the image is up to date.
 
     Raises:
         ConfigError: as build_image; or the tar is not there.
@@ -158,7 +155,7 @@ def check_target(target: Target) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of an image file; None where there is none that can be read."""
+    """Return the manifest of an image file; None if there is no readable one."""
     try:
         found = json.loads(manifest_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -188,23 +185,19 @@ def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str
     name = RUNTIMES[target.runtime].maker
     assert name is not None, "a runtime with files of its own has what makes them"
     make: Callable[[Source, Path], None] = load_function(name)
-    # As `image check` will see it.
-    report = image_report.parse_report(_ask(source, image_report, "versions unknown")) or {}
-    bom = parts.build_bom(_ask(source, parts, "no bill of materials"), target.image)
+    report = image_report.parse_report(_read_report(source)) or {}
     make(source, target.path)
     made_by = source.engine.program if source.engine else "tar"
     _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
-    if bom is not None:
-        write_json(target.path.with_name(f"{target.path.name}.cdx.json"), bom)
 
 
-def _ask(source: Source, module: ModuleType, otherwise: str) -> str:
-    """What a module of the standard library alone prints in the image; nothing where it has no Python to ask."""
+def _read_report(source: Source) -> str:
+    """Return the output of node/image_report.py in the image; "" if the image has no Python."""
     try:
         with measure(f"image   asking {source.ref}"):
-            return source.engine.run_python(source.ref, Path(str(module.__file__))) if source.engine else ""
+            return source.engine.run_python(source.ref, Path(str(image_report.__file__))) if source.engine else ""
     except SlurmRLError as error:
-        say(f"{otherwise}: {error}")
+        say(f"versions unknown: {error}")
         return ""
 
 

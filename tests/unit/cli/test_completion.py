@@ -75,7 +75,7 @@ def complete(script: Path, *lines: str, folder: Path | None = None) -> list[list
         (f"{OURS}plan +al", ["+algorithm="]),
         (f"{OURS}config +al", ["+algorithm "]),
         (f"{OURS}config optim.l", ["optim.lr "]),
-        (f"{OURS}image b", ["build ", "bases "]),
+        (f"{OURS}image b", ["build "]),
         (f"{OURS}image build b", []),
         (f"{OURS}export xpk --priority v", ["very-low ", "very-high "]),
         (f"{OURS}frobnicate optim.l", ["optim.lr="]),

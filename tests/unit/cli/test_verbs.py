@@ -116,7 +116,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["logs", "seed=1"], "and no overrides"),
         (["logs", "a", "b"], "name one run directory"),
         (["image", "bild"], "did you mean build?"),
-        (["image"], "one of build, import, check, bases; got none"),
+        (["image"], "one of build, import, check; got none"),
         (["export", "dstak"], "did you mean dstack?"),
         (["prepare", "gms8k"], "did you mean gsm8k?"),
         (["prepare"], "got none"),

@@ -11,7 +11,6 @@ import pytest
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.image.make import How, Target, build_image, import_image
-from slurm_rl.plugins.image.parts import PREFIX
 from slurm_rl.plugins.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.plugins.image.programs import Programs
 from tests.unit.plugins.image.test_image_files import sif, sqsh
@@ -61,8 +60,6 @@ def writes(content: bytes, word: str) -> str:
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     found = Programs(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(found.folder))
-    # No registry is asked.
-    monkeypatch.setattr("slurm_rl.plugins.image.make.pin_bases", lambda bases: {})
     return found
 
 
@@ -107,20 +104,6 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
     (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
-
-
-def test_a_base_is_given_to_the_engine_by_digest_and_noted_with_the_bill_of_materials(
-    programs: Programs, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = PREFIX + json.dumps([("pypi", "torch", "2.13.0")])
-    programs.add("podman", engine_body() + f"\nif 'parts.py' in ' '.join(argv): print({told!r})")
-    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
-    monkeypatch.setattr("slurm_rl.plugins.image.make.pin_bases", lambda bases: dict.fromkeys(bases, "base@sha256:5"))
-    assert build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How())
-    assert [call for call in programs.calls() if " --build-arg=BASE=base@sha256:5 " in call]
-    assert json.loads((shared / "rl.sqsh.json").read_text())["bases"] == {"BASE": "base@sha256:5"}
-    bom = json.loads((shared / "rl.sqsh.cdx.json").read_text())
-    assert [part["purl"] for part in bom["components"]] == ["pkg:pypi/torch@2.13.0"]
 
 
 @pytest.mark.parametrize(
