@@ -18,6 +18,6 @@ def test_every_preset_of_a_group_is_on_its_page(group: str) -> None:
 
 
 def test_every_experiment_with_a_trainer_of_others_is_on_its_page() -> None:
-    text = (DOCS / "trainers.md").read_text()
+    text = (DOCS / "other-trainers.md").read_text()
     experiments = (path for path in (conf_dir() / "exp").glob("*.yaml") if "/external/" in path.read_text())
     assert [path.stem for path in experiments if f"`+exp={path.stem}`" not in text] == []
