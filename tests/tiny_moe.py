@@ -1,24 +1,53 @@
-"""A random Qwen3-MoE with the tokens of the tiny model, as a Hugging Face folder."""
+"""Random mixtures of experts with the tokens of the toy model, as Hugging Face folders."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slurm_rl.config.model import TinyModelConfig
 
+_EXPERTS = {"num_experts_per_tok": 2}
 
-def build_tiny_moe(config: TinyModelConfig, folder: Path) -> Path:
-    """Write the model; two of its eight experts take each token.
 
-    The experts' width is no multiple of 32, so vLLM's CPU kernel pads it.
-    """
+def _qwen3_moe(shape: dict[str, Any]) -> Any:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+    # The experts' width is no multiple of 32, so vLLM's CPU kernel pads it.
+    experts = {"num_experts": 8, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    config = Qwen3MoeConfig(**shape, **_EXPERTS, **experts, decoder_sparse_step=1, mlp_only_layers=[])
+    return lambda: Qwen3MoeForCausalLM(config)
+
+
+def _mixtral(shape: dict[str, Any]) -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**{**shape, "intermediate_size": 48}, **_EXPERTS, num_local_experts=8)
+    return lambda: MixtralForCausalLM(config)
+
+
+def _gpt_oss(shape: dict[str, Any]) -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    shape = {**shape, "intermediate_size": 64, "head_dim": 32}
+    config = GptOssConfig(**shape, **_EXPERTS, num_local_experts=8, sliding_window=16)
+    return lambda: GptOssForCausalLM(config)
+
+
+FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+}
+
+
+def build_tiny_moe(config: TinyModelConfig, folder: Path, family: str = "qwen3_moe") -> Path:
+    """Write the model; two of its eight experts take each token."""
     from slurm_rl.models.tiny import build_character_tokenizer, draw_weights, shape_of
 
     tokenizer = build_character_tokenizer(config)
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-    moe = Qwen3MoeConfig(**shape_of(config, tokenizer), **experts, decoder_sparse_step=1, mlp_only_layers=[])
-    draw_weights(lambda: Qwen3MoeForCausalLM(moe), tokenizer, 0).save_pretrained(folder)
+    build = FAMILIES[family](shape_of(config, tokenizer))
+    draw_weights(build, tokenizer, 0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from slurm_rl.models.checkpoint.folders import written_beside
@@ -59,6 +60,10 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes:
     return count
 
 
+_READ_JOINED = {"qwen3_moe"}
+"""Model types whose joined experts vLLM's loader reads, with far fewer tensors than the published ones."""
+
+
 def publish(
     module: PreTrainedModel, state: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -72,6 +77,17 @@ def publish(
         return
     for name, tensor in state:
         yield from revert_weight_conversion(module, {name: tensor}).items()
+
+
+def publish_for_engine(
+    module: PreTrainedModel, state: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors as vLLM's loader reads them: as published if transformers joins tensors of this model."""
+    conversions = getattr(module, "_weight_conversions", None) or get_model_conversion_mapping(module)
+    joins = any(isinstance(conversion, WeightConverter) for conversion in conversions)
+    if not joins or module.config.model_type in _READ_JOINED:
+        return iter(state)
+    return publish(module, state, shapes)
 
 
 def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) -> bool:

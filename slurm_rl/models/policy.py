@@ -29,7 +29,7 @@ from slurm_rl.models.backend import build_backend, require_finite, splits_parame
 from slurm_rl.models.checkpoint.background import BackgroundWriter
 from slurm_rl.models.checkpoint.folders import written_beside
 from slurm_rl.models.completeness import check_complete
-from slurm_rl.models.export import export_model
+from slurm_rl.models.export import export_model, publish_for_engine
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
 from slurm_rl.models.lora_names import plain_name
@@ -227,14 +227,22 @@ class PolicyEngine:
         rule = "the weights to export or send must be those of the model"
         return check_complete(state, self._shapes, CheckpointError, rule, seen=self.model_folder, action="report a bug")
 
-    def empty_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What `full_state` yields, in its order, on the meta device: names, types and shapes; of this rank alone."""
+    def state_to_send(self, place: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Yield `full_state(place)` under the names and in the shapes that a rollout engine reads."""
+        return publish_for_engine(self.module, self.full_state(place), self._shapes)
+
+    def empty_state_to_send(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of `state_to_send` in their order on the meta device, for names, types and shapes.
+
+        Not collective.
+        """
         state = self.module.state_dict(keep_vars=True).items()
         dtype = self.backend.dtype
-        return self._merge(
+        empty = (
             (name, torch.empty(getattr(held, "ds_shape", held.shape), dtype=dtype, device="meta"))
             for name, held in state
         )
+        return publish_for_engine(self.module, self._merge(empty), self._shapes)
 
     def _merge(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         config = self.model_config.lora

@@ -110,7 +110,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
         """What changes of the weights: all of them, or the adapters alone. Rank 0 alone has records."""
         from slurm_rl.models.distributed import get_rank
 
-        read = self.engine.full_state if self.config.model.lora is None else self.engine.adapters_to_send
+        read = self.engine.state_to_send if self.config.model.lora is None else self.engine.adapters_to_send
         state = read(self.device)  # on every rank, since its checksum is computed there
         if get_rank() == 0:
             records, checksum = pack_weights(state)

@@ -1,4 +1,4 @@
-"""Weights of a tiny Qwen3-MoE to one real vLLM engine, in all three ways; writes down what each sync found."""
+"""Send weights of a tiny mixture of experts to one real vLLM engine in three ways, and write what each sync found."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ def receive_without_use(extension: Any, weights: Any) -> None:
     deque(weights, maxlen=0)
 
 
-def main(folder: Path) -> None:
-    build_tiny_moe(TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), folder / "m")
+def main(folder: Path, family: str) -> None:
+    shape = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    build_tiny_moe(shape, folder / "m", family)
     config = load_config(
         [
             "+exp=demo",
@@ -150,4 +151,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

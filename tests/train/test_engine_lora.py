@@ -118,7 +118,7 @@ def test_what_is_sent_directly_is_what_an_engine_makes_of_the_adapters(
     engine = build_engine(folder, lora, dtype=dtype)
     train(engine, range(2))
     sent = list(engine.full_state(CPU))
-    told = [(name, empty.dtype, empty.shape) for name, empty in engine.empty_state()]
+    told = [(name, empty.dtype, empty.shape) for name, empty in engine.empty_state_to_send()]
     assert told == [(name, tensor.dtype, tensor.shape) for name, tensor in sent]
     if lora is not None:
         base = read_base(folder, getattr(torch, dtype))

@@ -109,10 +109,10 @@ def _build_source(policy: PolicyEngine) -> Any:
         """Checksum of the last pass on the sending rank; read it after vLLM's streams are synchronized."""
 
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, empty.dtype, tuple(empty.shape)) for name, empty in policy.empty_state()]
+            return [ParamMeta(name, empty.dtype, tuple(empty.shape)) for name, empty in policy.empty_state_to_send()]
 
         def __iter__(self) -> Iterator[tuple[str, Any]]:
-            state = policy.full_state(policy.device)
+            state = policy.state_to_send(policy.device)
             if get_rank() != 0:
                 yield from state
                 return

@@ -18,6 +18,7 @@ from slurm_rl.models.tied_names import find_tied, name_tied
 from slurm_rl.node.heartbeat import enable_stack_dump
 from slurm_rl.node.processes import LIFE
 from slurm_rl.rollout.vllm import gloo_transfer, random_weights
+from slurm_rl.rollout.vllm.reload_fixes import copies_loaded, prepare_reload
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.weight_record import WeightRecord
 
@@ -43,10 +44,11 @@ class RolloutWorkerExtension:
         """Compute the checksum of the tensors that the next transfer loads, with any of vLLM's transfer engines."""
         self._arriving = arriving = WeightChecksum()
         model = self.weight_transfer_engine.model
-        self._drop_expert_kernels(model)
+        prepare_reload(model)
 
         def load_watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-            return type(model).load_weights(model, arriving.passing(weights))
+            with copies_loaded(model):
+                return type(model).load_weights(model, arriving.passing(weights))
 
         model.load_weights = load_watched
 
@@ -74,22 +76,10 @@ class RolloutWorkerExtension:
         return checksum.hexdigest()
 
     def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._drop_expert_kernels(self.get_model())
-        self.reload_weights(weights_iterator=weights)
-
-    def _drop_expert_kernels(self, model: torch.nn.Module) -> None:
-        """Make the next reload rebuild the kernels of experts on CPU.
-
-        vLLM packs experts for its CPU kernel only when it builds the kernel (`_setup_kernel` in
-        unquantized_fused_moe_method.py); after a plain reload the kernel would read unpacked weights. On GPUs experts
-        are not packed, and CUDA graphs hold the kernel's tensors.
-        """
-        if self.device.type != "cpu":
-            return
-        for module in model.modules():
-            method: Any = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
-                method.moe_kernel = None
+        model = self.get_model()
+        prepare_reload(model)
+        with copies_loaded(model):
+            self.reload_weights(weights_iterator=weights)
 
     def _unpack(self, records: Sequence[WeightRecord] | bytes) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors one by one on the device, where the checksum is computed.

@@ -95,7 +95,7 @@ def build_policy(said: list[str], config: Any) -> PolicyWorker:
 
     policy = PolicyWorker.__new__(PolicyWorker)
     policy.config, policy.device = config, torch.device("cpu")
-    engine: Any = SimpleNamespace(full_state=note("gather", WEIGHTS.items()))
+    engine: Any = SimpleNamespace(state_to_send=note("gather", WEIGHTS.items()))
     policy.engine = engine
     policy._probe = note("policy's probe", [-1.0])  # type: ignore[method-assign]
     return policy
