@@ -1,6 +1,6 @@
 """`cancel`: end a run or a whole sweep; runs save first, and what they saved stays.
 
-It answers within seconds also where the run directory does not; see hang.py.
+It answers within seconds also where the run directory does not; see fs_probe.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, i
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.runs.recent import read_recent
 from slurm_rl.launch.sweep.ledger import SweepDir, runs_of
-from slurm_rl.run_dir.hang import ANSWER_S, LOST_S, run_beside
+from slurm_rl.run_dir.fs_probe import ANSWER_S, LOST_S, run_in_child
 from slurm_rl.run_dir.run_dir import RunDir
 
 _SAVES = "asked to save and end"
@@ -27,7 +27,7 @@ _SAVES = "asked to save and end"
 def run(words: list[str]) -> int:
     rest = read_words("cancel", words).rest
     folder = _guess_folder(rest)
-    status = run_beside(lambda: run_told(lambda: _cancel(rest)), folder or Path())
+    status = run_in_child(lambda: run_told(lambda: _cancel(rest)), folder or Path())
     return _cancel_blindly(rest, folder) if status is None else status
 
 

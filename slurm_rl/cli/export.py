@@ -12,7 +12,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.task import SECRET_NAMES, secret_names
 from slurm_rl.plugins.export.dstack import render_dstack
 from slurm_rl.plugins.export.xpk import XpkTarget, render_xpk
-from slurm_rl.run_dir.disk import next_action
+from slurm_rl.run_dir.io_errors import next_action
 from slurm_rl.run_dir.run_dir import write_text
 
 

@@ -19,8 +19,8 @@ from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import render_summary, write_summary
-from slurm_rl.run_dir.disk import explain_refusal
-from slurm_rl.run_dir.hang import ANSWER_S, Beside, Watch
+from slurm_rl.run_dir.fs_probe import ANSWER_S, ForkedTask, SubprocessProbe
+from slurm_rl.run_dir.io_errors import explain_io_error
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
@@ -39,7 +39,7 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
     A child process reads the run directory, which may hang; this one hears Ctrl-C and sees the job's process alone.
     """
     ours, theirs = socket.socketpair()
-    display = Beside(lambda: run_told(lambda: _display(run, job, ours, theirs)))
+    display = ForkedTask(lambda: run_told(lambda: _display(run, job, ours, theirs)))
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of nohup the user wants that the run goes on
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
@@ -86,9 +86,9 @@ def stop(job: Any) -> None:
         job._process.send_signal(signal.SIGTERM)
 
 
-def _wait(run: RunDir, job: Any, display: Beside, line: socket.socket) -> int:
+def _wait(run: RunDir, job: Any, display: ForkedTask, line: socket.socket) -> int:
     """Until the display has shown the end of the job; not for ever when that can no more be read."""
-    watch = Watch(run.path, ANSWER_S)
+    watch = SubprocessProbe(run.path, ANSWER_S)
     try:
         while (code := display.poll()) is None:
             if job.done():
@@ -175,7 +175,7 @@ def _finish(run: RunDir) -> int:
     try:
         summary = _read_or_write_summary(run)
     except OSError as error:
-        refusal = explain_refusal(error, run.path)
+        refusal = explain_io_error(error, run.path)
         if refusal is None:
             raise
         print(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}", file=sys.stderr)

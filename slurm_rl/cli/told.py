@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED
-from slurm_rl.run_dir.disk import explain_refusal
+from slurm_rl.run_dir.io_errors import explain_io_error
 
 # Escape and its kin, C1, and what turns the direction of writing; not the line feed and the tabulator.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -57,7 +57,7 @@ def show_plainly(text: str) -> str:
 
 def explain(error: Exception) -> str:
     """What to tell the user; of an error that is not the operating system's own, where its traceback is kept."""
-    if refusal := explain_refusal(error, Path()):
+    if refusal := explain_io_error(error, Path()):
         return refusal
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"this machine refuses: {error.strerror}; got {_shorten(str(error.filename))}"

@@ -20,9 +20,9 @@ from slurm_rl.launch.controller.holding import hold
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.holder import RESUME, Holder
-from slurm_rl.run_dir.lease import read_standing
+from slurm_rl.run_dir.lock_holder import RESUME, LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_lock import read_lock
 
 # A scheduler serves everybody; who waits for a sweep asks ever less often.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
@@ -145,7 +145,7 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
         RunDirError: its job has not ended; or the run directory cannot be written.
         SlurmRLError: nobody says whether it has.
     """
-    with hold(run, Holder.of_this_process(RESUME, str(os.getpid())), lambda holder: _is_known_alive(run, holder)):
+    with hold(run, LockHolder.of_this_process(RESUME, str(os.getpid())), lambda holder: _is_known_alive(run, holder)):
         # A job that waits in a queue has no controller yet.
         [state] = read_states([run])
         if state.error is not None:
@@ -159,7 +159,7 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
         yield
 
 
-def _is_known_alive(run: RunDir, holder: Holder) -> bool:
+def _is_known_alive(run: RunDir, holder: LockHolder) -> bool:
     """Whether a queue says that the holder's job has not ended; elsewhere the holder's own beat tells."""
     row = LAUNCHERS.get(holder.launcher)
     if row is None or not row.is_queue:
@@ -223,7 +223,7 @@ def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
     since one that was killed never does."""
     give_up = time.monotonic() + min(timeout_s, _RELEASE_S)
     while time.monotonic() < give_up:
-        standing = read_standing(run.lease)
+        standing = read_lock(run.lease)
         if standing is None or standing.is_ended:
             return
         time.sleep(_LOOK_S)

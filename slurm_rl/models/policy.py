@@ -42,7 +42,7 @@ from slurm_rl.models.stopwatch import Stopwatch, Yardstick
 from slurm_rl.models.vision import load_image_reader
 from slurm_rl.models.weight_files import WeightFiles
 from slurm_rl.node.heartbeat import beat, note_speed, process_name
-from slurm_rl.run_dir.disk import describe_disk, naming, next_action
+from slurm_rl.run_dir.io_errors import annotate_path, describe_disk, next_action
 from slurm_rl.run_dir.run_dir import write_json
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
@@ -275,7 +275,7 @@ class PolicyEngine:
             The files still to come; wait for them with `background.wait_for_files`.
         """
         try:
-            with naming(folder):
+            with annotate_path(folder):
                 if distributed.get_rank() == 0:
                     write_json(folder / "layout.json", self.layout)
                 save_rng(_rng_file(folder))

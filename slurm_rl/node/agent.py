@@ -34,7 +34,7 @@ from slurm_rl.node.ray_node import RayNode
 from slurm_rl.node.tmp_dir import remove_tmp_dir, remove_tmp_dirs
 from slurm_rl.node.torchrun_node import run_torchrun
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.disk import explain_refusal
+from slurm_rl.run_dir.io_errors import explain_io_error
 from slurm_rl.run_dir.run_dir import append_event, read_json
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def run_node(node: NodeState) -> int:
     except Leaving as reason:
         _log.warning("leaving: %s", reason)
     except (SlurmRLError, OSError) as error:
-        cause = str(error) if isinstance(error, SlurmRLError) else explain_refusal(error, node.run_dir.path)
+        cause = str(error) if isinstance(error, SlurmRLError) else explain_io_error(error, node.run_dir.path)
         if cause is None:
             raise
         node.record |= {"error": cause, "exit_code": getattr(error, "exit_code", 1)}

@@ -10,8 +10,8 @@ import time
 
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.rendezvous import HeadRecord, is_port_open
-from slurm_rl.run_dir.lease import BEAT_S, read_standing
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir.run_lock import BEAT_S, read_lock
 
 SILENCE_S = 1.5 * BEAT_S
 """A heartbeat may already be BEAT_S old when the node is lost."""
@@ -34,7 +34,7 @@ class ControllerMonitor:
         if not self.is_active or now < self._check_at:
             return
         self._check_at = now + _CHECK_S
-        lease = read_standing(self.run_dir.lease)
+        lease = read_lock(self.run_dir.lease)
         if lease is None or lease.is_ended:
             return
         if (lease.epoch, lease.beat) != self._beat:

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError
-from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.io_errors import annotate_path
 
 
 def make_private_folder(path: Path) -> None:
@@ -69,7 +69,7 @@ def copy_own_files(source: Path, target: Path, most_bytes: int) -> None:
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not 0 < found.st_size <= most_bytes:
             continue
         copied = target / file.name
-        with naming(copied):
+        with annotate_path(copied):
             target.mkdir(parents=True, exist_ok=True)
             mode = found.st_mode & 0o644
             with os.fdopen(os.open(copied, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as out:

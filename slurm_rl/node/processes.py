@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.run_dir.holder import read_stat
+from slurm_rl.run_dir.lock_holder import read_stat
 from slurm_rl.run_dir.run_dir import RunDir
 
 MARK = "SLURM_RL_ATTEMPT"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.driver import find_lack_in
 from slurm_rl.plan.node_groups import group_of
-from slurm_rl.run_dir.disk import explain_refusal
+from slurm_rl.run_dir.io_errors import explain_io_error
 
 if TYPE_CHECKING:
     from slurm_rl.node.ports import PortPlan
@@ -67,7 +67,7 @@ def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
             if is_our_folder(session):
                 copy_own_files(session / "logs", target, _MAX_LOG_BYTES)
     except OSError as error:
-        _log.warning("cannot keep Ray's logs: %s", explain_refusal(error, target) or error)
+        _log.warning("cannot keep Ray's logs: %s", explain_io_error(error, target) or error)
 
 
 def token_file(run: RunDir, attempt: int) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 from slurm_rl.errors import OutOfMemory, SlurmRLError, StopRequested, first_line
 from slurm_rl.node import heartbeat
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
-from slurm_rl.run_dir.disk import explain_refusal, say
+from slurm_rl.run_dir.io_errors import explain_io_error, log_to_stderr
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_last
 
 
@@ -91,7 +91,7 @@ def run_to_outcome(
             note_out_of_memory(
                 attempt, RanOut(error.where or "trainer", error.rule.partition(" must ")[0], str(error.seen))
             )
-        say(f"{type(error).__name__}: {error}")
+        log_to_stderr(f"{type(error).__name__}: {error}")
         if writes:
             append_event(run, "trainer/failed", cause=str(error))
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
@@ -101,8 +101,8 @@ def run_to_outcome(
             note_out_of_memory(
                 attempt, RanOut(heartbeat.process_name() or "trainer", heartbeat.last_phase(), first_line(error))
             )
-        if cause := explain_refusal(error, run.path):
-            say(cause)
+        if cause := explain_io_error(error, run.path):
+            log_to_stderr(cause)
             return end("failed", 1, cause=f"{cause}, then resume", error=type(error).__name__)
         # Not ours, so the traceback is what helps; the log keeps it and the cause names it.
         traceback.print_exc()

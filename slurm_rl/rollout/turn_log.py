@@ -34,7 +34,7 @@ from slurm_rl.rollout.turn_log_format import (
     render_header,
     render_histories,
 )
-from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.io_errors import annotate_path
 from slurm_rl.run_dir.run_dir import write_bytes
 
 FOLDER = "journal"
@@ -57,7 +57,7 @@ class BatchLog:
     def write(self, lines: Iterable[bytes]) -> None:
         """Append lines; they survive this process at once, and its node after the next fsync."""
         data = b"".join(lines)
-        with self._lock, naming(self.path):
+        with self._lock, annotate_path(self.path):
             if self._file.closed or not data:
                 return
             end = self._file.tell()
@@ -78,13 +78,13 @@ class BatchLog:
             number, self._is_synced = os.dup(self._file.fileno()), True
         # Outside the lock: a shared disk may be slow.
         try:
-            with naming(self.path):
+            with annotate_path(self.path):
                 os.fsync(number)
         finally:
             os.close(number)
 
     def close(self) -> None:
-        with self._lock, naming(self.path):
+        with self._lock, annotate_path(self.path):
             self._file.close()
 
 
@@ -214,7 +214,7 @@ class TurnLog:
         """Copy the batches in flight in `step` into a checkpoint."""
         for name, batch in list(self._open.items()):
             if _step_of(batch.path) >= step:
-                with naming(folder):
+                with annotate_path(folder):
                     (folder / FOLDER).mkdir(exist_ok=True)
                     shutil.copyfile(batch.path, folder / FOLDER / f"{name}{_SUFFIX}")
 

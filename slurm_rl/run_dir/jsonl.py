@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.run_dir.disk import naming, open_regular, say
+from slurm_rl.run_dir.io_errors import annotate_path, log_to_stderr, open_regular
 
 Row = dict[str, Any]
 
@@ -40,7 +40,7 @@ def append_row(path: Path, row: Row) -> int:
         OSError: it cannot be written, as on a full disk; the file holds no whole line of it.
     """
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
-    with naming(path):
+    with annotate_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         return _append(path, line)
 
@@ -73,7 +73,7 @@ def _lock(fd: int, path: Path) -> None:
             raise
         if not _is_told:
             _is_told = True
-            say(f"{path} cannot be locked ({error.strerror}): of lines added by two nodes at once one may be lost")
+            log_to_stderr(f"{path} cannot be locked ({error.strerror}): a line may be lost if two nodes write at once")
 
 
 def _end_of_whole_lines(fd: int, size: int) -> int:

@@ -10,7 +10,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
       learned.json                  times of saves and of lost attempts, over all attempts
-      lease/                        which controller has the run: see lease.py
+      lease/                        which controller has the run: see run_lock.py
       remedy.json                   smaller micro-batches, once an attempt was out of memory
       machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
@@ -40,8 +40,15 @@ from typing import Any
 
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.run_dir import jsonl
-from slurm_rl.run_dir.disk import describe_disk, fsync_path, naming, next_action, open_regular, say
-from slurm_rl.run_dir.lease import require_epoch
+from slurm_rl.run_dir.io_errors import (
+    annotate_path,
+    describe_disk,
+    fsync_path,
+    log_to_stderr,
+    next_action,
+    open_regular,
+)
+from slurm_rl.run_dir.run_lock import require_epoch
 
 # Numbers of damaged lines that one event names.
 _MOST_TOLD = 20
@@ -171,7 +178,7 @@ def expect_writable(path: Path, then: str, *, what: str = "the run directory") -
         then: what the user should do once it is writable, or in place of that.
     """
     try:
-        with naming(path):
+        with annotate_path(path):
             yield
     except OSError as error:
         raise RunDirError(
@@ -192,7 +199,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     Raises:
         OSError: it cannot be written; it names the path.
     """
-    with naming(path):
+    with annotate_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -227,11 +234,13 @@ def write_last(run: RunDir, path: Path, value: Any) -> bool:
             write_json(path, value)
             return True
         except LeaseError as error:
-            say(f"{path} is not written: {error}")
+            log_to_stderr(f"{path} is not written: {error}")
             return False
         except OSError as error:
             if is_last:
-                say(f"{path} could not be written ({error}; {describe_disk(path.parent)}): {json.dumps(value)}")
+                log_to_stderr(
+                    f"{path} could not be written ({error}; {describe_disk(path.parent)}): {json.dumps(value)}"
+                )
             else:
                 with contextlib.suppress(OSError):
                     run.reserve.unlink(missing_ok=True)
@@ -262,7 +271,7 @@ def append_event(run: RunDir, kind: str, **fields: Any) -> None:
     try:
         append_row(run, run.events, row)
     except (LeaseError, OSError) as error:
-        say(f"an event could not be written ({error}; {describe_disk(run.path)}): {json.dumps(row)}")
+        log_to_stderr(f"an event could not be written ({error}; {describe_disk(run.path)}): {json.dumps(row)}")
 
 
 def report_damage(run: RunDir) -> None:

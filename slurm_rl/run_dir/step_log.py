@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_rl.run_dir.disk import say
+from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.jsonl import append_row
 
 SAVE = "save"
@@ -64,7 +64,7 @@ class StepLog:
             except OSError as error:
                 if not self._is_told:
                     self._is_told = True
-                    say(f"times of steps could not be written ({error}): the goodput ledger will not know them")
+                    log_to_stderr(f"times of steps could not be written ({error}); the goodput ledger lacks them")
         self.mark()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.run_dir.hang import ANSWER_S
+from slurm_rl.run_dir.fs_probe import ANSWER_S
 from tests.storage.cancel import measure
 from tests.storage.disks import DISKS
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.run_dir.disk import explain_refusal
+from slurm_rl.run_dir.io_errors import explain_io_error
 from tests.storage.faults import HANG, Faults, build
 from tests.storage.writers import WRITERS, Case, Writer
 
@@ -81,7 +81,7 @@ def _fail(case: Case, folder: Path, code: int, after: int, faults: Faults) -> bo
 
 def tell(error: Exception, folder: Path) -> str:
     """What the user is told of it, as each process of a run does."""
-    text = str(error) if isinstance(error, SlurmRLError) else explain_refusal(error, folder)
+    text = str(error) if isinstance(error, SlurmRLError) else explain_io_error(error, folder)
     assert text is not None, f"not known for a refusal: {error!r}"
     assert ". Next: " in text, f"no next action: {text}"
     return text

@@ -176,7 +176,7 @@ def batch_script(folder: Path) -> Case:
 @writer(
     "attempts/<n>/start.json .reserve secrets/",
     "launch.controller.controller.Controller._begin_attempt",
-    "run_dir.disk.keep_room",
+    "run_dir.io_errors.reserve_space",
     "run_dir.run_dir.RunDir.point_latest_at",
     "run_dir.run_secret.keep_secret",
 )
@@ -332,23 +332,23 @@ class _Unstarted:
 
 @writer(
     "lease/<epoch>.json",
-    "run_dir.lease.take",
-    "run_dir.lease._claim",
-    "run_dir.lease._link",
+    "run_dir.run_lock.acquire",
+    "run_dir.run_lock._claim",
+    "run_dir.run_lock._link",
     "launch.controller.holding.take_run",
 )
 def lease(folder: Path) -> Case:
     from slurm_rl.launch.controller.holding import hold
-    from slurm_rl.run_dir.holder import Holder
-    from slurm_rl.run_dir.lease import read_standing
+    from slurm_rl.run_dir.lock_holder import LockHolder
+    from slurm_rl.run_dir.run_lock import read_lock
 
     def is_held() -> bool:
-        standing = read_standing(folder / "lease")
+        standing = read_lock(folder / "lease")
         return standing is not None and standing.holder is not None
 
     def write() -> None:
         # A command that could not give the run up is gone by the next one.
-        with hold(RunDir(folder), replace(Holder.of_this_process("local", "7"), pid=2**30), lambda holder: False):
+        with hold(RunDir(folder), replace(LockHolder.of_this_process("local", "7"), pid=2**30), lambda holder: False):
             pass
 
     return Case(write, is_held)
@@ -680,12 +680,12 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     "models.fsdp2.FSDP2Backend.save",
 )
 def torch_save(folder: Path) -> Case:
-    from slurm_rl.run_dir.disk import naming
+    from slurm_rl.run_dir.io_errors import annotate_path
 
     path = folder / "mp_rank_00_model_states.pt"
 
     def write() -> None:
-        with naming(folder):
+        with annotate_path(folder):
             torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
 
     return Case(write, lambda: torch.load(path, weights_only=True)["weight"].equal(TENSORS["weight"]))

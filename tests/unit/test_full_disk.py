@@ -26,7 +26,7 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.disk import describe_disk, keep_room
+from slurm_rl.run_dir.io_errors import describe_disk, reserve_space
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from tests.small_disk import small_disk
 
@@ -134,7 +134,7 @@ def test_a_full_disk_costs_an_event_and_nothing_else(disk: Path, capfd: pytest.C
 
 def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = RunDir(disk)
-    keep_room(run.reserve)
+    reserve_space(run.reserve)
     fill(disk)
     assert write_last(run, run.end, {"state": "failed"})
     assert read_json(run.end) == {"state": "failed"} and not run.reserve.exists()
@@ -142,7 +142,7 @@ def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.Capture
     assert not write_last(run, run.end, {"state": "x" * 9000})
     assert "No space left" in capfd.readouterr().err
     with pytest.raises(OSError, match="No space"):
-        keep_room(run.reserve)
+        reserve_space(run.reserve)
     assert not run.reserve.exists()
 
 
@@ -150,7 +150,7 @@ def test_a_trainer_on_a_full_disk_says_which_and_exits(disk: Path) -> None:
     run = RunDir(disk)
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
-    keep_room(run.reserve)
+    reserve_space(run.reserve)
 
     def train(run: RunDir, attempt: AttemptDir) -> None:
         fill(disk)
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_for_a_moment_ends_no_run(disk: Path, monkeypatch: p
 
     monkeypatch.setattr(Controller, "_run_nodes", run_nodes)
     monkeypatch.setattr(controller, "_ROOM_LOOK_S", 0.0)
-    monkeypatch.setattr(controller, "say", note)
+    monkeypatch.setattr(controller, "log_to_stderr", note)
     assert lead(run, plan) == 0
     assert read_json(run.end)["state"] == "finished"
     assert len(said) == 2

@@ -21,7 +21,7 @@ from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE, Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent, wrap_copy
-from slurm_rl.run_dir.disk import find_refusal
+from slurm_rl.run_dir.io_errors import io_error_code
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
 
@@ -62,7 +62,7 @@ def start_agent(
     try:
         return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
     except OSError as error:
-        if find_refusal(error) is not None:
+        if io_error_code(error) is not None:
             raise  # it is the log that cannot be written
         if plan.container["image"] is None:
             raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None

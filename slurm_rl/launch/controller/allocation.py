@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 
 IsStopped = Callable[[], bool]
@@ -69,10 +69,10 @@ class Allocation(Protocol):
         """When the job ends at the latest as things are now, in seconds since 1970; None where nobody knows."""
         return None
 
-    def holder(self) -> Holder:
+    def holder(self) -> LockHolder:
         """This process, as the run's lease names it."""
 
-    def is_known_alive(self, holder: Holder) -> bool:
+    def is_known_alive(self, holder: LockHolder) -> bool:
         """Whether a scheduler says that another holder's job has not ended; else the holder's own beat tells."""
         return False
 
@@ -145,5 +145,5 @@ class UnscheduledAllocation(Allocation):
     def ends_at(self) -> float | None:
         return None if self._ends_at is None else time.time() + self._ends_at - time.monotonic()
 
-    def holder(self) -> Holder:
-        return Holder.of_this_process(self.plan.launcher, self.job["job_id"] if self.job else self.job_key)
+    def holder(self) -> LockHolder:
+        return LockHolder.of_this_process(self.plan.launcher, self.job["job_id"] if self.job else self.job_key)

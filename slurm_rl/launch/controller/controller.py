@@ -39,9 +39,9 @@ from slurm_rl.launch.controller.watch import AttemptWatch, end_nodes
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.disk import explain_refusal, find_refusal, keep_room, say
-from slurm_rl.run_dir.lease import Lease
+from slurm_rl.run_dir.io_errors import explain_io_error, io_error_code, log_to_stderr, reserve_space
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last
+from slurm_rl.run_dir.run_lock import RunLock
 from slurm_rl.run_dir.run_secret import checkpoint_key
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
@@ -63,7 +63,7 @@ class Controller:
         self.stopped_by: StoppedBy = ""
         self.stop_signal = ""
         """Name of the user's signal: SIGTERM of `cancel` and scancel, SIGINT of Ctrl-C."""
-        self.lease: Lease | None = None
+        self.lease: RunLock | None = None
 
     def main(self) -> int:
         """The job's exit code."""
@@ -75,11 +75,11 @@ class Controller:
             with self._once_there_is_room(self._take_run) as self.lease:
                 return self._lead()
         except LeaseError as error:
-            say(str(error))
+            log_to_stderr(str(error))
             self.allocation.close({"state": "failed", "exit_code": EXIT_NOT_OURS, "cause": str(error)})
             return EXIT_NOT_OURS
         except (OSError, RunDirError) as error:
-            cause = str(error) if isinstance(error, RunDirError) else explain_refusal(error, self.run_dir.path)
+            cause = str(error) if isinstance(error, RunDirError) else explain_io_error(error, self.run_dir.path)
             if cause is None:
                 raise
             return self._end("fail", [AttemptEnd("failed", cause, saved_step=newest_step(self.run_dir))])
@@ -87,7 +87,7 @@ class Controller:
     def is_stopped(self) -> bool:
         return self.stopped_by != ""
 
-    def _take_run(self) -> Lease:
+    def _take_run(self) -> RunLock:
         return take_run(self.run_dir, self.allocation, self.is_stopped)
 
     def _once_there_is_room(self, work: Callable[[], T]) -> T:
@@ -97,9 +97,9 @@ class Controller:
             try:
                 return work()
             except (OSError, RunDirError) as error:
-                if find_refusal(error) is None or self.is_stopped() or time.monotonic() > give_up_at:
+                if io_error_code(error) is None or self.is_stopped() or time.monotonic() > give_up_at:
                     raise
-                say(f"{error}; looking for {_ROOM_S:g} s whether that changes")
+                log_to_stderr(f"{error}; looking for {_ROOM_S:g} s whether that changes")
             time.sleep(_ROOM_LOOK_S)
 
     def _lead(self) -> int:
@@ -137,7 +137,7 @@ class Controller:
 
     def _begin_attempt(self) -> AttemptDir:
         self.run_dir.require_ours()
-        keep_room(self.run_dir.reserve)
+        reserve_space(self.run_dir.reserve)
         newest = max(self.run_dir.attempt_numbers(), default=0)
         # What was made and then found no room for its first word is this one.
         is_begun = newest > 0 and self.run_dir.attempt(newest).start.is_file()
@@ -180,7 +180,7 @@ class Controller:
         except SlurmRLError as error:
             end = AttemptEnd("failed", str(error), error.exit_code)
         except OSError as error:
-            cause = explain_refusal(error, self.run_dir.path)
+            cause = explain_io_error(error, self.run_dir.path)
             if cause is None:
                 raise
             end = AttemptEnd("failed", cause, EXIT_FAILED)
@@ -194,7 +194,7 @@ class Controller:
         stopped = {"stopped_by": self.stopped_by} if self.stopped_by else {}
         told = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
         append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **told)
-        say(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
+        log_to_stderr(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
         if self.plan.copies_to is not None and end.has_begun:
             copy_behind(self.run_dir, self.allocation, attempt, self.is_stopped)
         return end
@@ -214,7 +214,7 @@ class Controller:
                 raise self.lease.lost
             # Whoever lends the machines takes them back, as Slurm does at the time limit.
             if not self.stopped_by and (notice := self.allocation.notice or limit.look()):
-                say(notice)
+                log_to_stderr(notice)
                 self.stopped_by = "scheduler"
             watch.look(is_stopped=self.is_stopped())
             time.sleep(_POLL_S)
@@ -236,7 +236,7 @@ class Controller:
         with contextlib.suppress(OSError):
             self.run_dir.reserve.unlink(missing_ok=True)
         append_event(self.run_dir, "job/ended", state=state, cause=cause)
-        say(f"{state} {cause}".rstrip())
+        log_to_stderr(f"{state} {cause}".rstrip())
         self.allocation.close(end)
         return code
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_rl.launch.controller.allocation import Allocation
-from slurm_rl.run_dir.disk import say
-from slurm_rl.run_dir.holder import Holder
-from slurm_rl.run_dir.lease import Lease, read_standing, take
+from slurm_rl.run_dir.io_errors import log_to_stderr
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json
+from slurm_rl.run_dir.run_lock import RunLock, acquire, read_lock
 
 
-def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> Lease:
+def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> RunLock:
     """The run is this controller's from here on, and `run` knows its epoch.
 
     Raises:
@@ -29,24 +29,24 @@ def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]
 
 def hold(
     run: RunDir,
-    own: Holder,
-    is_known_alive: Callable[[Holder], bool] = lambda holder: False,
+    own: LockHolder,
+    is_known_alive: Callable[[LockHolder], bool] = lambda holder: False,
     is_stopped: Callable[[], bool] = lambda: False,
     *,
     then: str = "then resume",
-) -> Lease:
+) -> RunLock:
     """The lease of a run; raises as `take_run` does.
 
     Args:
         then: what to do once the run directory can be written.
     """
     with expect_writable(run.path, then):
-        return take(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=say)
+        return acquire(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=log_to_stderr)
 
 
-def own_epoch(run: RunDir, own: Holder) -> int:
+def own_epoch(run: RunDir, own: LockHolder) -> int:
     """The epoch of this job's newest controller, for the process that keeps it; 0 when another job has the run."""
-    standing = read_standing(run.lease)
+    standing = read_lock(run.lease)
     holder = standing.holder if standing else None
     mine = (own.launcher, own.job, own.restart)
     is_mine = holder is not None and (holder.launcher, holder.job, holder.restart) == mine

@@ -8,7 +8,7 @@ or an operator kills it, its srun tells the agents to save and leave, this proce
 new controller, which finds everything it needs in the run directory.
 
 It touches no file, so a file system that hangs does not hold it: once the user asked to stop, it looks whether the run
-directory still answers (hang.py has the rule), and if not ends all processes below it, and itself.
+directory still answers (fs_probe.py has the rule), and if not ends all processes below it, and itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent,
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.disk import say
-from slurm_rl.run_dir.hang import LOST_S, Beside, Watch
+from slurm_rl.run_dir.fs_probe import LOST_S, ForkedTask, SubprocessProbe
+from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_last
 from slurm_rl.run_dir.save_times import lead_in_force
 
@@ -108,7 +108,7 @@ class Supervisor:
         self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
         self.child = 0
         self.asked: int | None = None
-        self.watch = Watch(folder, lost_s)
+        self.watch = SubprocessProbe(folder, lost_s)
         self.steady_s = steady_s
 
     def main(self) -> int:
@@ -159,12 +159,12 @@ class Supervisor:
 
     def _give_up(self) -> None:
         cause = (
-            f"asked to stop, but {self.folder} has not answered for {self.watch.patience_s:g} s: ended without saving"
+            f"asked to stop, but {self.folder} has not answered for {self.watch.timeout_s:g} s: ended without saving"
         )
         _try_to(lambda: self.on_hang(cause))
         end_descendants(_END_S)
         _try_to(self.clean_up)
-        _try_to(lambda: say(cause))  # what it prints on may hang, too
+        _try_to(lambda: log_to_stderr(cause))  # what it prints on may hang, too
         os._exit(EXIT_INTERRUPTED)
 
     def _work(self) -> int:
@@ -202,6 +202,6 @@ class Supervisor:
 
 def _try_to(work: Callable[[], None]) -> None:
     """In a child process, and not for long."""
-    trying = Beside(work)
+    trying = ForkedTask(work)
     comes_true(lambda: trying.poll() is not None, _TRY_S)
     trying.leave()

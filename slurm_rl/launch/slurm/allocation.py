@@ -34,8 +34,8 @@ from slurm_rl.launch.slurm.srun import clean_nodes, start_slurm_agents, start_sl
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 # A restart of Slurm's controller, an upgrade of it even.
@@ -65,11 +65,11 @@ class SlurmAllocation(Allocation):
     def has_nodes(self) -> bool:
         return self.hosts.are_enough
 
-    def holder(self) -> Holder:
+    def holder(self) -> LockHolder:
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        return Holder.of_this_process(self.plan.launcher, self.job_id, restarts)
+        return LockHolder.of_this_process(self.plan.launcher, self.job_id, restarts)
 
-    def is_known_alive(self, holder: Holder) -> bool:
+    def is_known_alive(self, holder: LockHolder) -> bool:
         try:
             found = query_jobs([holder.job]).get(holder.job)
         except SlurmRLError:

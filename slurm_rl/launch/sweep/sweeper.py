@@ -27,7 +27,7 @@ from slurm_rl.config.compose_errors import explain_hydra
 from slurm_rl.config.load import resolve_tree
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.sweep.composed import Signature, find_interpolations, set_values, sign
-from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.io_errors import annotate_path
 
 Outcome = float | SlurmRLError | None
 """The value of a run, or why it has none; None where nobody waits for it."""
@@ -85,7 +85,7 @@ def run_sweeper(config: DictConfig, folder: Path, run_batch: RunBatch) -> None:
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=launch)
         # We check every config, and more of it; Hydra's check alone takes minutes for a thousand.
         sweeper.validate_batch_is_legal = lambda batch: None
-        with naming(folder):  # Hydra writes a file of its own there
+        with annotate_path(folder):  # Hydra writes a file of its own there
             sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
         if collected:
             run_batch(collected, False)

@@ -18,7 +18,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import CheckpointError
-from slurm_rl.run_dir.disk import describe_disk, find_refusal, fsync_path, naming, next_action, say
+from slurm_rl.run_dir.io_errors import (
+    annotate_path,
+    describe_disk,
+    fsync_path,
+    io_error_code,
+    log_to_stderr,
+    next_action,
+)
 
 _POLL_S = 0.02
 # A waiter asks the file system itself so often: its writer may have had no way to tell.
@@ -34,7 +41,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         Exception: others of `write`.
     """
     part = path.with_name(path.name + ".part")
-    with naming(path):
+    with annotate_path(path):
         try:
             write(part)
             fsync_path(part)
@@ -94,7 +101,7 @@ def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
             reserved.rename(_reason(path))  # who sees it finds it whole
         except OSError as second:
             # The file system is gone, or was taken away: the waiter has its deadline, and heeds a stop.
-            say(f"{path} was not written ({error}), which could not be told ({second})")
+            log_to_stderr(f"{path} was not written ({error}), which could not be told ({second})")
 
 
 def _reason(path: Path) -> Path:
@@ -112,7 +119,7 @@ def _ask(folder: Path) -> str:
         asking.write_bytes(b" ")
         fsync_path(asking)
     except OSError as error:
-        return f"{type(error).__name__}: {error}" if find_refusal(error) is not None else ""
+        return f"{type(error).__name__}: {error}" if io_error_code(error) is not None else ""
     finally:
         with contextlib.suppress(OSError):
             asking.unlink(missing_ok=True)

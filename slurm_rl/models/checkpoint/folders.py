@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_rl.run_dir.disk import fsync_path, naming
+from slurm_rl.run_dir.io_errors import annotate_path, fsync_path
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def written_beside(folder: Path) -> Iterator[Path]:
     """
     tag = secrets.token_hex(4)
     beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
-    with naming(folder):
+    with annotate_path(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
         try:

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.store import MANIFEST, STEP_NAME, describe_file
-from slurm_rl.run_dir.disk import find_refusal, naming, next_action
 from slurm_rl.run_dir.filesystem import open_filesystem
+from slurm_rl.run_dir.io_errors import annotate_path, io_error_code, next_action
 from slurm_rl.run_dir.meter import measure
 
 MARKER = "complete.json"
@@ -191,7 +191,7 @@ class RemoteFolder:
         return {name.removeprefix("files/"): found for name, found in manifest.items() if name.startswith("files/")}
 
     def _get(self, source: str, target: Path) -> None:
-        with naming(target):
+        with annotate_path(target):
             self.fs.get_file(source, str(target))
 
     def _listed_steps(self) -> list[int]:
@@ -240,7 +240,7 @@ class RemoteFolder:
                 return operation()
             except Exception as error:  # every library behind fsspec has errors of its own
                 if wait_s is None:
-                    refused = find_refusal(error) is not None
+                    refused = io_error_code(error) is not None
                     action = next_action(error) if refused else "look at the bucket, its credentials and its quota"
                     raise CheckpointError(
                         f"{self.url} must let itself be {what} ({type(error).__name__}: {error})",

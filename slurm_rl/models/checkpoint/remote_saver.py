@@ -12,7 +12,7 @@ from slurm_rl.errors import CheckpointError, ConfigError, RunDirError
 from slurm_rl.models.checkpoint.folders import written_beside
 from slurm_rl.models.checkpoint.remote import NotOursError, RemoteFolder
 from slurm_rl.models.checkpoint.store import MANIFEST, CheckpointStore
-from slurm_rl.run_dir.disk import find_refusal, next_action
+from slurm_rl.run_dir.io_errors import io_error_code, next_action
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE, checkpoint_key_file
 
@@ -68,7 +68,7 @@ class RemoteSaver:
                 self._fetch(step)
             except CheckpointError as error:
                 foreign += [step] if isinstance(error, NotOursError) else []
-                if error.__cause__ is not None and find_refusal(error.__cause__):
+                if error.__cause__ is not None and io_error_code(error.__cause__):
                     raise  # the copy may be whole; without it the run would begin anew
                 append_event(self.run_dir, "checkpoint/skipped", reason=f"copy of step {step}: {error}")
                 continue
@@ -108,7 +108,7 @@ class RemoteSaver:
             raise CheckpointError(
                 "a copy must be one that can be written here",
                 seen=f"{type(error).__name__}: {error}",
-                action=None if find_refusal(error) is None else f"{next_action(error)}, then resume",
+                action=None if io_error_code(error) is None else f"{next_action(error)}, then resume",
             ) from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import wait_for_files
 from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore, cannot_write
-from slurm_rl.run_dir.disk import fsync_path
+from slurm_rl.run_dir.io_errors import fsync_path
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 State = TypeVar("State")

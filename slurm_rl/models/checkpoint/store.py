@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import CheckpointError
-from slurm_rl.run_dir.disk import describe_disk, fsync_path, next_action
+from slurm_rl.run_dir.io_errors import describe_disk, fsync_path, next_action
 from slurm_rl.run_dir.run_dir import write_json
 
 MANIFEST = "manifest.json"

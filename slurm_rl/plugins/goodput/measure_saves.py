@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from slurm_rl.plugins.goodput.holds import find_holds, number
-from slurm_rl.run_dir.disk import describe_disk, say
+from slurm_rl.run_dir.io_errors import describe_disk, log_to_stderr
 from slurm_rl.run_dir.jsonl import Row, read_last_rows, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.run_dir.save_times import Measured, read_learned
@@ -28,7 +28,7 @@ def learn(run: RunDir) -> Measured:
         if measured.num_saves and measured != known:
             write_json(run.learned, asdict(measured))
     except OSError as error:
-        say(f"{run.learned} is as before ({error}; {describe_disk(run.path)})")
+        log_to_stderr(f"{run.learned} is as before ({error}; {describe_disk(run.path)})")
         return known
     return measured
 

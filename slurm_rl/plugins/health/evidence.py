@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from slurm_rl.errors import LeaseError
 from slurm_rl.run_dir import jsonl
-from slurm_rl.run_dir.disk import describe_disk
+from slurm_rl.run_dir.io_errors import describe_disk
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.plugins.health.evidence import Row, is_row
-from slurm_rl.run_dir.disk import open_regular
+from slurm_rl.run_dir.io_errors import open_regular
 from slurm_rl.run_dir.run_dir import write_json
 
 _log = logging.getLogger(__name__)

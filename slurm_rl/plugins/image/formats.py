@@ -16,7 +16,7 @@ from slurm_rl.plan.image_file import check_image_file
 from slurm_rl.plugins.image.engines import ImageConfig, Podman
 from slurm_rl.plugins.image.rootfs import unpack_root, write_layout
 from slurm_rl.plugins.image.tools import explain_os_error, run_tool, say
-from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.io_errors import annotate_path
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def write_beside(path: Path) -> Iterator[Path]:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path):
+        with annotate_path(path):
             beside.touch()
             beside.unlink()
             yield beside

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from slurm_rl.config.user_files.load import require_library
 from slurm_rl.errors import ConfigError, PrepareError
 from slurm_rl.plugins.prepare.manifest import Manifest, Output, Source, sha256_of
-from slurm_rl.run_dir.disk import find_refusal, naming
+from slurm_rl.run_dir.io_errors import annotate_path, io_error_code
 from slurm_rl.run_dir.meter import measure
 
 Kind = Literal["dataset", "model"]
@@ -92,7 +92,7 @@ def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Pa
     commit, listed = str(info.sha), {file.rfilename: file for file in info.siblings or []}
     names = wanted.select(list(listed), f"the {kind} {repo}")
     say(f"{repo} at {commit[:12]}: {len(names)} files, {sum(listed[name].size or 0 for name in names) / 1e9:.2f} GB")
-    with naming(folder), explain_hub_errors(repo, kind, revision):
+    with annotate_path(folder), explain_hub_errors(repo, kind, revision):
         snapshot_download(
             repo,
             repo_type=kind,
@@ -183,7 +183,7 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         raise ConfigError(f"{name} cannot be fetched offline", seen="HF_HUB_OFFLINE", action="unset it") from None
     except (OSError, errors.HTTPError) as error:
-        if isinstance(error, OSError) and find_refusal(error) is not None:
+        if isinstance(error, OSError) and io_error_code(error) is not None:
             raise  # the local disk refused the write
         raise PrepareError(
             f"{name} must be downloaded completely from the hub",

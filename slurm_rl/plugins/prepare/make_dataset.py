@@ -13,7 +13,7 @@ from slurm_rl.plugins.prepare.dataset import BadRows, DatasetRecipe, Workspace
 from slurm_rl.plugins.prepare.hf_hub import METADATA, Wanted, fetch_files
 from slurm_rl.plugins.prepare.manifest import NAME, Manifest, load_manifest
 from slurm_rl.plugins.prepare.verl_rows import build_for_verl
-from slurm_rl.run_dir import disk
+from slurm_rl.run_dir import io_errors
 
 _LOCK = ".prepare.lock"
 _SOURCES = ".sources"
@@ -99,5 +99,7 @@ def open_folder(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             # Lustre mounted with noflock has no locks.
-            disk.say(f"{lock} cannot be locked ({error.strerror}): make sure that no other prepare uses it")
+            io_errors.log_to_stderr(
+                f"{lock} cannot be locked ({error.strerror}): make sure that no other prepare uses it"
+            )
         yield

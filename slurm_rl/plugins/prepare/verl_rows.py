@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_rl.config.user_files.load import require_library
 from slurm_rl.plugins.prepare.dataset import Question, Row, VerlForm, Workspace, read_parquet
 from slurm_rl.plugins.prepare.manifest import Output, sha256_of
-from slurm_rl.run_dir.disk import fsync_path, naming
+from slurm_rl.run_dir.io_errors import annotate_path, fsync_path
 
 FOLDER = "verl"
 """Below the root: files of the same names for our own trainer are beside it."""
@@ -82,7 +82,7 @@ def write_parquet(folder: Path, name: str, rows: Iterable[Row]) -> Output:
         }
     )
     path, beside, count = folder / name, folder / f".{name}.tmp", 0
-    with naming(path):
+    with annotate_path(path):
         try:
             with beside.open("wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
                 left = iter(rows)

@@ -21,7 +21,7 @@ from typing import Any
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
-from slurm_rl.run_dir.disk import naming
+from slurm_rl.run_dir.io_errors import annotate_path
 from slurm_rl.run_dir.jsonl import parse_row, read_rows
 from slurm_rl.run_dir.row_text import render_row
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_row, write_bytes
@@ -35,7 +35,7 @@ class TensorBoardRun:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._folder = folder
-        with naming(folder):
+        with annotate_path(folder):
             self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, values: Mapping[str, float], wall_time: float) -> None:
@@ -55,12 +55,12 @@ class TensorBoardRun:
         self._add(Event(step=step + 1, wall_time=time.time(), session_log=restart))
 
     def _add(self, event: Any) -> None:
-        with naming(self._folder):
+        with annotate_path(self._folder):
             self._writer.add_event(event)
             self._writer.flush()
 
     def close(self) -> None:
-        with naming(self._folder):
+        with annotate_path(self._folder):
             self._writer.close()
 
 

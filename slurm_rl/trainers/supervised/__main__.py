@@ -29,7 +29,7 @@ from slurm_rl.launch.controller import holding
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json, write_text
 from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info
 
@@ -78,7 +78,7 @@ def hold(run: RunDir) -> Iterator[None]:
         LeaseError: another has it and lives.
         RunDirError: the run directory cannot be written.
     """
-    own = Holder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+    own = LockHolder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
     with holding.hold(run, own, then="then the same command again") as lease:
         run.epoch = lease.epoch
         yield

@@ -142,7 +142,7 @@ def test_cancel_asks_the_launcher_when_the_last_run_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, asked = make_run(tmp_path / "shared/hanging", "5"), list[Path]()
-    monkeypatch.setattr(cancel, "run_beside", lambda work, path: None)
+    monkeypatch.setattr(cancel, "run_in_child", lambda work, path: None)
     monkeypatch.setattr(cancel, "cancel_unseen", lambda run: asked.append(run.path) or ["process 5"])
     assert main(["cancel"]) == 0 and main(["cancel", "hanging"]) == 0
     assert asked == [run, run]

@@ -16,8 +16,8 @@ from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.controller import Controller
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.holder import Holder
 from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
 
 RESUME = "nobody starts this job again. Next: python -m slurm_rl resume "
@@ -47,8 +47,8 @@ class Few(Allocation):
     def notice(self) -> str | None:
         return "the machine is taken back"
 
-    def holder(self) -> Holder:
-        return Holder.of_this_process("local", "7")
+    def holder(self) -> LockHolder:
+        return LockHolder.of_this_process("local", "7")
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         return {}

@@ -28,12 +28,12 @@ from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launch.jobs import held_to_resume
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import lease
-from slurm_rl.run_dir.holder import Holder
+from slurm_rl.run_dir import run_lock
 from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
-OTHER = replace(Holder.of_this_process("local", "5"), machine="another", host="n2")
+OTHER = replace(LockHolder.of_this_process("local", "5"), machine="another", host="n2")
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def plan(tmp_path: Path) -> JobPlan:
 
 @pytest.fixture
 def run(tmp_path: Path, plan: JobPlan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
-    monkeypatch.setattr(holding, "take", functools.partial(lease.take, beat_s=0.05, silence_s=0.3, look_s=0.05))
+    monkeypatch.setattr(
+        holding, "acquire", functools.partial(run_lock.acquire, beat_s=0.05, silence_s=0.3, look_s=0.05)
+    )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     run = RunDir(tmp_path / "run")
     write_json(run.plan, plan.to_json())
@@ -109,7 +111,7 @@ def test_a_run_directory_that_takes_no_lease_is_told_by_its_disk(run: RunDir) ->
 
 
 def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir) -> None:
-    mine = Holder.of_this_process("slurm", "7")
+    mine = LockHolder.of_this_process("slurm", "7")
     with holding.hold(run, mine, lambda holder: False):
         assert own_epoch(run, mine) == 1
         assert own_epoch(run, replace(mine, restart=1)) == 0

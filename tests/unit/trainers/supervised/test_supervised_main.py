@@ -9,9 +9,9 @@ import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, LeaseError, RunDirError
-from slurm_rl.run_dir.holder import Holder
-from slurm_rl.run_dir.lease import take
+from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.run_lock import acquire
 from slurm_rl.trainers.supervised.__main__ import begin, find_run, hold, main, open_run
 
 
@@ -55,7 +55,7 @@ def test_a_run_that_another_holds_is_left_alone(
     run = RunDir(tmp_path / "a")
     begin(run, load_config(["+exp=sft_tiny", f"run_dir={run.path}"]))
     monkeypatch.setattr("sys.argv", ["x", *(word.format(run=run.path) for word in words)])
-    with take(run.lease, Holder.of_this_process("local", "7")):
+    with acquire(run.lease, LockHolder.of_this_process("local", "7")):
         assert main() == LeaseError.exit_code
     assert "a run has one controller at a time; got local job 7" in capsys.readouterr().err
     assert not run.attempts.exists()

@@ -19,21 +19,21 @@ from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import CheckpointError, LeaseError
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir import jsonl
-from slurm_rl.run_dir.holder import RESUME, Holder, Standing, Verdict, judge
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lease import Lease, read_standing, take
+from slurm_rl.run_dir.lock_holder import RESUME, LockHolder, LockState, Verdict, decide
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json, write_last
+from slurm_rl.run_dir.run_lock import RunLock, acquire, read_lock
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from tests.other_host import start_on_other_host
 
 QUICK: dict[str, Any] = {"beat_s": 0.05, "silence_s": 0.6, "look_s": 0.05}
-ME = Holder.of_this_process("slurm", "7")
+ME = LockHolder.of_this_process("slurm", "7")
 GONE = replace(ME, job="6", started=ME.started + 1)
 """A process of this machine whose number another has now."""
 FAR = replace(ME, job="6", machine="another", host="n2")
 
 
-def put(folder: Path, holder: Holder, epoch: int = 1) -> Path:
+def put(folder: Path, holder: LockHolder, epoch: int = 1) -> Path:
     """A holder that gives no sign of life."""
     path = folder / f"{epoch}.json"
     write_json(path, vars(holder))
@@ -56,17 +56,19 @@ def put(folder: Path, holder: Holder, epoch: int = 1) -> Path:
         (replace(ME, launcher=RESUME), replace(ME, launcher=RESUME, job="8"), False, "refuse"),
     ],
 )
-def test_what_is_done_about_a_holder(holder: Holder, own: Holder, is_known_alive: bool, verdict: Verdict) -> None:
-    assert judge(Standing(1, holder, False, 0), own, lambda _: is_known_alive) == verdict
-    assert judge(Standing(1, holder, True, 0), own, lambda _: is_known_alive) == "take"
+def test_decide_by_holder_returns_verdict(
+    holder: LockHolder, own: LockHolder, is_known_alive: bool, verdict: Verdict
+) -> None:
+    assert decide(LockState(1, holder, False, 0), own, lambda _: is_known_alive) == verdict
+    assert decide(LockState(1, holder, True, 0), own, lambda _: is_known_alive) == "take"
 
 
 def test_a_run_is_given_on_and_each_holder_has_a_higher_number(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for epoch in (1, 2, 3):
-        with take(run.lease, ME) as lease:
+        with acquire(run.lease, ME) as lease:
             assert lease.epoch == epoch
-            standing = read_standing(run.lease)
+            standing = read_lock(run.lease)
             assert standing is not None and standing[:3] == (epoch, ME, False)
     assert not list(run.lease.glob(".*"))
 
@@ -75,7 +77,7 @@ def test_who_is_alive_is_named_with_what_to_type(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
     put(run.lease, replace(ME, launcher="local", job="77"))
     with pytest.raises(LeaseError) as refused:
-        take(run.lease, ME)
+        acquire(run.lease, ME)
     assert f"local job 77 (process {os.getpid()} on {ME.host}) has {run.path}" in str(refused.value)
     assert f"end it first: python -m slurm_rl cancel '{run.path}'" in str(refused.value)
 
@@ -85,7 +87,7 @@ def test_a_holder_elsewhere_that_is_silent_is_dead_whatever_its_clock_says(tmp_p
     path = put(tmp_path / "lease", FAR)
     os.utime(path, (time.time() + ahead_s, time.time() + ahead_s))
     said: list[str] = []
-    with take(tmp_path / "lease", ME, on_wait=said.append, **QUICK) as lease:
+    with acquire(tmp_path / "lease", ME, on_wait=said.append, **QUICK) as lease:
         assert lease.epoch == 2
     assert said == [f"slurm job 6 (process {ME.pid} on n2) did not give the run up; looking for 0.6 s whether it lives"]
 
@@ -105,7 +107,7 @@ def test_a_holder_elsewhere_that_moves_is_alive_whatever_its_clock_does(tmp_path
     thread.start()
     try:
         with pytest.raises(LeaseError, match="on n2"):
-            take(tmp_path / "lease", ME, beat_s=1.0, silence_s=60.0, look_s=0.05)
+            acquire(tmp_path / "lease", ME, beat_s=1.0, silence_s=60.0, look_s=0.05)
     finally:
         is_over.set()
         thread.join()
@@ -115,7 +117,7 @@ def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_p
     path = put(tmp_path / "lease", FAR)
     looks = 0
 
-    def asked(_: Holder) -> bool:
+    def asked(_: LockHolder) -> bool:
         nonlocal looks
         looks += 1
         if looks == 3:
@@ -125,16 +127,16 @@ def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_p
         return False
 
     with pytest.raises(LeaseError):
-        take(tmp_path / "lease", ME, asked, **QUICK)
+        acquire(tmp_path / "lease", ME, asked, **QUICK)
 
 
 HOLD = """
 import sys, time
-from slurm_rl.run_dir.holder import Holder
-from slurm_rl.run_dir.lease import take
+from slurm_rl.run_dir.lock_holder import LockHolder
+from slurm_rl.run_dir.run_lock import acquire
 from slurm_rl.run_dir.run_dir import RunDir, append_row
 run = RunDir(sys.argv[1])
-with take(run.lease, Holder.of_this_process("local", "1"), beat_s=0.05) as lease:
+with acquire(run.lease, LockHolder.of_this_process("local", "1"), beat_s=0.05) as lease:
     run.epoch = lease.epoch
     print("holds", lease.epoch, flush=True)
     number = 0
@@ -165,9 +167,9 @@ def test_a_controller_of_another_host_is_not_joined_and_is_followed_when_killed(
 ) -> None:
     run = RunDir(tmp_path)
     with pytest.raises(LeaseError, match=r"on elsewhere\) has .*Next: .*end it first: python -m slurm_rl cancel"):
-        take(run.lease, ME, **QUICK)
+        acquire(run.lease, ME, **QUICK)
     os.kill(child_of(other_host.pid), signal.SIGKILL)
-    with take(run.lease, ME, **QUICK) as lease:
+    with acquire(run.lease, ME, **QUICK) as lease:
         assert lease.epoch == 2
 
 
@@ -177,7 +179,7 @@ def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_no
     run = RunDir(tmp_path)
     stopped = child_of(other_host.pid)
     os.kill(stopped, signal.SIGSTOP)
-    with take(run.lease, ME, **QUICK) as lease:
+    with acquire(run.lease, ME, **QUICK) as lease:
         assert lease.epoch == 2
         rows = read_rows(run.metrics)
         os.kill(stopped, signal.SIGCONT)
@@ -190,7 +192,7 @@ def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_no
 
 def test_who_lost_the_run_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = RunDir(tmp_path)
-    with take(run.lease, ME) as lease:
+    with acquire(run.lease, ME) as lease:
         run.epoch = lease.epoch
         store = CheckpointStore(run.checkpoints, run.require_ours)
         for step in (1, 2):
@@ -238,11 +240,11 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every place between two operations on files of the one, with all of the other in it."""
-    calls, at, folder, won = 0, 0, tmp_path, list[tuple[str, Lease]]()
+    calls, at, folder, won = 0, 0, tmp_path, list[tuple[str, RunLock]]()
 
     def try_it(job: str) -> None:
         own = replace(FAR, job=job, machine=job)
-        won.append((job, take(folder, own, beat_s=1e6, silence_s=0.0)))
+        won.append((job, acquire(folder, own, beat_s=1e6, silence_s=0.0)))
 
     def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -266,7 +268,7 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
         at = 0
         for _, lease in won:
             lease.__exit__(None, None, None)
-        standing = read_standing(folder)
+        standing = read_lock(folder)
         assert standing is not None and standing.holder is not None
         assert sorted(lease.epoch for _, lease in won) == list(range(2, standing.epoch + 1))
         # All but the newest have lost the run, and would find it out.
@@ -279,12 +281,13 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
 def test_of_many_that_take_a_run_at_once_one_gets_it(tmp_path: Path) -> None:
     for number in range(10):
         folder = tmp_path / str(number)
-        start, got, refused = threading.Barrier(4), list[Lease](), list[str]()
+        start, got, refused = threading.Barrier(4), list[RunLock](), list[str]()
 
         def try_it(who: int) -> None:
             start.wait()  # noqa: B023
             try:
-                got.append(take(folder, replace(FAR, job=str(who), machine=str(who)), **{**QUICK, "silence_s": 60.0}))  # noqa: B023
+                own = replace(FAR, job=str(who), machine=str(who))
+                got.append(acquire(folder, own, **{**QUICK, "silence_s": 60.0}))  # noqa: B023
             except LeaseError as error:
                 refused.append(str(error))  # noqa: B023
 
@@ -308,15 +311,15 @@ def test_a_file_system_without_locks_or_links_costs_a_note(
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(jsonl, "_is_told", False)
     run = RunDir(tmp_path)
-    with take(run.lease, ME) as lease:
+    with acquire(run.lease, ME) as lease:
         run.epoch = lease.epoch
         for step in (1, 2):
             append_row(run, run.metrics, {"step": step})
         with pytest.raises(LeaseError):
-            take(run.lease, replace(ME, job="8"))
+            acquire(run.lease, replace(ME, job="8"))
     assert read_rows(run.metrics) == [{"step": 1}, {"step": 2}]
     assert capfd.readouterr().err.count("cannot be locked") == 1
-    with take(run.lease, replace(ME, job="8")) as lease:
+    with acquire(run.lease, replace(ME, job="8")) as lease:
         assert lease.epoch == 2
 
 
@@ -328,11 +331,11 @@ def test_an_answer_that_nfs_lost_is_no_loss(tmp_path: Path, monkeypatch: pytest.
         raise FileExistsError
 
     monkeypatch.setattr(os, "link", lose)
-    with take(tmp_path, ME) as lease:
+    with acquire(tmp_path, ME) as lease:
         assert lease.epoch == 1
 
 
 def test_a_stop_ends_the_waiting(tmp_path: Path) -> None:
     put(tmp_path / "lease", FAR)
     with pytest.raises(LeaseError, match="has"):
-        take(tmp_path / "lease", ME, is_stopped=lambda: True)
+        acquire(tmp_path / "lease", ME, is_stopped=lambda: True)

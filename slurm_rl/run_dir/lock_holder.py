@@ -16,7 +16,7 @@ Verdict = Literal["take", "refuse", "watch", "wait"]
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """A process that owns the lock of a run, or wants it."""
 
     launcher: str
@@ -31,30 +31,30 @@ class Holder:
     """When the process began, as the kernel counts: numbers are given again."""
 
     @classmethod
-    def of_this_process(cls, launcher: str, job: str, restart: int = 0) -> Holder:
+    def of_this_process(cls, launcher: str, job: str, restart: int = 0) -> LockHolder:
         pid = os.getpid()
         return cls(launcher, job, restart, socket.gethostname(), this_machine(), pid, started_at(pid) or 0)
 
     def __str__(self) -> str:
-        what = "a command that resumes it" if self.launcher == RESUME else f"{self.launcher} job {self.job}"
-        return f"{what} (process {self.pid} on {self.host})"
+        name = "a command that resumes it" if self.launcher == RESUME else f"{self.launcher} job {self.job}"
+        return f"{name} (process {self.pid} on {self.host})"
 
 
-class Standing(NamedTuple):
-    """The newest number as it is now."""
+class LockState(NamedTuple):
+    """State of the newest epoch."""
 
     epoch: int
-    holder: Holder | None
-    """None when its file cannot be read."""
+    holder: LockHolder | None
+    """None if its file cannot be read."""
     is_ended: bool
     beat: int
 
 
-def judge(seen: Standing, own: Holder, is_known_alive: Callable[[Holder], bool]) -> Verdict:
-    """Decide how to treat the owner of the lock.
+def decide(seen: LockState, own: LockHolder, is_known_alive: Callable[[LockHolder], bool]) -> Verdict:
+    """Decide how to treat the holder of the lock.
 
     Args:
-        is_known_alive: the scheduler reports that the owner's job is running.
+        is_known_alive: returns True if the scheduler reports that the job of the holder runs.
     """
     holder = seen.holder
     if seen.is_ended:
@@ -63,26 +63,26 @@ def judge(seen: Standing, own: Holder, is_known_alive: Callable[[Holder], bool])
         return "watch"
     is_same_job = (holder.launcher, holder.job) == (own.launcher, own.job)
     if is_same_job and holder.restart != own.restart:
-        # One job started again: the former start is over, whether it knows that or not.
+        # The scheduler restarted the job, so its former start has ended.
         return "take" if own.restart > holder.restart else "refuse"
     if holder.machine and holder.machine == own.machine:
         return _judge_living(holder, own) if started_at(holder.pid) == holder.started else "take"
     return _judge_living(holder, own) if not is_same_job and is_known_alive(holder) else "watch"
 
 
-def _judge_living(holder: Holder | None, own: Holder) -> Verdict:
+def _judge_living(holder: LockHolder | None, own: LockHolder) -> Verdict:
     # A submitting process releases the lock soon, perhaps to the caller.
     return "wait" if holder is not None and holder.launcher == RESUME != own.launcher else "refuse"
 
 
-class BeatWatch:
+class HeartbeatWatch:
     """Count observations of an owner whose state is unknown; see `judge`."""
 
-    def __init__(self, own: Holder, num_looks: int) -> None:
+    def __init__(self, own: LockHolder, num_looks: int) -> None:
         self.own, self.num_looks, self.num_silent = own, num_looks, 0
         self.seen = (0, 0)
 
-    def look(self, seen: Standing) -> Verdict:
+    def look(self, seen: LockState) -> Verdict:
         now = (seen.epoch, seen.beat)
         has_moved = self.seen[0] == now[0] and self.seen != now
         self.num_silent = self.num_silent + 1 if self.seen == now else 0

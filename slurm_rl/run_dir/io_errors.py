@@ -1,16 +1,14 @@
-"""File systems that fail: what a run does then, which one it is, and the room that it keeps for its last words.
+"""File system errors: their diagnosis, and disk space reserved for the last messages of a run. Standard library only.
 
-One rule for all that is written, in whatever process:
+Every process of a run follows one rule for writes:
 
-    refuses   (full, over quota, read-only, its device or server failing)  What cannot be written ends the attempt,
-              with the path, the system's word and the next action as its cause; a checkpoint that was not whole
-              goes, older ones stay. Further attempts follow as after any failure (job.max_failures), the next one
-              within a minute once there is room, and `resume` goes on from the newest checkpoint. An event, which a
-              run can do without, costs itself alone and is told on stderr.
-    hangs     Who writes or reads waits, for it may come back; then all goes on. A run that the user stops does not
-              wait: see hang.py.
-
-Standard library alone.
+    refused   The disk is full, over quota, read-only, or its device or server fails. The attempt ends; its cause
+              names the path, the error and the next action. An incomplete checkpoint is deleted, older ones stay.
+              Further attempts follow as after any failure (job.max_failures), the next one within a minute of free
+              space, and `resume` continues from the newest checkpoint. A run can do without an event: an event that
+              cannot be written is dropped and reported on stderr.
+    hangs     Readers and writers wait, as the file system may recover. A run that the user stops does not wait: see
+              fs_probe.py.
 """
 
 from __future__ import annotations
@@ -31,24 +29,24 @@ _NEXT = {
     errno.EIO: "have its device or server looked at",
     errno.ESTALE: "have it mounted anew",
 }
-"""By what a file system says when it refuses, and not the path or its rights."""
+"""Next action by errno, for errors of the file system. Errors of the path or its permissions are absent."""
 _RESERVE_BYTES = 1 << 20
 
 
-def find_refusal(error: object) -> int | None:
-    """The errno when a file system refuses; Rust and C++ libraries, and shutil, say so in words alone."""
+def io_error_code(error: object) -> int | None:
+    """Return the errno of a file system error, or None. Rust and C++ libraries and shutil report it only as text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _NEXT else None
     return next((code for code in _NEXT if os.strerror(code) in str(error)), None)
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """What a file system refuses in the block becomes an OSError that names the path: a failed `write` names none."""
+def annotate_path(path: Path) -> Iterator[None]:
+    """Add the path to file system errors of the block: the error of a failed `write` has no path."""
     try:
         yield
     except Exception as error:
-        code = find_refusal(error)
+        code = io_error_code(error)
         if code is None:
             raise
         if not isinstance(error, OSError) or error.errno is None:
@@ -58,13 +56,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def explain_refusal(error: BaseException, path: Path) -> str | None:
-    """Path, the system's word, the file system and what to do; None when the error is no refusal.
+def explain_io_error(error: BaseException, path: Path) -> str | None:
+    """Return a message with path, error, file system and next action, or None for other errors.
 
     Args:
-        path: of what was written, where the error names none.
+        path: used if the error has no path.
     """
-    code = find_refusal(error)
+    code = io_error_code(error)
     if code is None:
         return None
     named = getattr(error, "filename", None)
@@ -73,15 +71,15 @@ def explain_refusal(error: BaseException, path: Path) -> str | None:
 
 
 def next_action(error: object) -> str:
-    """What the user should do about a refusal; also one that is told in words alone."""
-    code = find_refusal(error)
+    """Return the next action for a file system error, including errors reported only as text."""
+    code = io_error_code(error)
     return _NEXT[code] if code is not None else "make that file system writable"
 
 
 def describe_disk(path: Path) -> str:
-    """Which file system holds `path` and what it has left: `/scratch has 0.0 of 512.0 GB free, 12 of 900 files`.
+    """Return mount and free space of `path`: `/scratch has 0.0 of 512.0 GB free, 12 of 900 files`.
 
-    A quota shows in the error's own words (`Disk quota exceeded`), not here.
+    A quota appears in the error message (`Disk quota exceeded`), not here.
     """
     try:
         while not path.exists() and path != path.parent:
@@ -97,17 +95,17 @@ def describe_disk(path: Path) -> str:
     return f"{mount} has {free:.1f} of {size:.1f} GB free{files}"
 
 
-def keep_room(path: Path) -> None:
-    """Make a file that holds a megabyte, to be removed when the disk is full and something must still be said.
+def reserve_space(path: Path) -> None:
+    """Write a file of 1 MiB. A run deletes it on a full disk to make space for its last messages.
 
     Raises:
-        OSError: there is not even this much room.
+        OSError: the disk has less than 1 MiB free.
     """
     if path.is_file() and path.stat().st_size == _RESERVE_BYTES:
         return
     try:
-        with naming(path), path.open("wb") as file:
-            file.write(os.urandom(_RESERVE_BYTES))  # what can be compressed would hold less
+        with annotate_path(path), path.open("wb") as file:
+            file.write(os.urandom(_RESERVE_BYTES))  # random bytes cannot be compressed
             file.flush()
             os.fsync(file.fileno())
     except OSError:
@@ -117,13 +115,13 @@ def keep_room(path: Path) -> None:
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a file for reading; never wait for one that is a FIFO or a device, as in a folder that others write to.
+    """Open a regular file for reading. A FIFO or a device, which other users may create, does not block.
 
     Args:
-        follow: also where the last part of the path is a link.
+        follow: follow a symbolic link at the end of the path.
 
     Raises:
-        OSError: it is missing, cannot be read, or is no regular file.
+        OSError: the file is missing, unreadable or not regular.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -132,14 +130,14 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def say(text: str) -> None:
-    """To stderr, which may be a file on the same full disk."""
+def log_to_stderr(text: str) -> None:
+    """Print `text` to stderr; ignore errors, as stderr may be a file on the full disk."""
     with contextlib.suppress(OSError, ValueError):
         print(f"slurm_rl: {text}", file=sys.stderr, flush=True)
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut."""
+    """Flush a file, or the entries of a folder, to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

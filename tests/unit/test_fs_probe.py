@@ -14,8 +14,8 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
-from slurm_rl.run_dir import hang
-from slurm_rl.run_dir.hang import Watch, run_beside
+from slurm_rl.run_dir import fs_probe
+from slurm_rl.run_dir.fs_probe import SubprocessProbe, run_in_child
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.hanging_disk import HangingDisk, hanging_disk
 from tests.slurm.cluster.waiting import wait_until
@@ -80,13 +80,13 @@ def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingD
 
 
 def test_what_answers_slowly_is_waited_for(disk: HangingDisk) -> None:
-    watch = Watch(disk.path, 3600)
+    watch = SubprocessProbe(disk.path, 3600)
     disk.hang()
     assert not watch.hangs()
     time.sleep(0.1)
     assert not watch.hangs()
     disk.answer()
-    assert run_beside(lambda: (disk.path / "a").write_text("a") and 7, disk.path) == 7
+    assert run_in_child(lambda: (disk.path / "a").write_text("a") and 7, disk.path) == 7
     watch.close()
 
 
@@ -105,7 +105,7 @@ def test_cancel_answers_and_ends_what_runs_for_a_folder_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(hang, "ANSWER_S", 0.5)
+    monkeypatch.setattr(fs_probe, "ANSWER_S", 0.5)
     monkeypatch.setenv("PATH", "")  # no Slurm
     run = RunDir(disk.path / "run")
     write_json(run.plan, {})
