@@ -1,4 +1,4 @@
-"""Events of an attempt -> what its end is charged to. Pure."""
+"""Find the cause of an attempt's end from its events. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STOPPED = {"limit": Cause("limit"), "scheduler": Cause("preemption"), "user": C
 
 
 def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -> Cause | None:
-    """The cause of an attempt's end; None when it finished or goes on.
+    """Return the cause of an attempt's end; None if it finished or is running.
 
     Args:
-        events: of this attempt, its `attempt/ended` included.
-        is_requeued: the attempt after it belongs to another start of the same job.
+        events: events of this attempt, including `attempt/ended`.
+        is_requeued: the next attempt belongs to another start of the same job.
 
     >>> find_cause([{"kind": "nodes/lost", "hosts": ["n17"]}], {"outcome": "lost", "seconds": 9.0}, is_requeued=False)
     Cause(who='node', name='n17', reason='')
@@ -29,7 +29,7 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
     if node := _find_node([ended, *events]):
         return node
     if is_requeued and ended.get("stopped_by", "user") == "user":
-        # Slurm's SIGTERM is that of `scancel`; what follows tells them apart.
+        # Slurm and `scancel` send the same SIGTERM; only the next event distinguishes them.
         return Cause("requeue", reason="no warning" if is_settled(ended) else "")
     stopped = _STOPPED.get(str(ended.get("stopped_by", "")))
     if stopped is not None and _is_at_limit(events, ended):
@@ -42,8 +42,10 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
 
 
 def _is_at_limit(events: Sequence[Row], ended: Row) -> bool:
-    """The controller raised the stop, or Slurm did so near the end that it had announced: up to 60 s early, on a tick
-    of 30 s. A preemption at that time is taken for the limit, which would have come anyway."""
+    """Return whether the time limit ended the attempt: the controller or Slurm stopped it near the announced end.
+
+    Slurm signals up to 60 s early, every 30 s. A preemption at that time counts as the limit.
+    """
     if any(event.get("kind") == "job/stop_raised" for event in events):
         return True
     begun = next((event for event in events if event.get("kind") == "attempt/started"), {})
@@ -51,7 +53,7 @@ def _is_at_limit(events: Sequence[Row], ended: Row) -> bool:
 
 
 def _find_node(events: Sequence[Row]) -> Cause | None:
-    """Hard evidence first, then a node that was lost, then one whose agent died."""
+    """Return the node at fault: lost nodes first, then hard evidence, then nodes whose agent died."""
     unfit = [e for e in events if e.get("kind") == "node/unfit" and e.get("strength", "hard") == "hard" and "node" in e]
     lost = [event for event in events if event.get("kind") in ("nodes/lost", "attempt/ended") and event.get("hosts")]
     if lost:

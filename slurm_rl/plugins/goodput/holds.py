@@ -1,8 +1,8 @@
-"""Events -> when a run held its nodes. Pure.
+"""Find the times in which a run held its nodes, from its events. Pure.
 
-A start of a job is told by the job and Slurm's count of restarts in `attempt/started`. It begins when the scheduler
-granted the nodes, where the event says so, and ends with the last word of it: a controller that was killed has none, so
-the start after it says since when the job has been waiting again, which is the moment its nodes went back.
+A start of a job is identified by the job and Slurm's restart count in `attempt/started`. It begins when the scheduler
+granted the nodes and ends with its last event. A killed controller writes no last event; then the next start records
+when the job was queued again, which is when its nodes were released.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from slurm_rl.plugins.goodput.nouns import Hold
 from slurm_rl.run_dir.jsonl import Row
 
 _LATER = {"job/submitted", "file/damaged", "file/mended", "attempt/settled"}
-"""Written by who comes after: no sign of life of the start before."""
+"""Events that a later process writes; they do not prove that the earlier start was alive."""
 
 
 @dataclass
 class _Start:
-    """What the events of one start say."""
+    """Events of one start."""
 
     key: tuple[str, int]
     first: Row
     attempts: list[int] = field(default_factory=list)
     last_sign: float = 0.0
     submitted: float | None = None
-    """The newest submission before it, if there was one since the start before."""
+    """Unix time of the newest submission since the previous start."""
 
     @property
     def begin(self) -> float:
@@ -35,18 +35,18 @@ class _Start:
 
 
 def number(row: Row, key: str, otherwise: float = 0.0) -> float:
-    """A field that should be a number; events are read from disk, whoever wrote them."""
+    """Return a numeric field, or `otherwise` if it is missing or not a number."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
 
 def is_settled(event: Row) -> bool:
-    """An end that the next controller wrote for an attempt whose own was killed: nothing was measured."""
+    """Return whether the next controller wrote this end for a killed one; it has no measured times."""
     return event.get("kind") == "attempt/ended" and "seconds" not in event
 
 
 Billed = Mapping[str, Sequence[tuple[float, float]]]
-"""Job -> start and end of each of its starts, as the scheduler's accounting has them."""
+"""Job -> start and end of each of its starts in the scheduler's accounting."""
 NOT_BILLED: Billed = {}
 
 
@@ -58,13 +58,13 @@ def find_holds(
     spare: int = 0,
     billed: Billed = NOT_BILLED,
 ) -> list[Hold]:
-    """The starts of a run in their order, none overlapping the next.
+    """Return the starts of a run in order, without overlaps.
 
     Args:
         events: oldest first.
-        steps: rows of steps.jsonl by attempt: the last sign of life of many.
-        units, spare: of a start whose event does not say what it held.
-        billed: counts in place of what events say, where it has a start.
+        steps: rows of steps.jsonl by attempt; the last row may be the last sign of life.
+        units, spare: defaults for a start whose event does not record them.
+        billed: accounting records; they override the events.
     """
     starts: list[_Start] = []
     submitted: float | None = None
@@ -94,7 +94,7 @@ def find_holds(
 
 
 def clip(hold: Hold, since: float) -> Hold:
-    """What of it was after a time.
+    """Return the part of a hold after `since`.
 
     >>> clip(Hold(10.0, 30.0, 1, queued_s=5.0), 8.0).queued_s, clip(Hold(10.0, 30.0, 1, queued_s=5.0), 20.0).start
     (2.0, 20.0)
@@ -104,7 +104,7 @@ def clip(hold: Hold, since: float) -> Hold:
 
 
 def _find_billed(start: _Start, billed: Billed) -> tuple[float, float] | None:
-    """The row in whose time this start began; in whole seconds, so a word at its edge may be a second beside it."""
+    """Return the accounting record that contains this start, to a second, since accounting has whole seconds."""
     at = number(start.first, "time")
     rows = [row for row in billed.get(start.key[0], ()) if row[0] - 1 <= at <= row[1] + 1]
     return max(rows, default=None)
@@ -115,14 +115,14 @@ def _find_end(start: _Start, later: _Start | None, steps: Mapping[int, Sequence[
     signs = [start.last_sign, *(number(row, "start") + number(row, "seconds") for row in rows)]
     if later is None:
         return max(signs)
-    # Of a job that waits anew; a `resume` is another job.
+    # Only a requeued job; `resume` submits another job.
     if later.key[0] == start.key[0]:
         signs.append(number(later.first, "queued_since"))
     return min(max(signs), later.begin)
 
 
 def _find_queued(start: _Start, before: float | None, begin: float) -> float:
-    """Wall seconds from the submission or the end of the start before, whatever was later."""
+    """Return the wall seconds since the submission or the end of the previous start, whichever is later."""
     since = [time for time in (start.submitted, before) if time is not None]
     if before is not None:
         since.append(number(start.first, "queued_since"))

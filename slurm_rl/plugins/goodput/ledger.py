@@ -1,8 +1,8 @@
-"""Events and step rows -> the ledger. Pure: nothing here looks at a clock or a disk.
+"""Build the ledger from events and step rows. Pure.
 
-Each start of the job is a window of time. Stripes are painted over it, coarse ones first: bring-up from the attempt's
-start to its first row, the gate, the attempt's tail, then the rows of its steps. What no stripe covers is `other`, so
-the buckets sum to the time held whatever the events say.
+Each start of the job is a window of time. Intervals are painted over it, coarse ones first: bring-up from the attempt's
+start to its first row, the gate, the attempt's tail, then the rows of its steps. Uncovered time is `other`, so the
+buckets always sum to the time held.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _AT_WORK = "trainer/started"
 
 @dataclass
 class _Attempt:
-    """One attempt, as its events and rows tell it."""
+    """Events and rows of one attempt."""
 
     number: int
     place: int
-    """In the order of attempts."""
+    """Index in the order of attempts."""
     job: str
     start: float
     end: float
-    """When it ended, or its start of the job did."""
+    """Unix time of the end of the attempt or of its start of the job."""
     events: list[Row]
     rows: list[Row]
     ended: Row | None = None
     resumed: int | None = None
-    """Step of the checkpoint it went on from, 0 for none; None when it did not come so far."""
+    """Step of the loaded checkpoint, 0 without one; None if it ended before loading."""
     cause: Cause | None = None
     saved: int = 0
-    """Newest checkpoint when it ended."""
+    """Step of the newest checkpoint at its end."""
 
 
 def build_ledger(
@@ -54,15 +54,15 @@ def build_ledger(
     since: float = 0.0,
     billed: Billed = NOT_BILLED,
 ) -> Ledger | None:
-    """The ledger of a run as it is now; None before its first attempt.
+    """Return the current ledger of a run; None before its first attempt.
 
     Args:
-        events: of events.jsonl, in any order.
-        steps: rows by attempt; an attempt without any that trained makes goodput unknown.
-        unit: `GPU`, or `node` where there are none.
-        units, spare: what a start held whose event does not say so, as by earlier versions.
-        since: leave out what was before.
-        billed: what the scheduler's accounting says of the starts; see `find_holds`.
+        events: rows of events.jsonl, in any order.
+        steps: rows by attempt; a training attempt without rows makes goodput unknown.
+        unit: `GPU`, or `node` without GPUs.
+        units, spare: defaults for starts whose event does not record them.
+        since: Unix time; omit everything before it.
+        billed: accounting records; see `find_holds`.
     """
     ordered = sorted(events, key=lambda event: number(event, "time"))
     holds = find_holds(ordered, steps, units=units, spare=spare, billed=billed)
@@ -100,7 +100,7 @@ def build_ledger(
 
 
 def _find_attempts(events: Sequence[Row], steps: Steps, holds: Sequence[Hold]) -> list[_Attempt]:
-    """In their order, each within its start of the job."""
+    """Return the attempts in order, each within its start of the job."""
     found: list[_Attempt] = []
     for hold in holds:
         begun = [event for event in events if event.get("kind") == "attempt/started"]
@@ -140,17 +140,17 @@ def _take(attempt: _Attempt, event: Row) -> None:
 
 
 def _find_losses(attempts: Sequence[_Attempt]) -> dict[int, list[tuple[int, int]]]:
-    """By attempt: (step, place of the attempt whose end took all its steps after that step), the later ends later."""
+    """Return by attempt the pairs (step, index of the attempt whose end lost all steps after it), oldest end first."""
     losses: dict[int, list[tuple[int, int]]] = {attempt.number: [] for attempt in attempts}
     trained = 0
-    """Place of the newest attempt that did: its end took steps; that of one which died while it came up, none."""
+    """Index of the newest attempt that trained; an attempt that ends during bring-up loses no steps."""
     for place, attempt in enumerate(attempts):
         if attempt.resumed is not None:
             for earlier in attempts[:place]:
                 losses[earlier.number].append((attempt.resumed, trained))
         trained = place if attempt.rows else trained
         if place == len(attempts) - 1 and attempt.cause is not None:
-            # Nobody has gone on from it, but that is where one would.
+            # The next attempt would resume from there.
             for each in attempts:
                 losses[each.number].append((attempt.saved, trained))
     return losses
@@ -165,11 +165,11 @@ def _stripes(
     attempts: Sequence[_Attempt],
     lost_at: Mapping[int, list[tuple[int, int]]],
 ) -> Iterator[Stripe]:
-    """Of one start of the job, coarse ones first."""
+    """Yield the intervals of one start of the job, coarse ones first."""
     for attempt in mine:
         owed = attempts[attempt.place - 1].cause if attempt.place else None
         if not attempt.rows and attempt.cause:
-            owed = attempt.cause  # all of it was in vain
+            owed = attempt.cause  # the attempt trained nothing
         first = attempt is mine[0]
         begin = hold.start if first else attempt.start
         yield from _bring_up(attempt, begin, owed)
@@ -180,7 +180,7 @@ def _stripes(
 
 
 def _bring_up(attempt: _Attempt, begin: float, owed: Cause | None) -> Iterator[Stripe]:
-    """To the first row; between the warm-up and what follows, engines are waited for."""
+    """Yield the bring-up until the first row, and the wait for engines after the warmup."""
     first = number(attempt.rows[0], "start") if attempt.rows else _end_of_bring_up(attempt)
     yield Stripe(begin, min(first, attempt.end), ("bring_up", owed))
     for before, row in zip(attempt.rows, attempt.rows[1:], strict=False):
@@ -194,13 +194,13 @@ def _bring_up(attempt: _Attempt, begin: float, owed: Cause | None) -> Iterator[S
 
 
 def _end_of_bring_up(attempt: _Attempt) -> float:
-    """Of an attempt that left no rows: all of it, or up to the work that nobody timed."""
+    """Return the end of the bring-up of an attempt without rows: its end, or the begin of untimed work."""
     kinds = ("external/started", _AT_WORK) if _came_to_work(attempt) else ()
     return max((number(event, "time") for event in attempt.events if event.get("kind") in kinds), default=attempt.end)
 
 
 def _tail(attempt: _Attempt) -> Iterator[Stripe]:
-    """From the last row to the attempt's end."""
+    """Yield the intervals from the last row to the attempt's end."""
     if attempt.ended is None or not attempt.rows:
         return
     last = _end_of(attempt.rows[-1])
@@ -218,7 +218,7 @@ def _tail(attempt: _Attempt) -> Iterator[Stripe]:
 
 
 def _rows(attempt: _Attempt, attempts: Sequence[_Attempt], losses: Sequence[tuple[int, int]]) -> Iterator[Stripe]:
-    """Steps, evaluations and saves; a step that was interrupted by a stop is the gap before the last save."""
+    """Yield steps, evaluations and saves; the gap before the last save is an interrupted step."""
     for before, row in zip(attempt.rows, attempt.rows[1:], strict=False):
         if row.get("stage") == "save" and before.get("stage") != "warmup":
             yield Stripe(_end_of(before), number(row, "start"), ("cut", attempt.cause))
@@ -230,7 +230,7 @@ def _rows(attempt: _Attempt, attempts: Sequence[_Attempt], losses: Sequence[tupl
 
 
 def _loss_of(row: Row, losses: Sequence[tuple[int, int]]) -> int | None:
-    """Place of the first attempt whose end took this step with it; None when it survived."""
+    """Return the index of the first attempt whose end lost this step; None if it survived."""
     step = number(row, "step")
     return next((place for kept, place in losses if step > kept), None)
 
@@ -248,7 +248,7 @@ def _charges(totals: Mapping[Label, float], attempts: Sequence[_Attempt]) -> tup
         if cause is not None and seconds:
             sums.setdefault(cause, {})[bucket] = seconds
     ends = [attempt.cause for attempt in attempts]
-    # A cause that took nothing measurable is still one.
+    # A cause without a measurable loss is listed too.
     for cause in ends:
         if cause is not None:
             sums.setdefault(cause, {})
@@ -278,7 +278,7 @@ def _unknown(attempts: Sequence[_Attempt]) -> Iterator[str]:
 
 
 def _came_to_work(attempt: _Attempt) -> bool:
-    """It got as far as steps, or as a step that was not finished; `external/started` is somebody else's."""
+    """Return whether the attempt reached its training loop, or started an external trainer."""
     if any(event.get("kind") == "external/started" for event in attempt.events):
         return True
     saved = any(event.get("kind") in ("checkpoint/saved", "eval/done", "trainer/finished") for event in attempt.events)

@@ -1,9 +1,8 @@
-"""Model FLOPs utilization: what the model needed of what the GPUs could do, in the steps that survived.
+"""Model FLOPs utilization of the surviving steps, as in PaLM (arXiv:2204.02311, appendix B).
 
-As in PaLM (arXiv:2204.02311, appendix B): only what the model itself needs counts, so nothing that is computed again to
-save memory. 6 FLOPs a parameter for a token that is trained on, 2 for one that is read or sampled. Attention's own,
-which depends on lengths, is left out: with contexts below 4,096 tokens it is under a tenth of the whole for models from
-7B on, and the value told is that much too low.
+Only the FLOPs of the model count, without recomputation: 6 per parameter for a trained token, 2 for a prefilled or
+sampled token. The FLOPs of attention are omitted; below 4,096 tokens they are less than a tenth for models from 7B on,
+so the value is slightly too low.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from slurm_rl.run_dir.jsonl import Row
 
 @dataclass(frozen=True)
 class Mfu:
-    """A share of the peak, or why there is none."""
+    """Share of the peak FLOP/s, or the reason why it is unknown."""
 
     value: float | None
     why: str = ""
 
 
 def compute_mfu(ledger: Ledger, rows: Sequence[Row], config: Mapping[str, Any]) -> Mfu:
-    """Of a whole run.
+    """Return the MFU of a run.
 
     Args:
-        rows: of metrics.jsonl, which holds the steps that survived.
+        rows: rows of metrics.jsonl, which has the surviving steps.
         config: config.yaml as a tree.
     """
     cluster, model = config.get("cluster") or {}, config.get("model") or {}
@@ -55,7 +54,7 @@ def compute_mfu(ledger: Ledger, rows: Sequence[Row], config: Mapping[str, Any]) 
 
 
 def count_flops(rows: Sequence[Row], num_parameters: int) -> float:
-    """Of all steps; what evaluations need is not in it, as their time is not.
+    """Return the FLOPs of all training steps; evaluations are excluded, like their time.
 
     >>> count_flops([{"stage": "sft", "tokens/computed": 10.0}, {"stage": "eval", "tokens/sampled": 10.0}], 2)
     120.0
@@ -70,7 +69,7 @@ def count_flops(rows: Sequence[Row], num_parameters: int) -> float:
 
 
 def _find_shape(name: str) -> ModelShape | None:
-    """Of a folder that this machine sees, or by the model's name on the hub."""
+    """Return the shape of a model in a local folder, or of a known model of the hub."""
     try:
         tree = json.loads((Path(name).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the goodput ledger is made of and holds. Standard library alone, so that login nodes can show it."""
+"""Types of the goodput ledger. Standard library only, for login nodes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ BUCKETS: dict[str, str] = {
     "teardown": "from what ended an attempt to the next one, or to the end of the job; the export is in it",
     "other": "what no event explains; more than 2 % of it is a bug, or a run of an earlier version",
 }
-"""Every second of every GPU held is in exactly one of them."""
+"""Bucket -> description. Each second of each held GPU is in exactly one bucket."""
 
 Who = Literal["node", "preemption", "limit", "program", "user", "requeue"]
-"""What an attempt's end is charged to. `requeue`: the job was started again, and nobody wrote down why."""
+"""Cause of an attempt's end. `requeue`: the job was started again for an unrecorded reason."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt ended before the run was through."""
+    """Reason why an attempt ended before the run finished."""
 
     who: Who
     name: str = ""
-    """Of a node: which."""
+    """Name of the node at fault."""
     reason: str = ""
-    """In a few words, such as `Xid 79`."""
+    """Short reason, such as `Xid 79`."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What one cause took: steps done again, steps cut off, and the gate and bring-up after it."""
+    """Time lost to one cause: repeated and interrupted steps, and the gate and bring-up after it."""
 
     cause: Cause
     attempts: int
-    """How many ends of attempts it was."""
+    """Number of attempts that it ended."""
     buckets: dict[str, float]
-    """Unit-seconds by bucket; a part of the ledger's own."""
+    """Unit-seconds by bucket; part of the ledger's buckets."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Hold:
-    """One start of a job: its nodes from the grant to their return.
+    """One start of a job, from the grant of its nodes to their release.
 
     >>> Hold(start=100.0, end=160.0, units=16, spare=8, attempts=(1, 2)).seconds
     960.0
@@ -61,12 +61,12 @@ class Hold:
     start: float
     end: float
     units: int
-    """GPUs held; nodes where there are no GPUs."""
+    """GPUs held; nodes without GPUs."""
     spare: int = 0
-    """Of these, on spare nodes."""
+    """Number of these on spare nodes."""
     attempts: tuple[int, ...] = ()
     queued_s: float = 0.0
-    """Wall seconds that the job waited for it."""
+    """Wall seconds in the queue before it."""
 
     @property
     def seconds(self) -> float:
@@ -86,17 +86,17 @@ class Ledger:
     attempts: int
     held_s: float
     queue_s: float
-    """Wall seconds of waiting for nodes."""
+    """Wall seconds in the queue."""
     queue_unit_s: float
-    """The same times the GPUs that it waited for."""
+    """Queue time multiplied by the GPUs requested."""
     buckets: dict[str, float]
-    """By the names of BUCKETS; they sum to `held_s`."""
+    """Unit-seconds by bucket; they sum to `held_s`."""
     charges: tuple[Charge, ...] = ()
-    """What was lost, the largest first."""
+    """Losses by cause, largest first."""
     phases: dict[str, float] = field(default_factory=dict)
     """Wall seconds of surviving steps by phase, which may overlap."""
     unknown: tuple[str, ...] = ()
-    """What could not be told apart, in words; goodput is then not known either."""
+    """Reasons why goodput is unknown."""
 
     @property
     def goodput(self) -> float | None:
@@ -110,7 +110,7 @@ class Ledger:
         return None if self.unknown or not whole else self.buckets.get("trained", 0.0) / whole
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json; seconds to the millisecond."""
+        """Return the content of summary.json; seconds to the millisecond."""
         return {
             "unit": f"{self.unit}-seconds",
             "attempts": self.attempts,

@@ -1,4 +1,4 @@
-"""Intervals that may overlap in any way -> seconds by label, each second once. Pure."""
+"""Sum overlapping intervals by label, so that each second counts once. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from slurm_rl.plugins.goodput.nouns import Cause
 
 Label = tuple[str, Cause | None]
-"""Bucket, and to whom it is charged."""
+"""Bucket and the cause that it is charged to."""
 
 
 class Stripe(NamedTuple):
-    """A colour for an interval of time."""
+    """An interval of time with a label."""
 
     start: float
     end: float
@@ -21,7 +21,7 @@ class Stripe(NamedTuple):
 
 
 def paint(start: float, end: float, base: Label, stripes: Iterable[Stripe]) -> dict[Label, float]:
-    """Seconds of the window by label: `base`, and over it the stripes, later ones over earlier ones.
+    """Return the seconds of the window by label: `base`, covered by stripes, later ones over earlier ones.
 
     Stripes are clipped to the window; one that ends before it starts covers nothing. The values are not negative and
     sum to the window.

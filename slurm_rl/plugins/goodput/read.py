@@ -1,4 +1,4 @@
-"""The ledger of a run directory, and of many as one."""
+"""Read the ledger of a run directory, and add the ledgers of several runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 
 def read_steps(run: RunDir) -> dict[int, list[Row]]:
-    """Rows of every attempt's steps.jsonl."""
+    """Return the rows of steps.jsonl by attempt."""
     return {number: read_rows(run.attempt(number).steps) for number in run.attempt_numbers()}
 
 
 def read_jobs(run: RunDir) -> list[str]:
-    """The jobs that its attempts were in."""
+    """Return the jobs of all attempts."""
     begun = [row for row in read_rows(run.events) if row.get("kind") == "attempt/started"]
     return list(dict.fromkeys(str(row.get("job")) for row in begun))
 
 
 def read_ledger(run: RunDir, *, since: float | None = None, billed: Billed = NOT_BILLED) -> Ledger | None:
-    """The ledger as it is now; None before the first attempt, and of a run that no controller drives.
+    """Return the current ledger; None before the first attempt, or if the run has no controller.
 
     Args:
-        since: leave out what was before that time, in seconds since 1970.
-        billed: what the scheduler's accounting says of its jobs.
+        since: Unix time; omit everything before it.
+        billed: accounting records of its jobs.
     """
     plan = read_json(run.plan) if run.plan.is_file() else {}
     gpus = int(plan.get("gpus_per_node") or 0)
@@ -50,7 +50,7 @@ def read_ledger(run: RunDir, *, since: float | None = None, billed: Billed = NOT
 
 
 def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
-    """Of a whole run, from what it logged and its config."""
+    """Return the MFU of a run from its metrics and config."""
     try:
         config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError):
@@ -59,7 +59,7 @@ def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
 
 
 def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:
-    """Several as one; None of none.
+    """Return the sum of ledgers; None if there are none.
 
     Raises:
         ValueError: GPU-seconds and node-seconds do not add up.
@@ -100,7 +100,7 @@ def _count_unknown(ledgers: Sequence[Ledger]) -> tuple[str, ...]:
 
 
 def find_runs(folder: Path) -> list[RunDir]:
-    """The run itself, or all runs one to three levels below: of a folder, of sweeps in it."""
+    """Return the run itself, or all runs one to three levels below the folder."""
     if (folder / "plan.json").is_file():
         return [RunDir(folder)]
     plans = [plan for depth in ("*", "*/*", "*/*/*") for plan in folder.glob(f"{depth}/plan.json")]

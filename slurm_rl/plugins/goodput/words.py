@@ -1,4 +1,4 @@
-"""A ledger in words: one line for people, and the numbers behind it as a table. Pure."""
+"""Render a ledger as one line of text. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WHO = {
 
 
 def render_line(ledger: Ledger) -> str:
-    """One line of what was held and where it went, in whole percents; what is under half of one is in `other`.
+    """Return one line: the time held and its shares in whole percent; shares below half a percent are in `other`.
 
     >>> from slurm_rl.plugins.goodput.nouns import Charge
     >>> h = 4096 * 3600
@@ -50,7 +50,7 @@ def render_line(ledger: Ledger) -> str:
 
 
 def split(ledger: Ledger) -> Iterator[tuple[str, float]]:
-    """Parts of the whole that sum to 1: buckets without what is charged, in the order of a run, and each charge."""
+    """Yield names and shares that sum to 1: the buckets without charges, in the order of a run, and each charge."""
     whole = ledger.held_s or 1.0
     charged = {name: sum(charge.buckets.get(name, 0.0) for charge in ledger.charges) for name in BUCKETS}
     own = {name: max(0.0, ledger.buckets.get(name, 0.0) - charged[name]) / whole for name in BUCKETS}
@@ -62,7 +62,7 @@ def split(ledger: Ledger) -> Iterator[tuple[str, float]]:
 
 
 def render_cause(cause: Cause, attempts: int) -> str:
-    """What took it, in words.
+    """Return the text of a cause.
 
     >>> render_cause(Cause("limit"), 3), render_cause(Cause("node", "n2"), 1)
     ('lost to the time limit (3 attempts)', 'lost to n2')
@@ -73,7 +73,7 @@ def render_cause(cause: Cause, attempts: int) -> str:
 
 
 def render_held(ledger: Ledger) -> str:
-    """What was held, in a unit that suits it.
+    """Return the time held in a suitable unit.
 
     >>> render_held(Ledger("node", 1, 90.0, 0.0, 0.0, {})), render_held(Ledger("GPU", 1, 9e5, 0.0, 0.0, {}))
     ('90 node-seconds', '250 GPU-hours')
@@ -85,7 +85,7 @@ def render_held(ledger: Ledger) -> str:
 
 
 def render_time(seconds: float) -> str:
-    """Wall time in one unit.
+    """Return a wall time in one unit.
 
     >>> render_time(7 * 3600), render_time(90), render_time(5400)
     ('7 h', '90 s', '90 min')
@@ -105,7 +105,7 @@ def _count(value: float) -> str:
 
 
 def _round(parts: Sequence[tuple[str, float]]) -> list[tuple[str, int]]:
-    """Shares in whole percents whose sum is that of the shares: largest remainders first, as seats are dealt."""
+    """Round shares to whole percents with the same sum, by the largest remainder method."""
     floors = [int(100 * share + 1e-9) for _, share in parts]
     total = round(100 * sum(share for _, share in parts) - 1e-9)
     order = sorted(range(len(parts)), key=lambda at: floors[at] - 100 * parts[at][1])

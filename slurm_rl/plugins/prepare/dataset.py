@@ -1,7 +1,4 @@
-"""What a data set's recipe is: which files of which repository, and how they become rows of a data file.
-
-Bad rows are collected, the good ones written.
-"""
+"""Recipes of data sets: files of a repository and their conversion to rows. Bad rows are collected and reported."""
 
 from __future__ import annotations
 
@@ -23,26 +20,26 @@ _MAX_UNSCORABLE = 0.05
 
 
 class BadRows:
-    """Rows that break a rule, by number; all are looked for before any is reported.
+    """Rows that break a rule, by number; all are collected before they are reported.
 
     Args:
-        leave_out: go on without them; the manifest names each.
+        leave_out: continue without them; the manifest lists each.
     """
 
     def __init__(self, leave_out: bool) -> None:
         self.leave_out = leave_out
         self.found: list[str] = []
         self.unscorable: list[str] = []
-        """Rows whose answer the verifier cannot read; these are always left out."""
+        """Rows whose answer the verifier cannot read; always omitted."""
 
     def add(self, where: str, why: str) -> None:
         self.found.append(f"{where}: {why}")
 
     def check(self, source: str, num_good: int) -> None:
-        """Report what was found.
+        """Raise if bad rows may not be omitted.
 
         Raises:
-            DataError: there are bad rows that may not be left out, or no good row.
+            DataError: there are bad rows, or no good row.
         """
         if self.found and not self.leave_out:
             more = len(self.found) - _SHOWN
@@ -61,13 +58,13 @@ Row = dict[str, Any]
 def drop_unscorable(
     source: str, rows: list[tuple[str, Row]], bad_rows: BadRows, say: Callable[[str], None]
 ) -> list[Row]:
-    """The rows whose `answer` the math verifier can judge by; the others are noted as left out.
+    """Return the rows whose `answer` the math verifier can read; record the others as omitted.
 
     Args:
         rows: (file and number, row).
 
     Raises:
-        DataError: there are so many of the others that the data set must be another one.
+        DataError: too many answers are unreadable.
     """
     say(f"checking the reference answers of {len(rows)} rows")
     unscorable = find_unscorable(row["answer"] for _, row in rows)
@@ -114,7 +111,7 @@ def read_splits(
     Args:
         name: of the data set.
         columns: to read.
-        convert: a row of theirs to one of ours, or to what is wrong with it.
+        convert: returns our row, or the text of an error.
     """
     for split in ("train", "test"):
         rows: list[tuple[str, Row]] = []
@@ -130,7 +127,7 @@ def read_splits(
 
 
 def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:
-    """Write one JSON object a line, to a temporary name that is then renamed."""
+    """Write one JSON object per line, atomically."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path = folder / name
     write_text(path, "".join(lines))
@@ -143,45 +140,45 @@ BOXED = "\nThink step by step, and put the final answer in \\boxed{}."
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where a recipe reads and writes."""
+    """Inputs and output folder of a recipe."""
 
     folder: Path
-    """Absolute; what a recipe makes goes here, each file or folder under a temporary name first."""
+    """Absolute path of the output folder; files are written under a temporary name first."""
     sources: Mapping[str, Path]
-    """Name in the repository -> file on this machine."""
+    """Name in the repository -> local file."""
     bad_rows: BadRows
     say: Callable[[str], None]
-    """Tells the user what goes on, in a line."""
+    """Prints one line of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a row becomes, for verl.
+    """A row for verl.
 
     >>> Question(text="How much is 1 + 1?", answer="2", solution="1 + 1 = 2")
     Question(text='How much is 1 + 1?', answer='2', solution='1 + 1 = 2')
     """
 
     text: str
-    """As it stands in the data set."""
+    """Text of the data set."""
     answer: str
-    """What the scorer compares with: reward_model.ground_truth."""
+    """Reference of the scorer: reward_model.ground_truth."""
     solution: str
-    """The whole of it, as it stands in the data set."""
+    """Full solution of the data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerlForm:
-    """How one data set is said to verl."""
+    """Conversion of one data set for verl."""
 
     data_source: str
-    """By which verl finds its scorer."""
+    """Key of verl's scorer."""
     instruction: str
-    """Ends each prompt, as verl's own preprocessing of this set does: its scorer reads answers of this form."""
+    """End of each prompt, as in verl's own preprocessing; its scorer expects answers of this form."""
     columns: tuple[str, ...]
-    """Of theirs, to read."""
+    """Columns to read."""
     convert: Callable[[Row], Question | str]
-    """A row of theirs, or what is wrong with it."""
+    """Returns the question of a row, or the text of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +190,8 @@ class DatasetRecipe:
     repo: str
     """Data set on the hub."""
     files: tuple[str, ...]
-    """Names or patterns of its files that are needed."""
+    """Names or patterns of the required files."""
     build: Callable[[Workspace], list[Output]]
-    """Checks every row and writes the data files; raises DataError when something is wrong."""
+    """Checks all rows and writes the data files; raises DataError."""
     verl: VerlForm | None = None
-    """How it is said to verl; None: verl has no scorer for it."""
+    """Conversion for verl; None if verl has no scorer."""

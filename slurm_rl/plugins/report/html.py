@@ -1,4 +1,4 @@
-"""report.html: one file that shows a run or a sweep, while it goes and after it ended, well or badly."""
+"""Write report.html, one file that shows a run or a sweep in any state."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
 PAGE = Path(__file__).with_name("page.html")
-"""With its style sheet inside: a report opens without a network and travels alone. Should an escape ever be missed, the
-policy in its head keeps the browser from running or fetching anything."""
+"""Template with its style sheet, so that a report is one file and needs no network. Its content security policy blocks
+scripts and requests, in case an escape is missing."""
 
 
 def render_page(title: str, sections: list[str]) -> str:
-    """A whole document; `title` is plain text, the sections are HTML."""
+    """Return a document; `title` is plain text, the sections are HTML."""
     page = Template(PAGE.read_text(encoding="utf-8"))
     return page.substitute(title=escape(title), sections="\n".join(section for section in sections if section))
 
 
 def render_section(title: str, body: str) -> str:
-    """A headed part; nothing when there is nothing to show."""
+    """Return a section with a heading; "" for an empty body."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
 
 
 def render_table(headings: list[str], rows: list[list[str]], *, number_columns: set[int]) -> str:
-    """A table in a card; every cell is plain text, and kept as it was typed in the columns of text."""
+    """Return a table; cells are plain text and keep their white space."""
 
     def cell(tag: str, column: int, text: str) -> str:
         if column in number_columns:
@@ -59,13 +59,13 @@ SAMPLES_A_SIDE = 6
 EVENTS_A_SIDE = 150
 LONGEST_TEXT = 4000
 BEST_RUNS = 5
-"""As many as the page has colours beside grey."""
+"""Number of colors of the page."""
 MAX_OTHERS = 100
-"""Further runs whose curves are drawn, spread over the ranking: more would be one grey area."""
+"""Maximum number of further runs drawn in grey, evenly spaced over the ranking."""
 
 
 def write_report(run: RunDir) -> Path:
-    """Write report.html from whatever the run directory holds, and return its path."""
+    """Write report.html from the files of the run directory, and return its path."""
     config, summary = read_config_text(run), summarize_run(run)
     sections = [
         render_header(summary),
@@ -81,7 +81,7 @@ def write_report(run: RunDir) -> Path:
 
 
 def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) -> Path:
-    """Write report.html into the directory of a sweep: what each swept value led to, leaderboard and curves."""
+    """Write report.html of a sweep: leaderboard with the swept values, and curves."""
     headings, *table = build_table(standings, metric)
     ledgers = [read_ledger(RunDir(path / standing.run)) for standing in standings]
     headings.append("GOODPUT")
@@ -110,7 +110,7 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
 
 
 def render_header(summary: dict[str, Any]) -> str:
-    """Name, state, model, and the few numbers one looks for first."""
+    """Return name, state, model and the main numbers."""
     name, state, model = (escape(summary[key]) for key in ("name", "state", "model"))
     tiles = "".join(
         f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
@@ -151,21 +151,20 @@ def render_sets(sets: dict[str, Any]) -> str:
 
 
 def render_goodput(ledger: Ledger | None) -> str:
-    """The bar of the ledger and its sentence; nothing before the first attempt."""
+    """Return the bar of the ledger and its sentence; "" before the first attempt."""
     return (
         f'<div class="card">{draw_bar(ledger)}</div><p class="sub">{escape(render_line(ledger))}</p>' if ledger else ""
     )
 
 
 def render_charts(charts: Iterable[tuple[str, str]]) -> str:
-    """The cards of the charts, by title and SVG."""
+    """Return the cards of the charts."""
     cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>' for title, svg in charts)
     return f'<div class="charts">{cards}</div>' if cards else ""
 
 
 def render_samples(samples: list[Row]) -> str:
-    """A few completions of the first and of the last steps, side by side with the right answer; of episodes all turns,
-    with what the environment said in brackets."""
+    """Return a few completions of the first and last steps; episodes with all turns, observations in brackets."""
     shown = _ends(samples, SAMPLES_A_SIDE)
     table = [
         [
@@ -182,7 +181,7 @@ def render_samples(samples: list[Row]) -> str:
 
 
 def render_events(events: list[Row]) -> str:
-    """What happened, in seconds from the first event."""
+    """Return the events with seconds since the first one."""
     shown = _ends(events, EVENTS_A_SIDE)
     table = [[f"+{event['time'] - events[0]['time']:.1f} s", describe_event(event)] for event in shown]
     left_out = len(events) - len(shown)
@@ -191,7 +190,7 @@ def render_events(events: list[Row]) -> str:
 
 
 def _ends(rows: list[Row], num: int) -> list[Row]:
-    """The first and the last `num` rows, each once."""
+    """Return the first and the last `num` rows, each once."""
     return rows if len(rows) <= 2 * num else rows[:num] + rows[-num:]
 
 

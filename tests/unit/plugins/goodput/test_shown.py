@@ -27,7 +27,6 @@ from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import write_summary
 from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.run_dir import RunDir, write_json, write_text
-from slurm_rl.trainers.common import metrics_log as report_metrics
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from tests.unit.plugins.goodput.story import Story
 
@@ -190,7 +189,7 @@ def test_weights_and_biases_gets_it_at_the_end(tmp_path: Path, monkeypatch: pyte
             assert self.told
 
     wandb = Wandb()
-    monkeypatch.setattr(report_metrics, "open_wandb", lambda *_: wandb)
+    monkeypatch.setattr("slurm_rl.trainers.common.wandb_run.open_wandb", lambda *_: wandb)
     MetricsLogger(run, WandbConfig(), "a", {}).close()
     ledger = read_ledger(run)
     assert ledger is not None
