@@ -10,7 +10,7 @@ import sys
 
 from slurm_rl import __version__
 from slurm_rl.cli.told import run_told
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
 from slurm_rl.cli.words import render_help, render_verb_help
 from slurm_rl.errors import ConfigError
 
@@ -30,6 +30,9 @@ def run_verb(words: list[str]) -> int:
         SlurmRLError: of all that is wrong with the words.
     """
     _check_text(words)
+    if words and words[0] in OLD_COMMANDS:
+        new = OLD_COMMANDS[words[0]]
+        raise ConfigError("this verb has a new name", seen=words[0], action=f"python -m {new}")
     is_named = bool(words) and words[0] in VERBS
     verb, rest = (words[0], words[1:]) if is_named else ("submit", words)
     own = rest[: rest.index("--")] if "--" in rest else rest

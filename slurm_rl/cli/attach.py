@@ -8,7 +8,8 @@ import sys
 from typing import Any, NoReturn
 
 from slurm_rl.cli.find import find_run, load_live
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.tunnel import run_dashboard
+from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
@@ -22,6 +23,14 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
 def run(words: list[str]) -> int:
     told = read_words("attach", words)
+    if told.flags.dashboard:
+        return run_dashboard(told)
+    if told.flags.open:
+        raise ConfigError("--open needs --dashboard", seen="no --dashboard", action="add --dashboard")
+    return _open_shell(told)
+
+
+def _open_shell(told: Words) -> NoReturn:
     directory = require_own_run(find_run(told.rest))
     plan, attempt = load_live(directory)
     if plan.address:

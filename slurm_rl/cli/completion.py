@@ -1,4 +1,4 @@
-"""`completion`: what a shell evaluates to complete our words: completion.sh behind tables of verbs, presets, keys."""
+"""`config --completion`: print tables of verbs, presets and keys, then completion.sh."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 
 from slurm_rl.cli.flags import Verb
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.config.keys import list_keys
 from slurm_rl.config.load import conf_dir, site_dirs
 from slurm_rl.config.presets import list_presets
 from slurm_rl.errors import ConfigError
 
 
-def run(words: list[str]) -> int:
-    told = read_words("completion", words)
+def run_completion(told: Words) -> int:
     if told.rest:
-        raise ConfigError("`completion` takes no words", seen=" ".join(told.rest), action="leave them out")
+        raise ConfigError("`config --completion` takes no words", seen=" ".join(told.rest), action="leave them out")
     script = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
     print("\n".join([*_tables(told.flags.config_dir), script]), end="")
     return 0

@@ -22,6 +22,10 @@ WIDTH = 80
 
 def run(words: list[str]) -> int:
     told = read_words("config", words)
+    if told.flags.completion:
+        from slurm_rl.cli.completion import run_completion
+
+        return run_completion(told)
     overrides = [word for word in told.rest if "=" in word or word.startswith("~")]
     names = [word for word in told.rest if word not in overrides]
     if len(names) > 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from slurm_rl.cli.ask import ask_node
 from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.common import compose_run
+from slurm_rl.cli.nodes import run_nodes
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.run import RunConfig
@@ -42,6 +43,10 @@ from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_j
 def run(words: list[str]) -> int:
     """Run the command; exit status 1 if a check is bad."""
     args = read_words("doctor", words)
+    if args.flags.nodes:
+        return run_nodes(args)
+    if args.flags.clear or args.flags.exclude:
+        raise ConfigError("--clear and --exclude need --nodes", seen="no --nodes", action="add --nodes")
     config, plan, directory = compose_run(args.rest, args.flags.config_dir, is_run=False)
     if plan.node_groups:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`export dstack|xpk`: the same run as a .dstack.yml, or as the xpk command; printed, or written with --out."""
+"""`plan --as dstack|xpk`: the same run as a .dstack.yml, or as the xpk command; printed, or written with --out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.words import choose, read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.task import SECRET_NAMES, secret_names
@@ -16,24 +16,22 @@ from slurm_rl.run_dir.io_errors import next_action
 from slurm_rl.run_dir.run_dir import write_text
 
 
-def run(words: list[str]) -> int:
-    told = read_words("export", words)
+def run_export(told: Words) -> int:
     args = told.flags
-    system = choose("what `export` writes for", next(iter(told.rest), None), ["dstack", "xpk"])
-    overrides = check_overrides(told.rest[1:])
+    overrides = check_overrides(told.rest)
     config = load_config(overrides, config_dir=args.config_dir)
-    if system == "dstack":
+    if args.system == "dstack":
         if args.out and not args.out.endswith(".dstack.yml"):
             raise ConfigError("dstack reads files whose name ends with .dstack.yml", seen=args.out)
         text, mode = render_dstack(config, overrides, SECRET_NAMES, args.image, args.volume), 0o644
     else:
         if args.volume:
-            raise ConfigError("--volume is for export dstack", seen=args.volume[0], action="leave it out")
+            raise ConfigError("--volume is for `plan --as dstack`", seen=args.volume[0], action="leave it out")
         image = args.image or config.container.image
         needed = {"--cluster": args.cluster, "--tpu-type": args.tpu_type, "--image": image}
         missing = [flag for flag, value in needed.items() if not value]
         if missing:
-            raise ConfigError("export xpk needs " + " ".join(needed), seen=f"no {', '.join(missing)}")
+            raise ConfigError("`plan --as xpk` needs " + " ".join(needed), seen=f"no {', '.join(missing)}")
         target = XpkTarget(args.cluster, args.tpu_type, str(image), args.project, args.num_slices, args.priority)
         text, mode = render_xpk(config, target, secret_names(config)), 0o755
     if args.out is None:

@@ -1,4 +1,4 @@
-"""`goodput`: where the GPU-time of runs went, from their directories alone; on wish by Slurm's own times."""
+"""`report --goodput`: where the GPU-time of runs went, from their directories alone; on wish by Slurm's own times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_rl.cli.columns import GAP, Shrink, find_width, fit
 from slurm_rl.cli.told import show_plainly
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.runs.find import parse_path
 from slurm_rl.launch.slurm.commands import query_starts
@@ -25,8 +25,7 @@ from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_text
 _RUNS = "runs"
 
 
-def run(words: list[str]) -> int:
-    told = read_words("goodput", words)
+def run_goodput(told: Words) -> int:
     args = told.flags
     since = None if args.since is None else parse_since(args.since, time.time())
     folders = [parse_path(word) for word in told.rest or [_RUNS]]

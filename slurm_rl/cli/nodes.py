@@ -1,4 +1,4 @@
-"""`nodes`: list the nodes that are remembered as bad; clear one, or add one."""
+"""`doctor --nodes`: list the nodes that are remembered as bad; clear one, or add one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.words import choose, read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.runs.find import load_plan
@@ -22,30 +22,26 @@ from slurm_rl.run_dir.run_dir import RunDir, append_row, expect_writable
 _DAY_S = 86400.0
 
 
-def run(words: list[str]) -> int:
+def run_nodes(told: Words) -> int:
     """Run the command on a site folder, a run, or by default the newest run below ./runs and its site."""
-    args = read_words("nodes", words)
-    action, *names = args.rest or ["list"]
-    choose("the first word", action, ("list", "clear", "add"))
-    flags = args.flags
-    if (action == "list") == bool(names):
-        raise ConfigError(
-            f"`nodes {action}` takes " + ("no names" if action == "list" else "names of nodes"),
-            seen=" ".join(names) or "none",
-            action="python -m slurm_rl nodes clear n17",
-        )
-    if action == "add" and not flags.why:
-        raise ConfigError("`nodes add` needs a reason", action='--why "fan broken, ticket 12"')
+    flags = told.flags
+    if told.rest:
+        raise ConfigError("`doctor --nodes` takes no overrides", seen=" ".join(told.rest), action="leave them out")
+    if flags.clear and flags.exclude:
+        raise ConfigError("--clear and --exclude exclude each other", seen="both", action="use two commands")
+    if flags.exclude and not flags.why:
+        raise ConfigError("--exclude needs a reason", seen="no --why", action='--why "fan broken, ticket 12"')
+    names = flags.clear or flags.exclude
     site, directory = str(expand_user(flags.site_dir)) if flags.site_dir else None, None
     if site is None or flags.run is not None:
         directory = find_run([flags.run] if flags.run else [])
         site = site or load_plan(directory).preflight.site_dir
     places = " and ".join(filter(None, [str(directory.path) if directory else "", site]))
-    if action == "list":
+    if not names:
         return _list(site, directory, places, as_json=flags.json)
     for name in names:
-        _write(site, directory, name, flags.why if action == "add" else None, flags.days * _DAY_S)
-    done = "cleared" if action == "clear" else "excluded"
+        _write(site, directory, name, flags.why if flags.exclude else None, flags.days * _DAY_S)
+    done = "cleared" if flags.clear else "excluded"
     print(f"{done}: {', '.join(names)} in {places}; jobs read it at their next start", file=sys.stderr)
     return 0
 

@@ -1,4 +1,4 @@
-"""`pipeline`: stages of one file one after the other, each when the one before it has finished.
+"""`submit FILE`: run the stages of one file one after the other, each when the one before it has finished.
 
 On a cluster all of them are in the queue at once and wait there; on this machine each is followed to its end.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.after import has_finished
@@ -26,10 +26,7 @@ from slurm_rl.launch.runs.start import create_stages, resume_run
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
 
-def run(words: list[str]) -> int:
-    told = read_words("pipeline", words)
-    if not told.rest or "=" in told.rest[0]:
-        raise ConfigError("name the file of the pipeline first", seen=" ".join(words) or "none")
+def run_pipeline(told: Words) -> int:
     file, more = parse_path(told.rest[0]), told.rest[1:]
     try:
         text = file.read_text(encoding="utf-8")
@@ -37,7 +34,7 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"the file of a pipeline must be readable ({error})", seen=str(file)) from None
     folder = (told.flags.dir or Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if folder.exists() and any(folder.iterdir()):
-        action = f"go on with it: python -m slurm_rl resume {shlex.quote(str(folder))}, or choose another --dir"
+        action = f"resume it: python -m slurm_rl resume {shlex.quote(str(folder))}, or choose another --dir"
         raise ConfigError("--dir must be a new or empty folder", seen=str(folder), action=action)
     placed = place_stages(parse_stages(text, str(file)), folder, check_overrides(more) if more else [])
     configs = [load_config(check_overrides(each), config_dir=told.flags.config_dir) for each in placed]

@@ -1,4 +1,4 @@
-"""`plan`: print the submission, then the errors that `submit` would raise. Needs neither Slurm nor torch."""
+"""`plan`: print a summary of the run, then the errors that `submit` would raise. Needs neither Slurm nor torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import textwrap
 from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words, read_words
+from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.chat import describe_prompts
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
+from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
+from slurm_rl.plan.explain import render_explanation
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
 
@@ -22,13 +27,12 @@ _LEAST = 30
 
 def run(words: list[str]) -> int:
     told = read_words("plan", words)
+    if told.flags.system:
+        from slurm_rl.cli.export import run_export
+
+        return run_export(told)
     config, plan, directory = compose_run(told.rest, told.flags.config_dir)
-    text = json.dumps(plan.to_json(), indent=2) if told.flags.json else fold_reasons(render_plan(plan), find_width())
-    exactness = explain_exactness(config)
-    if exactness is not None and not told.flags.json:
-        said = f"exactness  {exactness[0]} ({exactness[1]})"
-        text = text.replace("\n\nplacement\n", f"\n{said}\n\nplacement\n", 1)
-    print(text, flush=True)
+    print(_render(told, config, plan), flush=True)
     check_submission(config, plan, directory, tell)
     try:
         check_interpreter(plan, tell)
@@ -36,6 +40,21 @@ def run(words: list[str]) -> int:
         # A plan may be made on another machine than the one that submits.
         tell(f"warning: submit will refuse this: {error}")
     return 0
+
+
+def _render(told: Words, config: RunConfig, plan: JobPlan) -> str:
+    """Return the plan as JSON, as a submission or as a summary."""
+    if told.flags.json:
+        return json.dumps(plan.to_json(), indent=2)
+    if told.flags.script:
+        text = fold_reasons(render_plan(plan), find_width())
+        if (exactness := explain_exactness(config)) is not None:
+            line = f"exactness  {exactness[0]} ({exactness[1]})"
+            text = text.replace("\n\nplacement\n", f"\n{line}\n\nplacement\n", 1)
+        return text
+    shape = None if config.external else find_shape(config.model)
+    prompts = "" if config.external else describe_prompts(config)
+    return render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)
 
 
 def fold_reasons(text: str, width: int | None) -> str:

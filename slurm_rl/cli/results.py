@@ -1,4 +1,4 @@
-"""`results`: the runs of a sweep, best first."""
+"""`status` of a sweep: its leaderboard."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import asdict
 from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.find import require_sweep
 from slurm_rl.cli.told import show_plainly, tell
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
 from slurm_rl.plugins.report.leaderboard import RankedRun, explain_missing, rank, read_metric, render_standings
 
 
-def run(words: list[str]) -> int:
-    told = read_words("results", words)
+def run_leaderboard(told: Words) -> int:
     args, sweep = told.flags, require_sweep(told.rest)
     ledger = load_ledger(sweep)
     metric = args.metric or ledger.metric

@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
         with held_to_resume(directory):
             accept_new_rows(directory)
     if LAUNCHERS[load_plan(directory).launcher].by_node:
-        from slurm_rl.cli.node import run as run_node
+        from slurm_rl.cli.join import run as run_node
 
         # The head looks whether the run is over; the other machines may come when it goes on already.
         return run_node(["--run", str(directory.path)])

@@ -1,7 +1,7 @@
-"""`python -m slurm_rl reward-server [flags] [reward.* overrides]`: a reward service outside of any run.
+"""`python -m slurm_rl.rewards.server [flags] [reward.* overrides]`: a reward service outside of a run.
 
     export SLURM_RL_REWARD_TOKEN=$(openssl rand -hex 16)
-    python -m slurm_rl reward-server --host 0.0.0.0 --port 5000 +reward=math_format reward.num_workers=16
+    python -m slurm_rl.rewards.server --host 0.0.0.0 --port 5000 +reward=math_format reward.num_workers=16
 
 A run asks it with reward.url=http://<host>:5000/get_reward; so does OpenRLHF, with --remote_rm_url (the token as the
 password in the address, http://any:<token>@<host>:5000/get_reward, or a server started with --no-token).
@@ -9,9 +9,13 @@ password in the address, http://any:<token>@<host>:5000/get_reward, or a server 
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
 
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.flags import parse_finite, parse_server_port
+from slurm_rl.cli.told import run_told
+from slurm_rl.cli.words import Parser
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.user_files.load import import_heavy
@@ -21,18 +25,44 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_checks import check_reward_model
 
 
+def main() -> int:
+    return run_told(lambda: run(sys.argv[1:]))
+
+
 def run(words: list[str]) -> int:
-    told = read_words("reward-server", words)
-    args = told.flags
-    rule = "reward-server needs the reward workers' packages"
+    args, overrides = _build_parser().parse_known_args(words)
+    rule = "the reward server needs the reward workers' packages"
     service = import_heavy("slurm_rl.rewards.service", rule)
-    config = configure(told.rest, args.config_dir)
+    config = configure(overrides, args.config_dir)
     token = None if args.no_token else service.read_token(args.token_file)
     answers = service.read_answers(args.answers, args.prompt_key, args.answer_key) if args.answers else None
     if args.no_token:
-        print("reward service: no token, everybody who reaches the port may ask", file=sys.stderr)
+        print("reward service: no token, so every client that reaches the port is served", file=sys.stderr)
     listener = service.listen(args.host, args.port)
     return int(service.serve(config, listener, token=token, failure_reward=args.failure_reward, answers=answers))
+
+
+def _build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m slurm_rl.rewards.server",
+        usage="%(prog)s [flags] [reward.* overrides]",
+        description="Serve OpenRLHF's reward requests, and those of runs with reward.url.",
+        epilog="example:\n  python -m slurm_rl.rewards.server --host 0.0.0.0 --port 5000 +reward=math_format",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config-dir", metavar="DIR", help="a folder with presets of your own")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    add("--port", type=parse_server_port, default=5000, help="0 takes a free one and prints it")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN")
+    token.add_argument("--no-token", action="store_true", help="serve every client that reaches the port")
+    add("--answers", type=Path, help=".jsonl with the answers, for clients that send no labels")
+    add("--prompt-key", default="prompt", help="column of --answers that clients send under prompts")
+    add("--answer-key", default="answer", help="column of --answers with the reference answer")
+    add("--failure-reward", type=parse_finite, default=0.0, help="reward of a failed item, for other clients")
+    return parser
 
 
 def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
@@ -44,7 +74,9 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
     for word in overrides:
         if not word.lstrip("+~").startswith(("reward.", "reward=")):
             raise ConfigError(
-                "a reward server takes overrides of reward alone", seen=word, action="see reward-server --help"
+                "a reward server takes only overrides of reward",
+                seen=word,
+                action="see python -m slurm_rl.rewards.server --help",
             )
     config = load_config(overrides, config_dir=config_dir, is_run=False).reward
     if not config.names_a_scorer:

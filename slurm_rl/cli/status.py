@@ -12,6 +12,7 @@ from typing import Any
 from slurm_rl.cli.columns import find_screen
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.phase import describe_phase
+from slurm_rl.cli.results import run_leaderboard
 from slurm_rl.cli.status_picture import draw_runs
 from slurm_rl.cli.status_results import describe_results
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
@@ -37,6 +38,9 @@ _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 
 def run(words: list[str]) -> int:
     told = read_words("status", words)
+    flags = told.flags
+    if flags.metric or flags.json or flags.smallest_first is not None:
+        return run_leaderboard(told)
     head, table, what = _look_at(told.rest)
     if head:
         print(show_plainly(head))

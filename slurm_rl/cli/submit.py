@@ -19,6 +19,12 @@ _SHOWING = ("cfg", "info", "package", "hydra_help")
 def run(words: list[str]) -> int:
     told = read_words("submit", words)
     flags = told.flags
+    if told.rest and told.rest[0].endswith((".yaml", ".yml")) and "=" not in told.rest[0]:
+        from slurm_rl.cli.pipeline import run_pipeline
+
+        return run_pipeline(told)
+    if flags.dir is not None:
+        raise ConfigError("--dir is for a pipeline file", seen=str(flags.dir), action="set run_dir= instead")
     if any(getattr(flags, name) for name in _SHOWING):
         return _run_hydra(told)
     if flags.multirun:

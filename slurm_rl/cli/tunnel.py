@@ -1,4 +1,4 @@
-"""`tunnel`: the ssh forward to a run's Ray dashboard and TensorBoard, printed or opened."""
+"""`attach --dashboard`: the ssh forward to a run's Ray dashboard and TensorBoard, printed or opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from slurm_rl.cli.find import find_run, load_head, load_live
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.words import Words
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.node.ports import dashboard_port
@@ -22,8 +22,7 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 _END_S = 5.0
 
 
-def run(words: list[str]) -> int:
-    told = read_words("tunnel", words)
+def run_dashboard(told: Words) -> int:
     args, directory = told.flags, require_own_run(find_run(told.rest))
     plan, attempt = load_live(directory)
     board = [sys.executable, "-m", "tensorboard.main", f"--logdir={directory.tensorboard}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.flags import Verb, flag, parse_finite, parse_port, parse_positive, parse_server_port, switch
+from slurm_rl.cli.flags import Verb, flag, parse_port, parse_positive, switch
 
 _OVERRIDES = "overrides: key=value sets a key, group=option or +group=option takes a preset (python -m slurm_rl --help"
 _OVERRIDES += "\nlists them); every key with its meaning: python -m slurm_rl config"
@@ -34,20 +34,24 @@ VERBS = {
         list_details="slurm_rl.cli.prepare:list_recipes",
     ),
     "submit": Verb(
-        "start a run: here by default, on a cluster with +cluster=...",
-        "[overrides]",
+        "start a run on this machine, or on a cluster with +cluster=...; or the stages of a pipeline file",
+        "[file.yaml] [overrides]",
         "submit +exp=demo +cluster=nvidia_h100 cluster.slurm.partition=gpu",
         (
             _CONFIG_DIR,
             switch("-m", "--multirun", help="a sweep: values with commas between them, optim.lr=1e-4,6e-4"),
-            flag("--metric", help="-m: what `results` ranks by and a sweeper is told"),
-            switch("--min", help="-m: less of it is better"),
+            flag("--metric", help="-m: the metric that ranks runs and that a sweeper optimizes"),
+            switch("--min", help="-m: smaller is better"),
             flag("--cfg", "-c", choices=["job", "hydra", "all"], help="print the composed config, start nothing"),
             flag("--package", "-p", help="--cfg: of this section alone"),
             flag("--info", "-i", nargs="?", const="all", metavar="WHAT", help="print how Hydra composed it"),
             switch("--hydra-help", help="Hydra's own flags"),
+            flag("--dir", type=Path, metavar="DIR", help="pipeline: new folder; ./runs/<file>-<time> by default"),
         ),
-        details=_OVERRIDES,
+        details="A pipeline file has one line per stage, its name and its overrides. A stage starts when the one before"
+        "\nit has finished; {sft} is the directory of the stage sft:"
+        "\n\n  sft: +exp=sft_tiny\n  grpo: +exp=demo model=hf model.path={sft}/export\n\n"
+        "status, cancel and resume take the folder; overrides apply to all stages.\n\n" + _OVERRIDES,
     ),
     "eval": Verb(
         "measure a model on sets of rows, as a job of its own: avg@k and pass@k, nothing is trained",
@@ -63,26 +67,17 @@ VERBS = {
         "\nThe evaluation takes over the run's settings of data, rollout, reward and env; overrides win. Otherwise"
         "\nmodel.path is a hub name or a folder. Results: status, logs, report; docs/evaluation.md.\n\n" + _OVERRIDES,
     ),
-    "pipeline": Verb(
-        "run the stages of a file, each when the one before it has finished: SFT, then GRPO from its export",
-        "file [overrides]",
-        "pipeline sft-then-grpo.yaml",
-        (_CONFIG_DIR, flag("--dir", type=Path, metavar="DIR", help="new folder; ./runs/<file>-<time> by default")),
-        details="One line a stage, its name and its words; {sft} in them is the directory of the stage sft:"
-        "\n\n  sft: +exp=sft_tiny\n  grpo: +exp=demo model=hf model.path={sft}/export\n\n"
-        "status, cancel and resume take the folder; overrides are for all stages.\n\n" + _OVERRIDES,
-    ),
-    "here": Verb(
-        "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
+    "run-in-job": Verb(
+        "run inside the current Slurm allocation, from plain sbatch (--print-template: the script)",
         "[overrides]",
-        "here --print-template > job.sbatch",
+        "run-in-job --print-template > job.sbatch",
         (_CONFIG_DIR, switch("--print-template", help="the script for sbatch, which calls this verb")),
         details=_OVERRIDES,
     ),
-    "node": Verb(
-        "run over machines without Slurm (RunPod, GCP, dstack, by hand): the same line on each of them",
+    "join": Verb(
+        "join this machine to a run without Slurm (RunPod, GCP, dstack): the same command on each machine",
         "[overrides]",
-        "node +exp=demo +cluster=runpod --rank 0 --nodes 2",
+        "join +exp=demo +cluster=runpod --rank 0 --nodes 2",
         (
             _CONFIG_DIR,
             flag("--run", metavar="RUN", help="resume this run, on as many machines as there are now"),
@@ -114,49 +109,59 @@ VERBS = {
         "\nits value comes from. Slurm's own word on it, by sbatch --test-only, stands at its top.",
     ),
     "doctor": Verb(
-        "look at the nodes before the first run: GPUs, masks, speed, network, limits, and what to do (--json)",
+        "check nodes before the first run: GPUs, speed, network, limits; with --nodes, manage excluded nodes",
         "[overrides]",
         "doctor +cluster=nvidia_h100 cluster.slurm.partition=gpu",
         (
             _CONFIG_DIR,
             _JSON,
-            switch("--here", help="this machine alone"),
+            switch("--here", help="check only this machine"),
             flag("--timeout", type=parse_positive, default=600.0, metavar="S", help="for nodes and their answers"),
+            switch("--nodes", help="list the nodes that are recorded as bad, and why"),
+            flag("--clear", action="append", metavar="NODE", help="--nodes: remove this node from the list"),
+            flag("--exclude", action="append", metavar="NODE", help="--nodes: add this node; needs --why"),
+            flag("--why", help="--exclude: the reason"),
+            flag("--days", type=parse_positive, default=7.0, help="--exclude: until then or the next boot; 7"),
+            flag("--site-dir", metavar="DIR", help="--nodes: cluster.site_dir; that of the run by default"),
+            flag("--run", metavar="DIR", help="--nodes: the run; the newest one without --site-dir"),
         ),
         details="In an allocation (salloc, sbatch) it looks at all its nodes by one srun; else, with a Slurm preset,"
         "\nat cluster.num_nodes that it asks for; else at this machine. Exit code 1 when something is wrong.\n\n"
         + _OVERRIDES,
     ),
     "plan": Verb(
-        "print what submit would send, and what it would refuse, without sending it (--json)",
+        "print a summary of a run and what submit would refuse (--script: what would be sent)",
         "[overrides]",
         "plan +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4",
-        (_CONFIG_DIR, _JSON),
-        details="Exit code 2 when submit would refuse it, by what this machine sees; a cluster is not asked.\n\n"
-        + _OVERRIDES,
-    ),
-    "explain": Verb(
-        "what a run will do, in one screen: what, where, why so, memory, files, and what ends it",
-        "[overrides]",
-        "explain +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4",
-        (_CONFIG_DIR,),
-        details="An impossible layout is refused, with what would fit; files are looked at by `plan` and `submit`.\n\n"
-        + _OVERRIDES,
+        (
+            _CONFIG_DIR,
+            switch("--json", help="print what would be sent, as JSON", not_with="output"),
+            switch("--script", help="print what would be sent", not_with="output"),
+            flag(
+                "--as",
+                dest="system",
+                not_with="output",
+                choices=["dstack", "xpk"],
+                help="print it for this system",
+            ),
+            flag("--out", metavar="FILE", help="--as: in place of standard output"),
+            flag("--image", help="--as: Docker reference, in place of container.image"),
+            flag("--volume", action="append", default=[], metavar="V:/PATH", help="dstack: a folder or network volume"),
+            flag("--cluster", help="xpk: name of the GKE cluster"),
+            flag("--tpu-type", metavar="TYPE", help="xpk: such as v5p-128"),
+            flag("--project", help="xpk: Google Cloud project"),
+            flag("--num-slices", type=int, default=1, metavar="N", help="xpk: slices of that type"),
+            flag("--priority", choices=_PRIORITIES, default="medium", help="xpk: medium by default"),
+        ),
+        details="Exit code 2 if submit would refuse the run, as far as this machine can check.\n\n" + _OVERRIDES,
     ),
     "config": Verb(
         "what can be set: sections, the keys of one, or all of one key; +group: the presets of a group",
         "[section | key | +group] [overrides]",
         "config optim +exp=demo",
-        (_CONFIG_DIR,),
-        details="With overrides: the values that they make, beside the defaults.\n\n" + _OVERRIDES,
-    ),
-    "completion": Verb(
-        "what bash and zsh complete our words by: verbs, flags, presets, keys and their values",
-        "",
-        "completion",
-        (_CONFIG_DIR,),
-        details='In ~/.bashrc or ~/.zshrc: eval "$(python -m slurm_rl completion)"'
-        "\nIt holds for `python -m slurm_rl` and `slurm-rl`, and knows the presets that are there when it is made.",
+        (_CONFIG_DIR, switch("--completion", help="print completions for bash and zsh")),
+        details="With overrides, print the values that they set and the defaults. Completions of verbs, flags, presets"
+        '\nand keys, in ~/.bashrc or ~/.zshrc: eval "$(python -m slurm_rl config --completion)"\n\n' + _OVERRIDES,
     ),
     "image": Verb(
         "build, import or check the container image that the preset names",
@@ -178,10 +183,16 @@ VERBS = {
         + _OVERRIDES,
     ),
     "status": Verb(
-        "state of a run, or of all runs under a folder (--svg: the table as a picture)",
+        "state of a run or of all runs in a folder; the leaderboard of a sweep (--metric, --json)",
         "[run | sweep | folder]",
         "status runs",
-        (flag("--svg", type=Path, metavar="FILE", help="draw the table of a pipeline, a sweep or a folder, too"),),
+        (
+            flag("--svg", type=Path, metavar="FILE", help="draw the table of a pipeline, a sweep or a folder, too"),
+            flag("--metric", help="sweep: key of metrics.jsonl, or dotted path in the summary; the sweep's by default"),
+            switch("--min", help="sweep: smaller is better", **_ORDER),
+            flag("--max", action="store_false", help="sweep: larger is better", **_ORDER),
+            switch("--json", help="sweep: the leaderboard as JSON"),
+        ),
         details=_RUN,
     ),
     "logs": Verb(
@@ -198,29 +209,24 @@ VERBS = {
         ),
         details=_RUN,
     ),
-    "episodes": Verb(
+    "samples": Verb(
         "print what the policy wrote, turn by turn, with rewards",
         "[run]",
-        "episodes --step 40",
+        "samples --step 40",
         (flag("--step", type=int, help="of this step; the newest by default"),),
         details=_RUN,
     ),
-    "tunnel": Verb(
-        "the ssh forward to a run's Ray dashboard and TensorBoard (--open)",
-        "[run]",
-        "tunnel --open",
-        (
-            switch("--open", help="open it, until Ctrl-C; TensorBoard starts here"),
-            flag("--port", type=parse_port, default=8265, help="of the dashboard here; 8265 by default"),
-            flag("--tensorboard-port", type=parse_port, default=6006, metavar="PORT", help="6006 by default"),
-        ),
-        details=_RUN,
-    ),
     "attach": Verb(
-        "a shell on a node of a running run, in its container (--node, -- command)",
+        "open a shell on a node of a run, in its container; --dashboard: ssh forward to Ray and TensorBoard",
         "[run] [-- command]",
         "attach --node 1 -- nvidia-smi",
-        (flag("--node", type=int, default=0, metavar="RANK", help="0, the head, by default"),),
+        (
+            flag("--node", type=int, default=0, metavar="RANK", help="0, the head, by default"),
+            switch("--dashboard", help="print the ssh forward to the Ray dashboard and TensorBoard"),
+            switch("--open", help="--dashboard: open it until Ctrl-C, and start TensorBoard"),
+            flag("--port", type=parse_port, default=8265, help="--dashboard: local port of Ray; 8265 by default"),
+            flag("--tensorboard-port", type=parse_port, default=6006, metavar="PORT", help="6006 by default"),
+        ),
         details=_RUN,
         takes_command=True,
     ),
@@ -241,31 +247,6 @@ VERBS = {
         ),
         details=_RUN,
     ),
-    "nodes": Verb(
-        "the nodes that are remembered as bad, and why; clear one, or keep one out",
-        "[list | clear <node>... | add <node>...]",
-        "nodes clear n17 --site-dir /shared/site",
-        (
-            flag("--site-dir", metavar="DIR", help="the site's memory (cluster.site_dir); that of the run by default"),
-            flag("--run", metavar="DIR", help="the run's own; the run submitted last without --site-dir"),
-            flag("--why", help="add: what is wrong with it"),
-            flag("--days", type=parse_positive, default=7.0, help="add: how long, if it is not booted before; 7"),
-            _JSON,
-        ),
-        details="What is remembered, for how long and what follows: docs/reference/node-checks.md.",
-    ),
-    "results": Verb(
-        "the runs of a sweep (-m), best first (--metric, --min, --json)",
-        "[sweep]",
-        "results --metric reward/mean",
-        (
-            flag("--metric", help="key of metrics.jsonl, or dotted path in the summary; the sweep's by default"),
-            switch("--min", help="less is better", **_ORDER),
-            flag("--max", action="store_false", help="more is better", **_ORDER),
-            _JSON,
-        ),
-        details="sweep: its directory or its name; without one, the sweep that you submitted last",
-    ),
     "convert": Verb(
         "write a checkpoint as a Hugging Face model (--step, --out)",
         "[run]",
@@ -280,61 +261,33 @@ VERBS = {
         ),
         details=_RUN,
     ),
-    "reward-server": Verb(
-        "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
-        "[reward.* overrides]",
-        "reward-server --host 0.0.0.0 --port 5000 +reward=math_format reward.num_workers=16",
-        (
-            _CONFIG_DIR,
-            flag("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all"),
-            flag("--port", type=parse_server_port, default=5000, help="0 takes a free one and prints it"),
-            flag(
-                "--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN", not_with="token"
-            ),
-            switch("--no-token", help="everybody who reaches the port may ask", not_with="token"),
-            flag("--answers", type=Path, help=".jsonl with the answers, for clients that send no labels"),
-            flag("--prompt-key", default="prompt", help="column of --answers that clients send under prompts"),
-            flag("--answer-key", default="answer", help="column of --answers with the reference answer"),
-            flag("--failure-reward", type=parse_finite, default=0.0, help="what other clients get for a failed item"),
-        ),
-        details="A run asks it with reward.url=http://<host>:5000/get_reward. So does OpenRLHF, with --remote_rm_url:"
-        "\nthe token as the password in the address, http://any:<token>@<host>:5000/get_reward, or --no-token here."
-        "\nA token of your own: export SLURM_RL_REWARD_TOKEN=$(openssl rand -hex 16)",
-    ),
-    "export": Verb(
-        "the same run as a .dstack.yml (dstack), or as the xpk command (xpk)",
-        "dstack|xpk [overrides]",
-        "export dstack +exp=demo +cluster=dstack --out train.dstack.yml",
-        (
-            _CONFIG_DIR,
-            flag("--out", metavar="FILE", help="in place of standard output"),
-            flag("--image", help="Docker reference, in place of container.image"),
-            flag("--volume", action="append", default=[], metavar="V:/PATH", help="dstack: a folder or network volume"),
-            flag("--cluster", help="xpk: name of the GKE cluster"),
-            flag("--tpu-type", metavar="TYPE", help="xpk: such as v5p-128"),
-            flag("--project", help="xpk: Google Cloud project"),
-            flag("--num-slices", type=int, default=1, metavar="N", help="xpk: slices of that type"),
-            flag("--priority", choices=_PRIORITIES, default="medium", help="xpk: medium by default"),
-        ),
-        details=_OVERRIDES,
-    ),
-    "goodput": Verb(
-        "where the GPU-time of a run went, or of all runs below a folder, or of a month (--since, --json, --svg)",
-        "[run | folder] ...",
-        "goodput runs --since 30d",
-        (
-            flag("--since", metavar="DAY", help="leave out what was before: 2026-11-01, or 30d for so many days"),
-            _JSON,
-            flag("--svg", type=Path, metavar="FILE", help="draw the bar of all of them together, too"),
-            flag("--accounting", action="store_true", help="hold times by Slurm's accounting (sacct), to its second"),
-        ),
-        details="run | folder: ./runs when none is named. Run directories alone are read: no cluster is asked without "
-        "--accounting.",
-    ),
     "report": Verb(
-        "write summary.json and report.html of a run again; of a sweep, report.html with its leaderboard and curves",
-        "[run | sweep]",
-        "report runs/addition-20261121-101500",
+        "write summary.json and report.html of a run or a sweep; --goodput: where its GPU-time went",
+        "[run | sweep | folder]",
+        "report runs --goodput --since 30d",
+        (
+            switch("--goodput", help="GPU-time by cause, of a run or of all runs below folders (./runs by default)"),
+            flag("--since", metavar="DAY", help="--goodput: from 2026-11-01, or the last 30d"),
+            switch("--json", help="--goodput: as JSON"),
+            flag("--svg", type=Path, metavar="FILE", help="--goodput: draw the bar of all of them together, too"),
+            switch("--accounting", help="--goodput: hold times from Slurm's accounting (sacct), to the second"),
+        ),
         details=_RUN,
     ),
 }
+
+OLD_COMMANDS = {
+    "completion": "slurm_rl config --completion",
+    "episodes": "slurm_rl samples",
+    "explain": "slurm_rl plan",
+    "export": "slurm_rl plan --as dstack|xpk",
+    "goodput": "slurm_rl report --goodput",
+    "here": "slurm_rl run-in-job",
+    "node": "slurm_rl join",
+    "nodes": "slurm_rl doctor --nodes [--clear NODE | --exclude NODE]",
+    "pipeline": "slurm_rl submit",
+    "reward-server": "slurm_rl.rewards.server",
+    "results": "slurm_rl status",
+    "tunnel": "slurm_rl attach --dashboard",
+}
+"""Old names of verbs, and the command that replaces each, after `python -m`."""

@@ -101,16 +101,16 @@ def render_verb_help(verb: str) -> str:
     return parser.format_help()
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Bad words are an error like any other."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, action=f"see {self.prog} --help")
 
 
-def _build_parser(verb: str) -> _Parser:
+def _build_parser(verb: str) -> Parser:
     row = VERBS[verb]
-    parser = _Parser(
+    parser = Parser(
         prog=f"{PROGRAM} {verb}",
         usage=f"%(prog)s [flags] {row.words}",
         description=row.about[0].upper() + row.about[1:] + ".",

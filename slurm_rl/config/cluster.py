@@ -135,7 +135,7 @@ class ClusterConfig(Section):
 
     launcher: Annotated[str, one_of(LAUNCHERS)] = "local"
     """local: processes on this machine; slurm: a Slurm job; ray: a job on an existing Ray cluster; machines:
-    `python -m slurm_rl node` started on each machine."""
+    `python -m slurm_rl join` started on each machine."""
     address: OneLine | None = None
     """Dashboard URL of the Ray cluster with launcher=ray, http://host:8265; RAY_AUTH_TOKEN holds its token."""
     remote_root: OneLine | None = None

@@ -81,7 +81,7 @@ class HereLauncher(Launcher):
             raise ConfigError(
                 "a run on machines without Slurm starts on each of them",
                 seen=f"submit, with cluster.launcher={plan.launcher}",
-                action="python -m slurm_rl node and the same overrides, on every machine",
+                action="python -m slurm_rl join and the same overrides, on every machine",
             )
         return plan, []
 

@@ -83,7 +83,7 @@ def _network(plan: JobPlan) -> list[str]:
         return []
     is_auto = "GLOO_SOCKET_IFNAME" not in plan.env
     lines = ["network    the interface that reaches the head, on each machine"] if is_auto else []
-    return [*lines, "start      python -m slurm_rl node, with the same overrides on every machine"]
+    return [*lines, "start      python -m slurm_rl join, with the same overrides on every machine"]
 
 
 def _programs(plan: JobPlan) -> list[str]:

@@ -1,6 +1,6 @@
 """Process of the reward service: `python -m slurm_rl.rewards.service --config reward.json ...`.
 
-A run starts it (supervise.py); outside of a run `python -m slurm_rl reward-server` does. Heavy imports are in `serve`,
+A run starts it (supervise.py); outside of a run `python -m slurm_rl.rewards.server` does. Heavy imports are in `serve`,
 because the worker processes import this module when they start.
 """
 

@@ -42,7 +42,7 @@ def find_divergence(rows: Sequence[Row], num_held_out: int) -> list[str]:
             found.append(
                 f"{name} fell from {best.value:.3f} (step {best.step}) to {last.value:.3f} (step {last.step}) while "
                 f"the reward rose from {then:.3f} to {now:.3f}. The policy may be gaming the reward: read "
-                "`python -m slurm_rl episodes`"
+                "`python -m slurm_rl samples`"
             )
     return found
 

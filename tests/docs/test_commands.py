@@ -23,10 +23,10 @@ from tests.lock import ROOT
 
 OURS = ["python", "-m", "slurm_rl"]
 # These print and are done; so is every verb with one of these flags.
-PRINTS = {"plan", "export", "config", "explain", "completion"}
+PRINTS = {"plan", "config"}
 ONLY_PRINTS = {"--help", "-h", "--cfg", "-c", "--print-template"}
 # `plan` of the same words says whether they hold.
-STARTS = {"submit", "here", "node"}
+STARTS = {"submit", "run-in-job", "join"}
 # These look at a part of what a run has.
 COMPOSES = {"doctor", "image"}
 
@@ -158,7 +158,7 @@ def check(words: list[str]) -> int:
     if verb in COMPOSES:
         overrides = [word for word in told.rest if "=" in word]
         compose_run(overrides, told.flags.config_dir, is_run=False)
-    if verb not in STARTS:
+    if verb not in STARTS or (told.rest and told.rest[0].endswith(".yaml")):
         return 0
     where = ["--config-dir", told.flags.config_dir] if told.flags.config_dir else []
     if not getattr(told.flags, "multirun", False):

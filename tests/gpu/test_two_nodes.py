@@ -37,7 +37,7 @@ def test_grpo_over_two_nodes(shared: Path) -> None:
     model, run = build_text("0.5b", shared / "model"), shared / "run"
     words = fill(DEMO, model=model, rows=shared, folder=shared)
     words += [f"+cluster={PRESETS[vendor()]}", f"run_dir={run}", "ray.object_store_gb=4", "logging.wandb.mode=disabled"]
-    argv = [sys.executable, "-m", "slurm_rl", "here", *words]
+    argv = [sys.executable, "-m", "slurm_rl", "run-in-job", *words]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     steps = [row for row in exact_rows(run) if row["stage"] == "grpo"]

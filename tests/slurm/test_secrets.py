@@ -77,7 +77,7 @@ def test_the_plan_names_secrets_without_their_values(cluster: Cluster, shared_di
     from tests.slurm.submitting import cli
 
     done: subprocess.CompletedProcess[str] = cli(
-        cluster, shared_dir, "plan", "+exp=demo", "+cluster=nvidia_h100", env=CANARY
+        cluster, shared_dir, "plan", "--script", "+exp=demo", "+cluster=nvidia_h100", env=CANARY
     )
     assert "WANDB_API_KEY, HF_TOKEN" in done.stdout
     assert "canary" not in done.stdout + done.stderr

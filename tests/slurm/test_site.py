@@ -41,7 +41,15 @@ def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: C
     assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
     assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
     assert "# No answer from `sacctmgr show user`: You are not running a supported accounting_storage plugin" in text
-    done = cli(cluster, shared_dir, "plan", "+exp=demo", "+cluster=mysite", env={"XDG_CONFIG_HOME": str(shared_dir)})
+    done = cli(
+        cluster,
+        shared_dir,
+        "plan",
+        "--script",
+        "+exp=demo",
+        "+cluster=mysite",
+        env={"XDG_CONFIG_HOME": str(shared_dir)},
+    )
     assert done.returncode == 0, done.stderr
     assert "--partition=main" in done.stdout
 

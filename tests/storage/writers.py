@@ -89,7 +89,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
     "launch.sweep.create._create_run",
     "trainers.supervised.__main__.begin",
     "launch.ray.allocation.open_run",
-    "cli.node._prepare",
+    "cli.join._prepare",
 )
 def new_run(folder: Path) -> Case:
     from slurm_rl.launch.controller.create import create_run
@@ -141,7 +141,7 @@ def sweep(folder: Path) -> Case:
     )
 
 
-@writer("pipeline.yaml", "cli.pipeline.run")
+@writer("pipeline.yaml", "cli.pipeline.run_pipeline")
 def pipeline(folder: Path) -> Case:
     from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, find_stages
 

@@ -112,7 +112,7 @@ class Hub:
                 raise BringUpError(
                     f"all {self.num_nodes} nodes must come to the head before job.start_timeout_s ({timeout_s:g} s)",
                     seen=f"missing: {', '.join(missing)}; came: {came}",
-                    action="start `python -m slurm_rl node` there too, and see what it says",
+                    action="start `python -m slurm_rl join` there too, and see what it says",
                 )
             self.poll()
             time.sleep(_POLL_S)

@@ -132,7 +132,7 @@ class WorkerMachine:
                 raise BringUpError(
                     f"the head must answer at {ask.head}:{ask.port} before job.start_timeout_s ({ask.timeout_s:g} s)",
                     seen=trouble,
-                    action="start `python -m slurm_rl node` on the head, and open that port between the machines",
+                    action="start `python -m slurm_rl join` on the head, and open that port between the machines",
                 )
             if now > said_at + _SAY_EVERY_S:
                 said_at = now

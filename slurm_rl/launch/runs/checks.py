@@ -135,7 +135,7 @@ def _check_after(config: RunConfig) -> None:
             f"with cluster.launcher={launcher} the run of job.depends_on must have finished: there is no queue to "
             f"wait in",
             seen=f"{before.path} is {state}",
-            action="wait for its end, or put both into one file: python -m slurm_rl pipeline --help",
+            action="wait for its end, or put both into one file: python -m slurm_rl submit --help",
         )
     if not state.is_alive and state.error is None:
         raise not_finished(before, state)

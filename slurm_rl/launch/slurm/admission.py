@@ -87,7 +87,7 @@ def check_version(options: Mapping[str, object], version: commands.Version) -> N
         raise SubmitError(
             f"slurm_rl needs Slurm {_render(OLDEST)} or later, whose steps can share nodes (srun --overlap)",
             seen=_render(version),
-            action="run inside an allocation as on machines without Slurm: python -m slurm_rl node --help",
+            action="run inside an allocation as on machines without Slurm: python -m slurm_rl join --help",
         )
     for name, value in options.items():
         for option in (name, f"{name}={value}"):

@@ -82,7 +82,7 @@ class Hosts:
         raise BringUpError(
             f"the run needs exactly {self.plan.num_nodes} nodes that are not remembered as bad",
             seen="; ".join(f"{host}: {reason}" for host, reason in remembered.items()),
-            action="the job is requeued without them; see `python -m slurm_rl nodes`",
+            action="the job is requeued without them; see `python -m slurm_rl doctor --nodes`",
         )
 
     def _too_few(self) -> BringUpError:

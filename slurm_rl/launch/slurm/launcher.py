@@ -45,7 +45,7 @@ class SlurmLauncher(Launcher):
                     notes.insert(0, f"gpus    {now['gres']}, as this cluster spells {before['gres']}")
         _, excluded = exclude_at_submit(RunDir(plan.run_dir), spelled)
         if excluded.names:
-            notes.append(f"nodes   left out as bad: {', '.join(excluded.names)}; see python -m slurm_rl nodes")
+            notes.append(f"nodes   left out as bad: {', '.join(excluded.names)}; see python -m slurm_rl doctor --nodes")
         return spelled, notes
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:

@@ -1,6 +1,6 @@
 """A run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
 
-Every node runs `python -m slurm_rl node`, which finds its place in DSTACK_*. Secrets are in it by name alone, which
+Every node runs `python -m slurm_rl join`, which finds its place in DSTACK_*. Secrets are in it by name alone, which
 dstack takes from the shell that calls `dstack apply`.
 """
 
@@ -84,7 +84,7 @@ def build_task(
             seen=f"no image, cluster.accelerator={config.cluster.accelerator}, task={config.task}",
             action="--image <Docker reference>",
         )
-    node = ["python", "-m", "slurm_rl", "node", *node_overrides(config, overrides)]
+    node = ["python", "-m", "slurm_rl", "join", *node_overrides(config, overrides)]
     install = [] if image else [*_INSTALL[config.cluster.accelerator], "pip install --no-deps ."]
     commands = [*install, shlex.join(node)]
     task: dict[str, Any] = {

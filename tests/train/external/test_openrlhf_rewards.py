@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).parent / "openrlhf_process.py"
 
 @contextmanager
 def our_server() -> Iterator[str]:
-    argv = [sys.executable, "-m", "slurm_rl", "reward-server", "--port", "0", "+reward=math_format"]
+    argv = [sys.executable, "-m", "slurm_rl.rewards.server", "--port", "0", "+reward=math_format"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RL_REWARD_TOKEN": "secret-token"}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as server:
         try:

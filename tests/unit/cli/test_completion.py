@@ -40,7 +40,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "script.sh"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr("sys.stdout", file)
-        assert main(["completion"]) == 0
+        assert main(["config", "--completion"]) == 0
     return path
 
 
@@ -69,7 +69,24 @@ def complete(script: Path, *lines: str, folder: Path | None = None) -> list[list
             ["auto ", "token_tis ", "sequence_mask ", "geometric_mask ", "icepop ", "null "],
         ),
         (f"{OURS}plan optim.lr=", []),
-        (f"{OURS}plan --", ["--config-dir ", "--json ", "--help "]),
+        (
+            f"{OURS}plan --",
+            [
+                "--config-dir ",
+                "--json ",
+                "--script ",
+                "--as ",
+                "--out ",
+                "--image ",
+                "--volume ",
+                "--cluster ",
+                "--tpu-type ",
+                "--project ",
+                "--num-slices ",
+                "--priority ",
+                "--help ",
+            ],
+        ),
         (f"{OURS}plan +cluster.e", ["+cluster.env."]),
         (f"{OURS}plan +cluster.env.", []),
         (f"{OURS}plan +al", ["+algorithm="]),
@@ -119,7 +136,7 @@ def test_verbs_of_runs_and_flags_with_paths_offer_folders(script: Path, tmp_path
 def test_a_site_is_asked_for_its_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ours.yaml").write_text("# Ours.\n")
-    assert main(["completion", "--config-dir", str(tmp_path)]) == 0
+    assert main(["config", "--completion", "--config-dir", str(tmp_path)]) == 0
     (tmp_path / "script.sh").write_text(capsys.readouterr().out)
     assert complete(tmp_path / "script.sh", f"{OURS}+cluster=ou") == [["ours "]]
 
@@ -185,5 +202,5 @@ def press(start: list[str], first: list[str], typed: str, folder: Path) -> str:
 
 
 def test_it_takes_no_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bash"]) == 2
+    assert main(["config", "--completion", "bash"]) == 2
     assert "takes no words; got bash" in capsys.readouterr().err

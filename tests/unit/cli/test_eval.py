@@ -190,6 +190,6 @@ def test_engines_have_all_gpus_for_themselves(capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {actor["role"] for actor in plan["actors"]} == {"rollout"}
-    assert main(["explain", *WORDS, "eval.only=true", "+cluster=nvidia_h100"]) == 0
+    assert main(["plan", *WORDS, "eval.only=true", "+cluster=nvidia_h100"]) == 0
     said = capsys.readouterr().out
     assert "evaluation only" in said and "sums: addition, all rows" in said and "policy" not in said.split("files")[0]

@@ -90,10 +90,9 @@ def test_what_cannot_be_planned_is_refused(capsys: pytest.CaptureFixture[str]) -
     for words, said in (
         (["+exp=demo", *H100, "rollout.tensor_parallel_size=3"], "got"),
         (["+exp=demo", "optim.lrr=1"], "did you mean optim.lr?"),
-        (["--json"], "a flag of `explain`"),
         (["model.path=/m"], "must be given"),
     ):
-        assert main(["explain", *words]) == 2, words
+        assert main(["plan", *words]) == 2, words
         shown = capsys.readouterr()
         assert shown.out == ""
         assert said in shown.err

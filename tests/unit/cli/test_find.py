@@ -117,7 +117,7 @@ def test_commands_without_a_name_take_the_last_pipeline(tmp_path: Path, capsys: 
         find_run([])
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "report", "cancel", "resume", "episodes"])
+@pytest.mark.parametrize("verb", ["status", "logs", "report", "cancel", "resume", "samples"])
 def test_commands_name_a_run_that_may_be_meant(tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "shared/sort-20261121")
     assert main([verb, "sort-20261122"]) != 0

@@ -23,25 +23,21 @@ from tests.storage.disks import fill
 
 # Verb -> command lines; each writes to the disk.
 WRITES = {
-    "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo"],
-    "doctor": ["doctor cluster.run_root=@/new"],
-    "here": ["here run_dir=@/new +exp=demo"],
+    "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo", "@/stages.yaml --dir @/new"],
+    "doctor": ["doctor cluster.run_root=@/new", "doctor --nodes --exclude n1 --why slow --site-dir @/site"],
+    "run-in-job": ["run-in-job run_dir=@/new +exp=demo"],
     "eval": ["eval run_dir=@/new +exp=demo +eval.sets.sums.data=addition"],
-    "node": ["node run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
+    "join": ["join run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
     "resume": ["resume @/run"],
-    "report": ["report @/run", "report @/sweep"],
+    "report": ["report @/run", "report @/sweep", "report --goodput @/begun --svg @/bar.svg"],
     "convert": ["convert @/run"],
-    "goodput": ["goodput @/begun --svg @/bar.svg"],
     "status": ["status @ --svg @/runs.svg"],
-    "nodes": ["nodes add n1 --why slow --site-dir @/site"],
-    "pipeline": ["pipeline @/stages --dir @/new"],
-    "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
+    "plan": ["plan --as dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Those that need an engine, a hub or a Slurm."""
-READS = {"plan", "explain", "config", "completion", "logs", "tunnel", "attach", "results", "reward-server"}
-READS |= {"episodes"}
+READS = {"config", "logs", "attach", "samples"}
 """They make no file."""
 ASKS = {"cancel"}
 """Writes, for a job that waited, how it ended; the job is cancelled before."""
@@ -63,7 +59,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         append_event(begun, "attempt/started", attempt=1, job="7", slurm_restarts=0, nodes=1, gpus=0)
         append_event(begun, "attempt/ended", attempt=1, outcome="failed", cause="it was to be", seconds=1.0)
         (folder / "site" / "nodes").mkdir(parents=True)
-        (folder / "stages").write_text("first: +exp=demo\n")
+        (folder / "stages.yaml").write_text("first: +exp=demo\n")
         fill(folder)
         yield folder
 
@@ -89,7 +85,7 @@ def test_a_full_disk_is_named_and_no_traceback_told(
     monkeypatch.setenv("TMPDIR", str(disk))
     monkeypatch.setattr("tempfile.tempdir", str(disk))
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_CPUS_PER_NODE": "4"}.items():
-        if line.startswith("here"):
+        if line.startswith("run-in-job"):
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(convert, "find_checkpoint", lambda run, step: Checkpoint(step=1, path=run.path, meta={}))
     monkeypatch.setattr(convert, "import_heavy", lambda *_: SimpleNamespace(convert_checkpoint=write_model))

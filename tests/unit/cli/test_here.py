@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.cli.here import run
+from slurm_rl.cli.run_in_job import run
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.slurm.granted import parse_counts, read_allocation
 

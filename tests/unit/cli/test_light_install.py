@@ -55,13 +55,13 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
     ("words", "said"),
     [
         (["--help"], "amd_mi300"),
-        (["plan", "+exp=demo", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
+        (["plan", "--script", "+exp=demo", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
-        (["explain", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
-        (["completion"], "_slurm_rl_verbs='prepare "),
+        (["plan", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
+        (["config", "--completion"], "_slurm_rl_verbs='prepare "),
         (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
-        (["here", "--print-template"], "#SBATCH --requeue"),
+        (["run-in-job", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
         (["prepare", "--help"], "mathv60k"),
     ],
@@ -123,10 +123,10 @@ def test_the_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None
         cwd=tmp_path, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
-    assert "gpu:mi300:8" in call("plan", "+exp=demo", "+cluster=amd_mi300")
-    assert "exec python -m slurm_rl here" in call("here", "--print-template")
+    assert "gpu:mi300:8" in call("plan", "--script", "+exp=demo", "+cluster=amd_mi300")
+    assert "exec python -m slurm_rl run-in-job" in call("run-in-job", "--print-template")
     assert "Peak learning rate." in call("config", "optim"), "the strings under fields are read from the source"
-    assert "complete -o nospace" in call("completion")
+    assert "complete -o nospace" in call("config", "--completion")
     build = ["image", "build", "container.runtime=pyxis", f"container.image={tmp_path}/rl.sqsh"]
     done = subprocess.run(
         [str(python), "-m", "slurm_rl", *build],

@@ -60,7 +60,7 @@ def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: py
     assert main(["plan", *words]) == 2
     plan = capsys.readouterr()
     assert plan.err == submit.err != ""
-    assert plan.out.startswith("run        ")
+    assert plan.out.startswith("run\n")
     assert sorted(folder.rglob("*")) == before, "neither leaves anything"
 
 

@@ -128,7 +128,7 @@ def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(
     live: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "n0")
-    assert main(["tunnel", str(live.path)]) == 0
+    assert main(["attach", "--dashboard", str(live.path)]) == 0
     output = capsys.readouterr().out
     assert f"http://127.0.0.1:{PORTS.dashboard}" in output
     assert str(live.secrets / "ray-token-1") in output
@@ -164,8 +164,8 @@ def test_open_ends_with_the_first_that_ends(capfd: pytest.CaptureFixture[str]) -
 
 def test_a_run_that_has_ended_cannot_be_reached(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(live.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 1})
-    for verb in ("tunnel", "attach"):
-        assert main([verb, str(live.path)]) == 2
+    for flags in (["--dashboard"], []):
+        assert main(["attach", *flags, str(live.path)]) == 2
         assert "must be running" in capsys.readouterr().err
 
 

@@ -80,7 +80,7 @@ def test_it_serves_clients_that_send_no_labels_and_ends_on_sigterm(tmp_path: Pat
     answers.write_text('{"message": "[{\\"role\\": \\"user\\", \\"content\\": \\"3+4?\\"}]", "answer": "8"}\n')
     words = ["--port", "0", "--answers", str(answers), "--prompt-key", "message", f"reward.function={ODD_FUNCTION}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RL_REWARD_TOKEN": "secret-token"}
-    argv = [sys.executable, "-m", "slurm_rl", "reward-server", *words]
+    argv = [sys.executable, "-m", "slurm_rl.rewards.server", *words]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
@@ -50,7 +50,7 @@ import sys
 for name in {HEAVY.split()!r}: sys.modules[name] = None
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
 sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in VERBS)]))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -81,9 +81,9 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     assert first == verb
     told = read_words(verb, words)
     if verb in TAKE_OVERRIDES:
-        overrides = told.rest[1 if verb in ("image", "export", "config", "pipeline") else 0 :]
+        overrides = told.rest[1 if verb in ("image", "config") else 0 :]
         overrides = [*overrides, *(["eval.only=true"] if verb == "eval" else [])]
-        load_config(overrides or DEMO, is_run=verb not in ("image", "doctor", "reward-server", "config"))
+        load_config(overrides or DEMO, is_run=verb not in ("image", "doctor", "config"))
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     [
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
-        (["logs", "--json"], "--json is of doctor and plan and nodes and results and goodput"),
+        (["logs", "--json"], "--json is of doctor and plan and status and report"),
         (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),
         (["--metric", "reward/mean"], "add -m"),
         (["plan", "-5"], "a flag of `plan`"),
-        (["tunnel", "--port=0"], "from 1 to 65535; got 0"),
+        (["attach", "--dashboard", "--port=0"], "from 1 to 65535; got 0"),
         (["convert", "--max-shard-gb=nan"], "above 0; got nan"),
-        (["results", "--min", "--max"], "not allowed with argument"),
-        (["export", "xpk", "--priority=urgent"], "invalid choice: 'urgent'"),
+        (["status", "--min", "--max"], "not allowed with argument"),
+        (["plan", "--as=xpk", "--priority=urgent"], "invalid choice: 'urgent'"),
         (["cancel", "--", "now"], "takes no command after --"),
         (["--cluster=slurm_cpu"], "write +cluster=slurm_cpu, without dashes"),
         (["plan", "--optim.lr=1e-4"], "write optim.lr=1e-4, without dashes"),
-        (["explain", "+exp=dmo"], "exp has no preset of this name; got dmo"),
-        (["explain", "+exp=demo", "cluster.slurm.time=1"], "set job.time_limit"),
+        (["plan", "+exp=dmo"], "exp has no preset of this name; got dmo"),
+        (["plan", "+exp=demo", "cluster.slurm.time=1"], "set job.time_limit"),
         (["statsu"], "did you mean status?"),
         (["trainer.num_steps=1", "plan"], "it comes first: python -m slurm_rl plan"),
         (["plan", "plan"], "one verb a command"),
@@ -117,7 +117,12 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["logs", "a", "b"], "name one run directory"),
         (["image", "bild"], "did you mean build?"),
         (["image"], "one of build, import, check; got none"),
-        (["export", "dstak"], "did you mean dstack?"),
+        (["plan", "--as=dstak"], "invalid choice: 'dstak'"),
+        (["attach", "--open"], "--open needs --dashboard"),
+        (["doctor", "--clear", "n1"], "need --nodes"),
+        (["report", "--json"], "need --goodput"),
+        (["--dir", "x"], "is for a pipeline file"),
+        (["plan", "--json", "--script"], "not allowed with argument"),
         (["prepare", "gms8k"], "did you mean gsm8k?"),
         (["prepare"], "got none"),
         (["plan", "name=\udcff"], "must be UTF-8"),
@@ -133,6 +138,12 @@ def test_wrong_words_name_the_right_ones(
     assert shown.err.startswith("slurm_rl: ")
     assert said in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("old", OLD_COMMANDS)
+def test_old_verb_is_refused_with_its_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([old, "--help"]) == 2
+    assert f"got {old}. Next: python -m {OLD_COMMANDS[old]}\n" in capsys.readouterr().err
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +168,6 @@ def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest
         ("logs", tmp_path / "nothing", "no directory, run name or job id"),
         ("resume", run, "can read"),
         ("attach", run, "can read"),
-        ("tunnel", run, "can read"),
         ("submit", run, f"python -m slurm_rl status {run}"),
     ):
         assert main([verb, str(word)]) == 2, verb

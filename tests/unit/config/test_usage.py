@@ -42,7 +42,7 @@ ENTRIES = {
     **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "plan.external_argv")),
 }
 """Entry modules of a task."""
-BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.node", "launch.jobs")
+BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.join", "launch.jobs")
 WHOLE = ("cluster.slurm", "container", "reward.code")
 """Sections that are passed on as a whole."""
 

@@ -105,7 +105,7 @@ def test_broken_preset_is_refused_with_file_and_line(
 ) -> None:
     text, message = WRONG[name]
     file = write(tmp_path, text)
-    assert main(["explain", "+exp=demo", "cluster=mine", "--config-dir", str(tmp_path)]) == 2
+    assert main(["plan", "+exp=demo", "cluster=mine", "--config-dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert str(file) in error
     assert re.search(message, error), error

@@ -345,7 +345,7 @@ def test_the_token_goes_to_no_address_that_another_user_wrote(
     assert cluster.requests == []
 
 
-@pytest.mark.parametrize("verb", ["resume", "attach", "tunnel"])
+@pytest.mark.parametrize("verb", ["resume", "attach", "attach --dashboard"])
 def test_what_another_users_directory_says_is_not_run(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
@@ -354,6 +354,6 @@ def test_what_another_users_directory_says_is_not_run(
         pytest.skip("giving a file away needs root")
     os.chown("run/plan.json", STRANGER, STRANGER)
     cluster.requests.clear()
-    assert main([verb, "run"]) == 2
+    assert main([*verb.split(), "run"]) == 2
     assert "plan.json of " in capsys.readouterr().err
     assert cluster.requests == []

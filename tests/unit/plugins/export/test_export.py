@@ -51,7 +51,7 @@ SECRET = "key-that-nobody-may-see"
 
 def export(words: list[str]) -> str:
     with redirect_stdout(io.StringIO()) as output:
-        assert main(["export", *words]) == 0
+        assert main(["plan", "--as", *words]) == 0
     return output.getvalue()
 
 
@@ -97,7 +97,7 @@ def test_a_word_reaches_the_node_as_it_was(text: str) -> None:
     task = build_task(DEMO, overrides, ["HF_TOKEN"], "image:1")
     again = yaml.safe_load(yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True))
     argv = shlex.split(again["commands"][-1])
-    assert argv[:5] == ["python", "-m", "slurm_rl", "node", overrides[0]]
+    assert argv[:5] == ["python", "-m", "slurm_rl", "join", overrides[0]]
 
 
 @given(st.text(st.sampled_from("ab1 $'\"\\{}[],:=/ "), min_size=1, max_size=12))
@@ -160,7 +160,7 @@ def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path:
     fake.chmod(0o755)
     script = tmp_path / "run.sh"
     words = ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET, "+cluster.env.A='x y'"]
-    assert main(["export", *words, f"--out={script}"]) == 0
+    assert main(["plan", "--as", *words, f"--out={script}"]) == 0
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": SECRET}
     done = subprocess.run([str(script)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -204,13 +204,13 @@ def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path:
 def test_what_the_other_system_cannot_do_is_bad_input(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", *words]) == 2
+    assert main(["plan", "--as", *words]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_system_that_nobody_knows_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "kubernetes"]) == 2
-    assert "one of dstack, xpk; got kubernetes" in capsys.readouterr().err
+    assert main(["plan", "--as", "kubernetes"]) == 2
+    assert "invalid choice: 'kubernetes'" in capsys.readouterr().err
 
 
 def test_the_comment_is_no_yaml() -> None:
@@ -229,7 +229,7 @@ def test_each_word_of_the_xpk_script_is_one_command_of_xpk(tmp_path: Path) -> No
     fake.write_text('#!/bin/bash\nprintf "%s\\n" "$*"\n')
     fake.chmod(0o755)
     words = ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET]
-    assert main(["export", *words, f"--out={script}"]) == 0
+    assert main(["plan", "--as", *words, f"--out={script}"]) == 0
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     said = {
         word: subprocess.run([str(script), word], env=env, capture_output=True, text=True).stdout

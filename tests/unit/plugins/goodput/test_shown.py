@@ -108,22 +108,22 @@ def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
     )
     write_run(tmp_path / "runs" / "queued", Story().event(1.2e9, "job/submitted"))
 
-    assert main(["goodput", str(first.path)]) == 0
+    assert main(["report", "--goodput", str(first.path)]) == 0
     one = capsys.readouterr().out
     assert one.startswith("4,096 GPU-hours: ") and all(name.replace("_", "-") in one for name in BUCKETS)
 
     svg = tmp_path / "bar.svg"
-    assert main(["goodput", str(tmp_path / "runs"), "--svg", str(svg)]) == 0
+    assert main(["report", "--goodput", str(tmp_path / "runs"), "--svg", str(svg)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["a", "0", "cpu"]
     assert lines[-2].startswith("8,192 GPU-hours: ") and "4 attempts" in lines[-2]
     assert lines[-1].startswith("3.3 node-minutes: 90 % trained")
     assert "4 attempts" in " ".join(ET.parse(svg).getroot().itertext())
 
-    assert main(["goodput", str(tmp_path / "runs"), "--since", "2004-01-01", "--json"]) == 0
+    assert main(["report", "--goodput", str(tmp_path / "runs"), "--since", "2004-01-01", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [Path(row["run_dir"]).name for row in told] == ["cpu", "0"]
-    assert main(["goodput", str(tmp_path / "runs" / "queued")]) == 0
+    assert main(["report", "--goodput", str(tmp_path / "runs" / "queued")]) == 0
     assert "no attempt" in capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
     [(["--since", "yesterday"], "--since must be a day"), ([], "there must be a run")],
 )
 def test_what_it_refuses(words: list[str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["goodput", str(tmp_path), *words]) == 2
+    assert main(["report", "--goodput", str(tmp_path), *words]) == 2
     assert rule in capsys.readouterr().err
 
 

@@ -103,26 +103,26 @@ def test_publish_rejects_paths_and_logs_a_failure(tmp_path: Path, caplog: pytest
     assert read_site(None) == []
 
 
-def test_nodes_command_adds_lists_and_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_nodes_adds_lists_and_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site, where = str(tmp_path), ["--site-dir", str(tmp_path)]
-    assert main(["nodes", *where]) == 0
+    assert main(["doctor", "--nodes", *where]) == 0
     assert "no bad nodes" in capsys.readouterr().err
-    assert main(["nodes", "add", "n1", "n2", "--why", "fan broken", *where]) == 0
-    assert main(["nodes", "list", *where]) == 0
+    assert main(["doctor", "--nodes", "--exclude", "n1", "--exclude", "n2", "--why", "fan broken", *where]) == 0
+    assert main(["doctor", "--nodes", *where]) == 0
     assert "n1  operator: fan broken" in capsys.readouterr().out
-    assert main(["nodes", "clear", "n1", *where]) == 0
+    assert main(["doctor", "--nodes", "--clear", "n1", *where]) == 0
     capsys.readouterr()
-    assert main(["nodes", "--json", *where]) == 0
+    assert main(["doctor", "--nodes", "--json", *where]) == 0
     assert list(json.loads(capsys.readouterr().out)) == ["n2"]
-    wrong = (["list", "n1"], ["clear"], ["add", "n3"], ["forget", "n1"], ["add", "--why", "x"])
-    assert [main(["nodes", *words, *where]) for words in wrong] == [2] * 5
+    wrong = (["n1"], ["--clear"], ["--exclude", "n3"], ["--clear", "n1", "--exclude", "n2", "--why", "x"])
+    assert [main(["doctor", "--nodes", *words, *where]) for words in wrong] == [2] * 4
     assert list(find_bad(read_site(site), 0.0)) == ["n2"]
 
 
-def test_nodes_command_writes_into_run_and_site(tmp_path: Path) -> None:
+def test_doctor_nodes_writes_into_run_and_site(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     config = load_config(["+exp=demo", f"cluster.site_dir={tmp_path / 'site'}"])
     create_run(run, config, build_plan(config, str(run.path), SubmitFacts("python", 2, "test")))
-    assert main(["nodes", "add", "n1", "--why", "slow", "--run", str(run.path)]) == 0
+    assert main(["doctor", "--nodes", "--exclude", "n1", "--why", "slow", "--run", str(run.path)]) == 0
     for rows in (read_rows(run.nodes), read_site(str(tmp_path / "site"))):
         assert list(find_bad(rows, 0.0)) == ["n1"]

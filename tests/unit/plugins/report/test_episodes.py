@@ -42,16 +42,16 @@ def test_a_single_turn_and_a_failed_one_are_episodes_too() -> None:
 
 def test_the_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    assert main(["episodes", str(tmp_path)]) == 2
+    assert main(["samples", str(tmp_path)]) == 2
     assert "once its first step was logged" in capsys.readouterr().err
     lines = [json.dumps(row) for row in (SINGLE, GAME, FAILED)]
     (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "torn {"]) + "\n")
-    assert main(["episodes", str(tmp_path)]) == 0
+    assert main(["samples", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("step 2") == 2 and "step 1" not in shown and "\x1b" not in shown
-    assert main(["episodes", str(tmp_path), "--step", "1"]) == 0
+    assert main(["samples", str(tmp_path), "--step", "1"]) == 0
     assert "'3+4='" in capsys.readouterr().out
-    assert main(["episodes", str(tmp_path), "--step", "9"]) == 2
+    assert main(["samples", str(tmp_path), "--step", "9"]) == 2
     assert "from 1 to 2" in capsys.readouterr().err
 
 

@@ -83,7 +83,7 @@ def test_choose_metric_follows_the_task(words: list[str], named: str | None, met
 
 def test_results_of_sft_are_ranked_by_held_out_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "eval/loss", [make_row(3, "eval", **{"eval/loss": 0.5})], smallest_first=True)
-    assert main(["results", str(sweep.path)]) == 0
+    assert main(["status", str(sweep.path), "--min"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [["1", "0.5", "0"], ["2", "1", "1"]]
 
@@ -92,7 +92,7 @@ def test_results_without_the_default_metric_show_the_runs_and_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = make_sweep(tmp_path, "accuracy.after.best", [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["results", str(sweep.path)]) == 0
+    assert main(["status", str(sweep.path), "--max"]) == 0
     said = capsys.readouterr()
     assert said.out.count("finished") == 2
     assert "no run has the metric accuracy.after.best" in said.err and len(said.err) < 300
@@ -100,7 +100,7 @@ def test_results_without_the_default_metric_show_the_runs_and_a_hint(
 
 def test_results_refuse_a_typed_metric_that_no_run_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["results", str(sweep.path), "--metric", "reward/maen"]) == 2
+    assert main(["status", str(sweep.path), "--metric", "reward/maen"]) == 2
     said = capsys.readouterr().err
     assert "no run has the metric reward/maen" in said and "did you mean reward/mean?" in said and len(said) < 300
 

@@ -1,4 +1,4 @@
-"""`episodes`: what a run's policy wrote, turn by turn."""
+"""`samples`: print what the policy wrote, turn by turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_rl.run_dir.jsonl import read_rows
 
 
 def run(words: list[str]) -> int:
-    told = read_words("episodes", words)
+    told = read_words("samples", words)
     args, run_dir = told.flags, find_run(told.rest)
     rows = read_rows(run_dir.samples) if run_dir.samples.is_file() else []
     steps = sorted({row["step"] for row in rows if isinstance(row.get("step"), int)})

@@ -1,7 +1,7 @@
-"""`node`: one run over machines that nobody schedules, started by the same line on each of them.
+"""`join`: one run over machines that nobody schedules, started by the same line on each of them.
 
-    python -m slurm_rl node +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
-    python -m slurm_rl node --run <run directory>     go on with a run, on as many machines as there are now
+    python -m slurm_rl join +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
+    python -m slurm_rl join --run <run directory>     go on with a run, on as many machines as there are now
 
 Which node a machine is, its environment (slurm_rl/node/rank_discovery.py) or the flags say. Node 0 makes the run
 directory, plays the controller and an agent; the others come to it over the network.
@@ -50,7 +50,7 @@ _SEE_S = 3.0
 
 
 def run(words: list[str]) -> int:
-    told = read_words("node", words)
+    told = read_words("join", words)
     args = told.flags
     flags = Flags(args.rank, args.nodes, args.head, args.port)
     identity = discover(os.environ, flags)
@@ -85,7 +85,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     config = parse_config(tree, is_run=named is None)
     if not LAUNCHERS[config.cluster.launcher].by_node:
         raise RunDirError(
-            "`node` resumes runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"
+            "`join` resumes only runs that `join` started", seen=named, action=f"python -m slurm_rl resume {named}"
         )
     return config
 

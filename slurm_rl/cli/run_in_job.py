@@ -1,4 +1,4 @@
-"""`here`: run in the Slurm allocation around this process, which plain sbatch or salloc made.
+"""`run-in-job`: run in the Slurm allocation around this process, which plain sbatch or salloc made.
 
 The allocation decides nodes, GPUs and cores. The run directory carries the job's id, so that a requeue,
 which runs the same script again, goes on with the same run.
@@ -32,7 +32,7 @@ TEMPLATE = "job.sbatch"
 
 
 def run(words: list[str]) -> int:
-    told = read_words("here", words)
+    told = read_words("run-in-job", words)
     if told.flags.print_template:
         print((shipped_dir("sbatch_templates", TEMPLATE) / TEMPLATE).read_text(encoding="utf-8"), end="")
         return 0
@@ -62,9 +62,9 @@ def _configure(told: Words, allocation: GrantedJob) -> RunConfig:
         )
     if tree["cluster"]["nodes"]:
         raise ConfigError(
-            "`here` takes the nodes of its allocation as one kind",
+            "`run-in-job` takes the nodes of its allocation as one kind",
             seen=f"cluster.nodes with {', '.join(tree['cluster']['nodes'])}",
-            action="leave out `here`, which submits a job with a component for each kind, or add '~cluster.nodes'",
+            action="use `submit` (one job component per kind), or add '~cluster.nodes'",
         )
     tree["cluster"] |= {
         "num_nodes": allocation.num_nodes,
