@@ -1,4 +1,4 @@
-"""From the config's rows to the loss of one packed batch."""
+"""Policy loss of one packed batch, built from the config."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, floa
 
 
 def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchLoss:
-    """The policy loss with its KL term; token weights come with the batch.
+    """Return the policy loss with its KL term; token weights come with the batch.
 
-    Its sums are over the tokens of the batch, which are those with a gradient; see `training_metrics`.
+    Sums are over the tokens of the batch, all of which have a gradient; see `training_metrics`.
 
     Args:
-        correction: the row for batches with sampler_logprobs. It scales advantages: every loss is linear in them, and
-            the weights are never negative.
+        correction: registered importance correction for batches with sampler_logprobs. Its factors scale advantages:
+            every loss is linear in them, and the factors are not negative.
     """
     row = find_loss(config.loss)
     correct = None if correction is None else CORRECTIONS[correction].load()
@@ -32,9 +32,9 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
     kl_in_loss = config.kl.apply_to == "loss"
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-        # In the one optimizer step of a batch the policy is still that of the step's start.
+        # With one optimizer step per batch the policy is unchanged since the start of the step.
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        # Of the sampler and of the policy, where they should be the same.
+        # Logprobs of sampler and policy for the same weights.
         sampler, policy = old_logprobs, logprobs.detach()
         advantages = batch.advantages
         corrected: dict[str, float] = {}
@@ -58,7 +58,7 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
             "entropy/mean": float(entropy.detach().sum()),
-            # Of the sampler to the policy: what the two programs disagree on for the same weights.
+            # Difference of the two programs for the same weights.
             "mismatch/kl": float(compute_kl(sampler, policy, "k3").sum()),
             "mismatch/mean": float((policy - sampler).abs().sum()),
             "mismatch/max": float((policy - sampler).abs().max()),
@@ -76,10 +76,10 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
 
 
 def compute_loss(row: LossEntry, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
-    """What the function of a row says of each token.
+    """Return loss and clip flag per token, from the registered function.
 
     Raises:
-        ConfigError: a user's function that says something else.
+        ConfigError: a user's function returned something else.
     """
     token, shape = row.load()(inputs, clip), inputs.logprobs.shape
     if not isinstance(token, TokenLoss) or token.loss.shape != shape or token.clipped.shape != shape:

@@ -1,4 +1,4 @@
-"""The nouns of the GRPO loop: prompt > completion > group > batch.
+"""Data types of the GRPO loop: prompt, completion, group.
 
 Worked example, group_size 2: the prompt `3+4=` gets the completions `7` (reward 1) and `8` (reward 0);
 group_norm makes their advantages +0.71 and -0.71.
@@ -19,108 +19,108 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prompts:
-    """What the loop draws from."""
+    """Prompts of a run."""
 
     train: list[EncodedPrompt]
     held_out: list[EncodedPrompt]
     answers: list[list[int]]
     """Token ids of each training row's reference answer; empty without a warm-up."""
     max_images: int | None = None
-    """Most images of one prompt; None for a text model."""
+    """Largest number of images in one prompt; None for a text model."""
     tools: ToolSyntax | None = None
-    """How the model calls the tools that it was told of; None where it has none."""
+    """Format of the model's tool calls; None without tools."""
     schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Of the tools of each source."""
+    """Tool schemas by source."""
     sets: dict[str, list[EncodedPrompt]] = field(default_factory=dict)
-    """Of the evaluation, by name."""
+    """Evaluation sets by name."""
 
     @property
     def all_rows(self) -> list[EncodedPrompt]:
-        """To train on, held out, and of the sets."""
+        """Training rows, held-out rows and the rows of all sets."""
         return [*self.train, *self.held_out, *(prompt for one in self.sets.values() for prompt in one)]
 
 
 @dataclass
 class Turn:
-    """A reply in an episode, and what came of it. It changes while its episode is under way, and never after."""
+    """A reply in an episode and its result. It is mutable only during the episode."""
 
     start: int
-    """Place of its first token in `Completion.token_ids`."""
+    """Index of its first token in `Completion.token_ids`."""
     end: int
-    """Place behind its last."""
+    """Index after its last token."""
     reply: str
-    """Decoded as `Completion.text` is."""
+    """Text, decoded like `Completion.text`."""
     observation: str = ""
-    """What the policy read next, or what the environment said at the end."""
+    """Next input of the policy, or the last message of the environment."""
     reward: float | None = None
-    """Of this turn; None where the environment gave none."""
+    """Reward of this turn; None if the environment gave none."""
     calls: tuple[ToolCall, ...] = ()
-    """Of tools, with what came of them."""
+    """Tool calls with their results."""
     agent: str = ""
-    """Who replied, of several over one model; "" is who read the row's prompt."""
+    """Name of the agent, if several share the model; "" for the agent of the row's prompt."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One sequence of an episode: what was read before its first reply, then its part of `Completion.token_ids`.
+    """One sequence of an episode: the context of its first reply, then its part of `Completion.token_ids`.
 
-    A program that rewrites its dialogue, or asks twice from one place, makes several, and so do several agents and an
-    environment that cuts what was said. What two of them share is in the `token_ids` of the first alone, and in the
-    context of the other, so that it is trained on once.
+    An episode has several branches if a program rewrites its conversation or sends two requests with the same prefix,
+    if it has several agents, or if the environment shortens the conversation. Shared tokens are in the `token_ids` of
+    the first branch only and in the context of the others, so they are trained on once.
     """
 
     context: list[int]
-    """Token ids, at least one, of which none is trained on."""
+    """Token ids, at least one; none is trained on."""
     start: int
-    """Place of its first token in `Completion.token_ids`, a sampled one."""
+    """Index of its first token in `Completion.token_ids`; this token was sampled."""
     end: int
-    """Place behind its last."""
+    """Index after its last token."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer, or all that followed the prompt in an episode of several turns."""
+    """One sampled answer, or all tokens after the prompt in an episode of several turns."""
 
     token_ids: list[int]
-    """Sampled tokens; the last is the end-of-text token or what else stopped it, unless the length limit cut it. Of an
-    episode also those that the environment said, between the turns."""
+    """Sampled tokens. The last one is the end-of-text or stop token, unless the length limit was reached. In an episode
+    also the environment's tokens between the turns."""
     logprobs: list[float]
-    """Logprob of each sampled token under the distribution that sampled it: of those weights, at that temperature, with
-    penalties and cut as SamplingSpec says."""
+    """Logprob of each sampled token under the distribution that sampled it: with the engine's weights and the
+    temperature, penalties and truncation of SamplingSpec."""
     text: str
-    """Decoded without special tokens, and without the string or token that stopped it; of an episode its last reply."""
+    """Text without special tokens and without the stop string or token; the last reply of an episode."""
     truncated: bool
-    """The length limit cut it; of an episode, a limit in turns or tokens."""
+    """Whether the length limit was reached; in an episode, the limit of turns or tokens."""
     weight_version: int
-    """Version of the engine's weights: the number of GRPO steps they had seen. Of the first token, where they changed
-    on the way."""
+    """Version of the engine's weights at the first token: the number of GRPO steps of these weights."""
     token_versions: list[int] = field(default_factory=list)
-    """Of each token, where new weights came while it was sampled (`rollout.inflight_weight_updates`); else empty."""
+    """Version by token, if weights changed during sampling (`rollout.inflight_weight_updates`); else empty."""
     turns: list[Turn] = field(default_factory=list)
-    """Of an episode of several turns; else empty, and all tokens were sampled."""
+    """Turns of an episode; empty for a single turn, in which all tokens were sampled."""
     branches: list[Branch] = field(default_factory=list)
-    """Of an episode with prompts of its own, all of `token_ids` in order; else empty, and they follow the group's."""
+    """Branches of an episode with its own prompts, covering `token_ids` in order; empty if they follow the
+    group's prompt."""
     content: str = ""
-    """Of a turn with tools (env.tools): what is neither thinking nor a call."""
+    """In a turn with tools (env.tools): the text outside of thinking and calls."""
     calls: tuple[ToolCall, ...] = ()
-    """Of a turn with tools, as the engine read them."""
+    """Tool calls of a turn, as parsed by the engine."""
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy sampled, which alone are trained on."""
+        """Number of sampled tokens; only these are trained on."""
         return len(self.logprobs)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that the policy reads of it."""
+        """Number of training sequences."""
         return max(len(self.branches), 1)
 
     def sampled_places(self) -> list[int] | None:
-        """Places of these in `token_ids`; None: all of them."""
+        """Return the indices of sampled tokens in `token_ids`; None: all of them."""
         return [place for turn in self.turns for place in range(turn.start, turn.end)] or None
 
     def versions(self) -> list[int]:
-        """Version of the weights that sampled each token."""
+        """Return the weight version of each sampled token."""
         return self.token_versions or [self.weight_version] * self.num_sampled
 
 
@@ -131,30 +131,30 @@ class Group:
     prompt: EncodedPrompt
     completions: Sequence[Completion]
     results: Sequence[RewardResult] = ()
-    """One a completion; empty until scored."""
+    """One result per completion; empty before scoring."""
 
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """How an engine samples."""
+    """Sampling settings of an engine."""
 
     num_completions: int
     max_tokens: int
     temperature: float
     top_p: float
     seed: int
-    """Each prompt's random numbers follow from this and its place (`seed_prompts`), whatever engine samples it."""
+    """Seed of each prompt's random numbers, together with its index (`seed_prompts`); independent of the engine."""
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     batch: str = ""
-    """Names what is sampled, such as `rollout-12`: the purpose and the step."""
+    """Name of the batch, such as `rollout-12`: purpose and step."""
 
 
 def with_calls(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a turn, a completion or a step, with calls of tools in place of what `asdict` made of them."""
+    """Return the fields of a turn, completion or step with `ToolCall` objects in place of their dicts."""
 
     from slurm_rl.envs.environment import ToolCall
 

@@ -1,13 +1,13 @@
-"""What a policy reads between its replies: the tokens behind a reply, made of an observation. Nothing before them is
-tokenised again, so that what is trained on is what was sampled.
+"""Tokens between two replies of the policy, rendered from an observation. Earlier tokens are never tokenized again, so
+the trained tokens are the sampled ones.
 
     "5<|im_end|>", then "higher"   ->   "\\n<|im_start|>user\\nhigher<|im_end|>\\n<|im_start|>assistant\\n"
 
-With a chat template that is what it renders behind a reply of its own: an end of turn, the observation as messages,
-what makes the model answer. That this follows from the observation alone is proven when a renderer is made. A template
-that would rewrite earlier turns (Qwen3's cuts old thinking) is never asked to: they stay as they were sampled.
+With a chat template these are the tokens that it renders after a reply: the end of the turn, the observation as
+messages, the generation prompt. The constructor checks that they depend only on the observation. A template that would
+rewrite earlier turns (Qwen3 removes old thinking) never gets to: earlier turns stay as sampled.
 
-Results of tools follow in the same way what the template writes behind a call of its own, which need not end the turn.
+Tool results are rendered in the same way after a tool call, which need not end the turn.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from slurm_rl.data.tool_syntax import as_calls, find_tail, write_calls
 from slurm_rl.errors import ConfigError, DataError
 
 _REPLIES = ("Zwischenruf", "Querkopf, 17.")
-"""Two replies that nothing else of a conversation is likely to hold."""
+"""Two replies that are unlikely to occur elsewhere in a conversation."""
 _OBSERVATION = "Gegenbeispiel 23"
 _RESULT: Message = {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": _OBSERVATION}
 
 
 class TurnRenderer:
-    """Observations to tokens.
+    """Renders observations to tokens.
 
     Args:
-        rerenders: before each reply the template writes the whole dialogue; what it says behind one need not be proven.
+        rerenders: the template renders the whole conversation before each reply, so the check is skipped.
 
     Raises:
-        ConfigError: the chat template says something else behind another reply, or hides the observation.
+        ConfigError: the tokens after a reply depend on the reply, or do not contain the observation.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate | None, *, rerenders: bool = False) -> None:
@@ -43,10 +43,10 @@ class TurnRenderer:
             self._prove()
 
     def begin(self, observation: Text) -> list[int]:
-        """Token ids of a whole dialogue, up to where the policy replies.
+        """Return the token ids of a whole conversation, up to the policy's reply.
 
         Raises:
-            DataError: as `render`.
+            DataError: see `render`.
         """
         if self.template is None:
             return list(self.tokenizer(self._plain(observation))["input_ids"])
@@ -54,10 +54,10 @@ class TurnRenderer:
         return self._encode(text)
 
     def render(self, observation: Text, last_token: int | None = None) -> list[int]:
-        """Token ids that follow a reply.
+        """Return the token ids after a reply.
 
         Args:
-            last_token: of the reply; where it ended its turn as the template does, that end is not said twice.
+            last_token: last token of the reply; an end of turn in it is not repeated.
 
         Raises:
             DataError: messages without a chat template, or messages that it refuses.
@@ -68,7 +68,7 @@ class TurnRenderer:
         return token_ids[1:] if token_ids[:1] == [last_token] else token_ids
 
     def find_end(self) -> int | None:
-        """The special token that the template ends a reply with, or a call where there are tools; None without one."""
+        """Return the special token at the end of a reply, or of a call with tools; None without one."""
         if self.template is None:
             return None
         [first, *_] = self.render([_RESULT] if self.template.tools else _OBSERVATION)
@@ -87,7 +87,7 @@ class TurnRenderer:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _behind(self, reply: str, observation: Text) -> str:
-        """What the template says behind a reply, as text; behind calls with `reply` as argument, where tools answer."""
+        """Return the text after a reply; after tool calls with `reply` as argument if the observation has results."""
         assert self.template is not None
         messages = as_messages(observation)
         calls = [message for message in messages if message["role"] == "tool"]
@@ -96,7 +96,7 @@ class TurnRenderer:
         try:
             return self._behind_calls(reply, calls, messages)
         except DataError:
-            # Some take one call a turn, and any number of results.
+            # Some templates accept one call per turn, and any number of results.
             return self._behind_calls(reply, calls[:1], messages)
 
     def _behind_calls(self, reply: str, calls: Sequence[Message], messages: Sequence[Message]) -> str:
@@ -111,7 +111,7 @@ class TurnRenderer:
         assert self.template is not None
         before: Message = {"role": "user", "content": "?"}
         text = self.template.render([before, said, *messages], "an observation", add_generation_prompt=True)
-        # The first one: an observation may contain the anchor, too.
+        # Split at the first anchor: an observation may contain another.
         return text.partition(anchor)[2]
 
     def _prove(self) -> None:
@@ -136,7 +136,7 @@ class TurnRenderer:
 
     def _refuse(self, key: str, seen: str) -> ConfigError:
         return ConfigError(
-            f"{key} needs a chat template that says the same behind every reply",
+            f"{key} needs a chat template that renders the same text after every reply",
             seen=seen,
             action="choose another model, or give the tokenizer a template that only appends",
         )

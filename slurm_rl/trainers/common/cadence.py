@@ -1,7 +1,7 @@
-"""How often the loop saves: every so many steps, or, where checkpoint.interval is auto, as Young and Daly say.
+"""When the loop saves: every `checkpoint.interval` steps, or by the formula of Young and Daly for `auto`.
 
-When one saves changes no digit of a run, since a checkpoint holds what the loop would have gone on with. So clocks may
-decide it.
+A checkpoint holds the whole state of the loop, so the time of a save changes no digit of a run and may follow the
+clock.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from slurm_rl.run_dir.save_times import FIRST_EVERY, LEAST_SAVES, Measured, choo
 
 
 class Times(Protocol):
-    """What the step log remembers of this attempt."""
+    """Measured times of this attempt."""
 
     def recent(self, *, save: bool) -> list[float]:
-        """Seconds of the newest steps, or of the newest saves."""
+        """Return seconds of the newest steps, or of the newest saves."""
 
 
 class Cadence:
-    """When the next save is due.
+    """Decides which steps are saved.
 
     Args:
-        every: steps; None: auto.
-        learned: over all attempts before this one.
-        num_nodes: of the run.
-        limit_s: of the job; None: it has none.
+        every: steps between saves; None: auto.
+        learned: times measured by earlier attempts.
+        num_nodes: nodes of the run.
+        limit_s: time limit of the job; None: no limit.
     """
 
     def __init__(self, every: int | None, learned: Measured, num_nodes: int, limit_s: float | None) -> None:
@@ -39,17 +39,17 @@ class Cadence:
         self._last = 0
 
     def is_due(self, step: int) -> bool:
-        """After this many steps of the loop; of auto, so many after the save before."""
+        """Return whether to save after this step; `auto` counts from the last save."""
         if self.is_fixed or step == 0:
             return step % self.every == 0
         return step - self._last >= self.every
 
     def resume(self, step: int) -> None:
-        """A checkpoint of this step was loaded."""
+        """Start from the checkpoint of this step."""
         self._last = step
 
     def saved(self, step: int, times: Times) -> None:
-        """A save is over, at this step: look what it took."""
+        """Record a save at this step, and choose the next interval from the measured times."""
         self._last = step
         steps, stalls = times.recent(save=False), times.recent(save=True)
         if self.is_fixed or not steps or len(stalls) < LEAST_SAVES:
@@ -65,7 +65,7 @@ class Cadence:
 
 
 def open_cadence(run: RunDir, config: RunConfig) -> Cadence:
-    """As the config says, with what earlier attempts have taught."""
+    """Return the cadence of the config, with the times measured by earlier attempts."""
     every, limit_min = config.checkpoint.interval, config.job.time_limit_min
     limit_s = None if limit_min is None else 60.0 * limit_min
     return Cadence(None if every == "auto" else every, read_learned(run), config.cluster.num_nodes, limit_s)

@@ -1,4 +1,4 @@
-"""What came to each of several agents over one model. Pure."""
+"""Rewards and turns of several agents that share one model. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from slurm_rl.data.groups import Completion, Group
 
 
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`agent/<name>/reward` and `agent/<name>/turns`, of sources in which several speak; nothing where one does.
+    """Return `agent/<name>/reward` and `agent/<name>/turns` of sources with several agents.
 
-    A reward is what turn_rloo credits without discount: that of the agent's own turns, and what no turn was given, such
-    as a scorer's reward. Turns are over all episodes of these sources, so those of all agents add up to the episode's.
+    The reward is the undiscounted credit of turn_rloo: rewards of the agent's turns plus rewards without a turn, like
+    a scorer's. Turns are means over all episodes of these sources, so they sum to the turns of an episode.
     """
-    told: list[tuple[Completion, dict[str, float] | None]] = []
+    rows: list[tuple[Completion, dict[str, float] | None]] = []
     for source in sorted({group.prompt.source for group in groups}):
         part = [group for group in groups if group.prompt.source == source]
         completions = [completion for group in part for completion in group.completions]
         if len({agent for completion in completions for agent in turn_agents(completion)}) > 1:
             results = [result for group in part for result in group.results]
             came = map(first_returns, completions, turn_returns(part, 1.0, None, 0.0))
-            told += [
+            rows += [
                 (completion, None if result.value is None else of_each)
                 for completion, result, of_each in zip(completions, results, came, strict=True)
             ]
     found: dict[str, float] = {}
-    for agent in sorted({agent for completion, _ in told for agent in turn_agents(completion)}):
-        turns = [turn_agents(completion).count(agent) for completion, _ in told]
-        rewards = [came[agent] for _, came in told if came is not None and agent in came]
+    for agent in sorted({agent for completion, _ in rows for agent in turn_agents(completion)}):
+        turns = [turn_agents(completion).count(agent) for completion, _ in rows]
+        rewards = [came[agent] for _, came in rows if came is not None and agent in came]
         found[f"agent/{name_agent(agent)}/turns"] = float(np.mean(turns))
         if rewards:
             found[f"agent/{name_agent(agent)}/reward"] = float(np.mean(rewards))
@@ -40,7 +40,7 @@ def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def name_agent(agent: str) -> str:
-    """As part of a key, different for each: "" is `first`, who reads the row's prompt.
+    """Return a unique part of a metric name; "" (the agent of the row's prompt) becomes `first`.
 
     >>> name_agent(""), name_agent("black"), name_agent("player 1/2"), name_agent("first")
     ('first', 'black', 'player%201%2F2', 'first_')

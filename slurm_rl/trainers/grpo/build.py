@@ -1,4 +1,4 @@
-"""Starts what a run is made of, where the plan says: engines, policy, reference, critic, and the way of the weights."""
+"""Start the parts of a run where the plan places them: engines, policy, reference, critic, weight transport."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from slurm_rl.workers.critic import Critic
 
 _ASYNC_CALLS = 1000
-"""Concurrent calls of an asynchronous engine, which are coroutines: Ray's own default."""
+"""Concurrent calls of an asynchronous engine, which are coroutines; Ray's own default."""
 
 
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts) -> list[Actor]:
-    """Start the rollout engines without waiting: they load while the policy does."""
+    """Start the rollout engines without waiting; they load in parallel with the policy."""
     count = len(_actors(cluster, "rollout"))
     return [start_engine(cluster, config, model_path, prompts, index) for index in range(count)]
 
@@ -37,7 +37,7 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, prompts:
 def start_engine(
     cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
 ) -> Actor:
-    """Start one of them without waiting, for the `generation`-th time in its place."""
+    """Start one engine without waiting. `generation` counts its restarts."""
 
     from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
     from slurm_rl.rollout.vllm.engine import VLLMEngine
@@ -51,7 +51,7 @@ def start_engine(
         actor,
         AsyncVLLMEngine if any_time else VLLMEngine,
         *(model_path, config.model, rollout, max_model_len, len(actor.gpus), prompts.max_images, prompts.tools),
-        not config.eval.only,  # awaits_weights: nothing is sent to the engines of an evaluation
+        not config.eval.only,  # awaits_weights: the engines of an evaluation get no weights
         max_concurrency=_ASYNC_CALLS if any_time else 1,
         generation=generation,
     )
@@ -60,7 +60,7 @@ def start_engine(
 def build_sampler(
     cluster: Cluster, engines: Sequence[Actor], config: RunConfig, supervisor: EngineSupervisor | None = None
 ) -> Sampler:
-    """Fixed shares, or the next prompts to whoever has room."""
+    """Return a sampler with fixed shares, or with dynamic load balancing for asynchronous engines."""
     rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
     if not rollout.inflight_weight_updates:
         return Sampler(cluster, engines, timeout_s, supervisor)
@@ -82,11 +82,11 @@ def build_rollouts(
     model_path: str,
     journal: TurnLog | None = None,
 ) -> Rollouts:
-    """Completions that are scored, episodes with environments or programs, or a mixture of sources with either.
+    """Return single turns, episodes with environments or agents, or a mixture of these by source.
 
     Args:
-        judges: of each source.
-        critic: scores what no judge does.
+        judges: reward sources by data source.
+        critic: scores sources without a scorer.
     """
 
     from slurm_rl.rollout.multi_source import MultiSource, Source
@@ -108,7 +108,7 @@ def build_set_rollouts(
     model_path: str,
     journal: TurnLog | None = None,
 ) -> dict[str, Rollouts]:
-    """The same of each set of the evaluation."""
+    """Return the rollouts of each evaluation set."""
     return {
         name: _build_part(one, sampler, judges[set_key(name)], critic, model_path, journal)
         for name, one in each_set(config).items()
@@ -154,7 +154,7 @@ def _build_part(
 
 
 def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> TurnLog | None:
-    """Where turns of episodes are noted as they end; None where there are none."""
+    """Return the turn log of episodes; None if there are none."""
 
     from slurm_rl.envs.facts import Facts
     from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
@@ -175,7 +175,7 @@ def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) ->
 
 
 def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:
-    """How weights reach the engines, as the plan says."""
+    """Return the weight transport of the plan."""
     if cluster.plan.weight_transfer == "ray":
         return ObjectStore(policy.workers, engines)
     sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
@@ -193,7 +193,7 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> Worker
 
 
 def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
-    """Start the actors that hold the reference apart from the policy; its workers hold it where there are none."""
+    """Start dedicated reference workers; without them, return a group of the policy's workers."""
 
     from slurm_rl.workers.policy_worker import ReferenceWorker
 
@@ -203,7 +203,7 @@ def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) ->
 
 
 def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
-    """Start the critic's workers; what they load is known after the warm-up. None where the algorithm has no critic."""
+    """Start the critic's workers, which load after the warm-up; None if the algorithm has no critic."""
 
     from slurm_rl.workers.critic import Critic, CriticWorker
 
@@ -224,20 +224,20 @@ def _actors(cluster: Cluster, role: str) -> list[ActorPlan]:
 
 
 def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRank]]:
-    """The ranks of a role, and where they meet."""
+    """Return the ranks of a role with their rendezvous."""
     actors = _actors(cluster, role)
     address, port = cluster.nodes.rendezvous(role, actors[0].node)
     return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
 def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, who: str, run: RunDir) -> None:
-    """Return when all of them are up; events say how many are.
+    """Wait until all actors are ready, and log their number as events.
 
     Args:
-        who: what they are, such as "rollout engines".
+        who: name of the actors, such as "rollout engines".
 
     Raises:
-        TrainingError: one died or was silent at the deadline; it is named.
+        TrainingError: an actor died or did not answer before the deadline; the message names it.
     """
 
     def report(count: int) -> None:

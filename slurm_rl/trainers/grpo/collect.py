@@ -1,7 +1,4 @@
-"""The batch of one step: prompts sampled and scored, again with new prompts where groups carry no signal.
-
-What each step samples: its prompts, the request for their completions, and the rewards of what comes.
-"""
+"""The batch of one step: prompts sampled and scored, repeated with new prompts if groups carry no signal."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class BatchSource:
-    """The batch of a GRPO step follows from the step alone, with a curriculum also from what those before came to, so a
-    resumed run draws it again.
+    """Draws the prompts of a GRPO step: a pure function of the step, and of earlier scores with a curriculum, so that a
+    resumed run draws the same prompts.
 
     Args:
-        prompts: those to train on.
-        find_rates: what the steps before came to, for a curriculum.
+        prompts: training prompts.
+        find_rates: returns the solve rates of earlier steps, for a curriculum.
     """
 
     def __init__(
@@ -56,12 +53,12 @@ class BatchSource:
         self.max_tokens = {name: one.rollout.max_tokens for name, one in each_source(config).items()}
 
     def start(self, grpo_step: int) -> Any:
-        """Ask for the completions of a step's prompts; returns at once."""
+        """Request the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
         return self._start("rollout", grpo_step, self._take(self.order, grpo_step * count))
 
     def start_refill(self, grpo_step: int, round_number: int) -> Any:
-        """The same for other prompts: those of a further round (>= 1) of dynamic sampling."""
+        """Request completions of other prompts, for a further round (>= 1) of dynamic sampling."""
         count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
         rows = self._take(self.refill_order, (grpo_step * rounds + round_number) * count)
         return self._start(f"refill-{round_number}", grpo_step, rows)
@@ -82,7 +79,7 @@ class BatchSource:
         return self.rollouts.start([self.prompts[row] for row in rows], spec)
 
     def finish(self, pending: Any, within_s: float | None) -> Batch:
-        """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
+        """Wait for the completions and score them; outside of the loop's thread when sampling ahead."""
 
         from slurm_rl.algorithms.group_reward import apply_group_reward
 
@@ -97,10 +94,10 @@ class BatchSource:
 
 @dataclass(frozen=True)
 class Collected:
-    """What one step sampled, and what it trains on."""
+    """Sampled groups of one step, and its batch."""
 
     groups: list[Group]
-    """The batch."""
+    """Groups to train on."""
     sampled: list[Group]
     """All groups of all rounds."""
     num_rounds: int
@@ -109,12 +106,12 @@ class Collected:
 def collect_groups(draw: Callable[[int], Sequence[Group]], count: int, max_rounds: int) -> Collected:
     """Draw rounds of `count` scored groups until `count` of them carry signal, or `max_rounds` are drawn.
 
-    At the bound, groups without signal fill the batch, so that it has `count` groups whatever was drawn.
+    At the bound, groups without signal fill the batch to `count` groups.
 
     Args:
-        draw: the groups of round 0, 1, ...; a pure function of the round within one step, so that an
+        draw: returns the groups of round 0, 1, ...; a pure function of the round within one step, so that an
             interrupted step repeats.
-        max_rounds: >= 1; with 1 the batch is the round as it came.
+        max_rounds: >= 1; with 1 the batch is the first round.
     """
     sampled = list(draw(0))
     num_rounds = 1
@@ -123,23 +120,23 @@ def collect_groups(draw: Callable[[int], Sequence[Group]], count: int, max_round
     while sum(map(has_signal, sampled)) < count and num_rounds < max_rounds:
         sampled += draw(num_rounds)
         num_rounds += 1
-    # Which groups follows from their signal, their order from the sampling alone.
+    # The signal decides which groups are kept, the sampling decides their order.
     by_signal = sorted(range(len(sampled)), key=lambda place: not has_signal(sampled[place]))
     return Collected([sampled[place] for place in sorted(by_signal[:count])], sampled, num_rounds)
 
 
 class BatchCollector:
-    """Gives each step its batch: from the engines, from the batches sampled ahead, or from rollouts on disk."""
+    """Returns the batch of each step: from the engines, from batches sampled ahead, or from rollouts on disk."""
 
     def __init__(self, config: RunConfig, run: RunDir, source: BatchSource, pipeline: RolloutPipeline[Any]) -> None:
         self.config, self.run_dir, self.source, self.pipeline = config, run, source, pipeline
         self.failures = FailureWatch(config.reward.max_failure_rate)
 
     def take(self, step: int, timer: Timer) -> Collected:
-        """The groups of GRPO step `step` (>= 0), sampled and scored.
+        """Return the sampled and scored groups of GRPO step `step` (>= 0).
 
         Args:
-            timer: gets the phases rollout, reward, refill, and hidden: what a batch took while the loop trained.
+            timer: records the phases rollout, reward, refill, and hidden (time of a batch during training).
 
         Raises:
             RewardError: too many rewards failed.
@@ -158,7 +155,7 @@ class BatchCollector:
             )
         except StopRequested:
             if self.pipeline.staleness:
-                self.pipeline.put_back(step, first)  # its weights are gone on resume
+                self.pipeline.put_back(step, first)  # its weights are lost on resume
             raise
         self.failures.check([result for group in collected.sampled for result in group.results])
         if rollout.dump:
@@ -178,6 +175,6 @@ class BatchCollector:
         return batch
 
     def _refill(self, step: int, number: int, timer: Timer) -> list[Group]:
-        """Other prompts for dynamic sampling."""
+        """Request other prompts for dynamic sampling."""
         with timer.phase("refill"):
             return self.pipeline.draw(lambda: self.source.start_refill(step, number)).groups

@@ -1,7 +1,7 @@
-"""Sets of rows to evaluate on, each with its own environment, reward and sampling, and what was found of each.
+"""Evaluation sets, each with its own environment, reward and sampling, and their metrics.
 
-Their seeds are those of the set alone: every step, every run and every checkpoint answers the same prompts with the
-same random numbers, so that what two of them differ in is the weights.
+The seed depends only on the set: all steps, runs and checkpoints sample the same prompts with the same random numbers,
+so results differ only by the weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slurm_rl.trainers.grpo.step_metrics import judge_groups, pass_sizes
 
 @dataclass(frozen=True)
 class EvalSet:
-    """One of them, ready to be sampled."""
+    """An evaluation set, ready to sample."""
 
     name: str
     prompts: Sequence[EncodedPrompt]
     rollouts: Rollouts
     config: RunConfig
-    """As of a run whose data and sampling were those."""
+    """Config of the run with the set's data and sampling."""
     num_samples: int
 
     def sample(self, step: int) -> list[Group]:
@@ -48,7 +48,7 @@ class EvalSet:
 def build_sets(
     config: RunConfig, prompts: Mapping[str, Sequence[EncodedPrompt]], rollouts: Mapping[str, Rollouts]
 ) -> list[EvalSet]:
-    """The sets of a run, by name."""
+    """Return the evaluation sets of a run."""
     return [
         EvalSet(name, prompts[name], rollouts[name], one, config.eval.sets[name].num_samples)
         for name, one in each_set(config).items()
@@ -56,7 +56,7 @@ def build_sets(
 
 
 def set_metrics(name: str, groups: Sequence[Group]) -> dict[str, float]:
-    """What the samples of a set say; failed ones are counted and have no part in a mean."""
+    """Return the metrics of a set; failed samples are counted but excluded from the means."""
     failed = [[result.failure is not None for result in group.results] for group in groups]
     scores = [
         [None if is_failed else score for score, is_failed in zip(*pair, strict=True)]

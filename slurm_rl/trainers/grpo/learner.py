@@ -1,4 +1,4 @@
-"""From scored groups to optimizer steps: advantages, minibatches, the policy's and the critic's steps."""
+"""From scored groups to optimizer steps: advantages, minibatches, steps of policy and critic."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learned:
-    """What one step of learning found."""
+    """Results of one step of learning."""
 
     totals: list[dict[str, float]]
-    """Of each optimizer step of the policy: loss, gradient norm, sums over tokens. Empty where nothing moved it."""
+    """Loss, gradient norm and token sums of each optimizer step of the policy; empty without a gradient."""
     num_tokens: int
-    """Tokens computed on in all of them."""
+    """Number of tokens computed in all optimizer steps."""
     kl_coefficient: float | None
-    """For the next step; None where it stays as configured."""
+    """KL coefficient of the next step; None if it is constant."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Learning rates, the critic's numbers, the KL controller's."""
+    """Metrics of the learning rates, the critic and the KL controller."""
 
 
 class Learner:
-    """Trains policy and critic on one batch after another. It remembers nothing: a step follows from its arguments.
+    """Trains policy and critic on batches. It has no state: a step follows from its arguments.
 
     Args:
-        reference: the ranks that answer for the reference; those of the policy where these hold it.
+        reference: ranks that compute reference logprobs; the policy's ranks if they hold the reference.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Learner:
 
     @property
     def packed(self) -> bool:
-        """Several sequences share one row, of the policy and of the reference."""
+        """Whether policy and reference read several sequences per row."""
         return self.policy.packed and self.reference.packed
 
     def learn(self, groups: Sequence[Group], step: int, kl_coefficient: float | None) -> Learned:
-        """Advantages and one optimizer step a minibatch and epoch.
+        """Compute advantages and take one optimizer step per minibatch and epoch.
 
-        A minibatch without a gradient takes no step: Adam's momentum alone would move the weights.
+        A minibatch without a gradient is skipped: Adam's momentum would still move the weights.
 
         Args:
-            step: of GRPO, from 0.
-            kl_coefficient: where a controller has moved it; else None.
+            step: GRPO step, from 0.
+            kl_coefficient: value chosen by the KL controller; None without one.
         """
         algorithm, lr = self._algorithm(kl_coefficient), self._lr(step)
         reference = self._reference_logprobs(groups)
@@ -92,8 +92,8 @@ class Learner:
         sequences = build_train_sequences(groups, algorithm, reference, values, self.temperatures)
         if self.config.correction_kind is None:
             return sequences
-        # What the policy says of the completions before it trains on them; where all of them make one optimizer step,
-        # its own forward pass says the same.
+        # Logprobs of the completions before training. With one optimizer step, the training pass computes
+        # the same.
         is_one = self.config.trainer.num_updates == 1
         plain = None if is_one else build_plain_sequences(groups, self.temperatures)
         return correct_sampler(sequences, None if plain is None else self.policy.compute("logprobs", plain))
@@ -101,7 +101,7 @@ class Learner:
     def _split(
         self, sequences: Sequence[TrainSequence], groups: Sequence[Group], step: int
     ) -> list[list[TrainSequence]]:
-        """The minibatches of all epochs, each epoch in an order of its own that follows from seed and step."""
+        """Return the minibatches of all epochs; the order of each epoch follows from seed and step."""
         trainer = self.config.trainer
         place = (self.config.seed, "minibatches", self.config.warmup.num_steps + step)
         return [
@@ -115,10 +115,10 @@ class Learner:
     def _train_critic(
         self, minibatches: Sequence[Sequence[TrainSequence]], kept: Sequence[TrainSequence], step: int
     ) -> dict[str, float]:
-        """The critic learns the returns; its numbers, empty where there is none.
+        """Train the critic on the returns, and return its metrics; empty without a critic.
 
         Args:
-            kept: the sequences of one epoch.
+            kept: sequences of one epoch.
         """
 
         from slurm_rl.workers.critic import value_metrics
@@ -130,7 +130,7 @@ class Learner:
         return value_metrics(kept) | self.critic.train(minibatches, config.clip, lr)
 
     def _algorithm(self, kl_coefficient: float | None) -> AlgorithmConfig:
-        """The learning rule of a step: the KL coefficient may have moved."""
+        """Return the algorithm of a step, with the current KL coefficient."""
         algorithm = self.config.algorithm
         if kl_coefficient is None:
             return algorithm
@@ -143,7 +143,7 @@ class Learner:
         algorithm: AlgorithmConfig,
         now: float | None,
     ) -> tuple[float | None, dict[str, float]]:
-        """The next step's KL coefficient, where it has a target, and what it was chosen by."""
+        """Return the next KL coefficient and its metrics, if it has a target."""
         kl = algorithm.kl
         found = None if kl.target is None or reference is None else completion_kl(groups, reference, algorithm)
         if not found or kl.target is None:
@@ -158,6 +158,6 @@ class Learner:
         return self.reference.compute("reference_logprobs", build_plain_sequences(groups, self.temperatures))
 
     def _lr(self, step: int) -> float:
-        """Learning rate of the policy's next step; its schedule begins when the critic has had its steps alone."""
+        """Return the policy's learning rate; the schedule starts after the critic's warm-up."""
         alone = 0 if self.critic is None else self.config.critic.warmup_steps
         return schedule_lr(self.config.optim, step - alone, self.config.trainer.num_steps - alone)

@@ -1,12 +1,11 @@
-"""Batches on their way: sampled and scored while the policy trains on older ones.
+"""Batches in flight: sampled and scored while the policy trains on older ones.
 
-With `rollout.max_off_policy_steps` k, step t trains on a batch that was sampled with the weights of step t - k (with
-those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the synchronous
-loop. What is asked for when does not depend on time, so every k repeats in every digit, and a checkpoint holds the
-batches in flight (rollouts.json), because their weights are gone on resume. Further prompts for a step (dynamic
-sampling) are asked for in that step, behind what is in flight, with newer weights. With
-`rollout.inflight_weight_updates` engines begin a batch before the last one ended and take weights as they come, so k is
-a bound, and time decides what below it a token has.
+With `rollout.max_off_policy_steps` k, step t trains on a batch sampled with the weights of step t - k (with those of
+step 0 while t < k). At k = 0 the batch of step t is requested in step t: the synchronous loop. The schedule does not
+depend on time, so every k repeats in every digit. A checkpoint holds the batches in flight (rollouts.json), because
+their weights are lost on resume. Dynamic sampling requests further prompts of a step in that step, after the batches in
+flight and with newer weights. With `rollout.inflight_weight_updates` batches overlap in an engine and weights change
+between tokens, so k is a bound and the version of a token depends on time.
 
     step t:  start(t + k) -> take(t) -> train -> send weights t + 1, which an engine loads after batch t + k
 """
@@ -36,24 +35,24 @@ Ticket = TypeVar("Ticket")
 
 @dataclass(frozen=True)
 class Batch:
-    """Scored groups of one step, and what they took."""
+    """Scored groups of one step, with their times."""
 
     groups: list[Group]
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time by phase, in another thread than the loop's unless k is 0."""
+    """Seconds by phase; measured in another thread than the loop's unless k is 0."""
 
 
 class RolloutPipeline(Generic[Ticket]):
     """Batches by step.
 
     Args:
-        start: asks the engines for the batch of a step and returns at once; in the loop's thread, so that the
-            engines get requests and weights in one order.
-        finish: waits for such a batch and scores it. With a number of seconds, stop signals do not end the waiting
-            and that long it may take; with None they do.
+        start: sends the requests of a step's batch and returns at once; called in the loop's thread, so that engines
+            get requests and weights in one order.
+        finish: waits for such a batch and scores it. With a number of seconds it ignores stop signals for that long;
+            with None it raises at a stop signal.
         staleness: k.
-        num_steps: the batches of steps from here on are not asked for.
-        is_journalled: what is in flight goes on from its own journal, so that no checkpoint waits for it.
+        num_steps: no batch is requested from this step on.
+        is_journalled: batches in flight resume from the turn log, so checkpoints do not wait for them.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class RolloutPipeline(Generic[Ticket]):
         self.staleness, self.num_steps = staleness, num_steps
         self._entries: dict[int, tuple[Ticket, Future[Batch]]] = {}
         self._done: dict[int, Batch] = {}
-        # One thread: batches are scored in their order.
+        # One thread: batches are scored in order.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rollout")
 
     def take(self, step: int) -> Batch:
-        """The batch of this step, after those that may be in flight meanwhile have been asked for."""
+        """Request the batches that may be in flight during this step, then return the step's batch."""
         for ahead in range(step, min(step + self.staleness, self.num_steps - 1) + 1):
             if ahead not in self._entries and ahead not in self._done:
                 ticket = self._start(ahead)
@@ -85,22 +84,22 @@ class RolloutPipeline(Generic[Ticket]):
         return batch
 
     def draw(self, start: Callable[[], Ticket]) -> Batch:
-        """Another batch at once, which the engines get behind those that were asked for.
+        """Request another batch after those in flight.
 
         Args:
-            start: asks for it, in the loop's thread.
+            start: sends its requests, in the loop's thread.
         """
         return self._threads.submit(self._finish, start(), None).result()
 
     def put_back(self, step: int, batch: Batch) -> None:
-        """What was taken is to be taken again: the step did not come to an end."""
+        """Return the taken batch to the queue, because its step was interrupted."""
         self._done[step] = batch
 
     def settle(self, within_s: float) -> dict[int, list[Group]]:
-        """Wait for the batches in flight, for a checkpoint; they stay to be taken.
+        """Wait for the batches in flight, for a checkpoint; they stay in the queue.
 
-        One that a stop signal interrupted gets `within_s` to end and is left out otherwise: it will be sampled
-        anew, with newer weights.
+        A batch interrupted by a stop signal has `within_s` seconds to end; otherwise it is left out, and sampled again
+        with newer weights.
         """
         if self.is_journalled:
             return {}
@@ -110,19 +109,19 @@ class RolloutPipeline(Generic[Ticket]):
         return {step: batch.groups for step, batch in sorted(self._done.items())}
 
     def wait(self, within_s: Callable[[], float]) -> None:
-        """Until nothing is in flight; what went wrong is told when it is taken.
+        """Wait until nothing is in flight; errors are raised when a batch is taken.
 
-        A batch that a stop signal interrupted has turns to come, which must not be of newer weights than those it has
-        had: it ends first, as for a checkpoint.
+        A batch interrupted by a stop signal must not continue with newer weights, so it ends first, as for a
+        checkpoint.
 
         Args:
-            within_s: seconds that it may take from the stop on, asked for where there is such a batch.
+            within_s: returns the seconds that it may take after the stop; called only for such a batch.
         """
         if any(isinstance(future.exception(), StopRequested) for _, future in self._entries.values()):
             self._let_end(within_s())
 
     def _let_end(self, within_s: float) -> None:
-        """Wait for what is in flight; of what a stop interrupted for so long, then it is forgotten."""
+        """Wait for batches in flight; an interrupted batch is dropped after its time."""
         deadline = time.monotonic() + within_s
         for step, (ticket, future) in sorted(self._entries.items()):
             if isinstance(future.exception(), StopRequested):
@@ -131,16 +130,16 @@ class RolloutPipeline(Generic[Ticket]):
                     self._done[step] = self._finish(ticket, max(deadline - time.monotonic(), 0.0))
 
     def restore(self, batches: dict[int, list[Group]]) -> None:
-        """Go on with the batches of a checkpoint."""
+        """Restore the batches of a checkpoint."""
         self._done = {step: Batch(groups) for step, groups in batches.items()}
 
     def close(self) -> None:
-        """Wait for nothing; the engines go with the run."""
+        """Close without waiting; the engines end with the run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> dict[str, float]:
-    """How old the weights behind a batch are, for its row; `mixed`: also how many completions saw new ones come."""
+    """Return the staleness metrics of a batch; `mixed`: also the number of completions with several weight versions."""
     completions = [completion for group in groups for completion in group.completions]
     # Steps between the weights that sampled a token and the policy at `version`.
     ages = [version - token for completion in completions for token in completion.versions()]
@@ -151,14 +150,14 @@ def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> 
 
 
 def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:
-    """Write rollouts.json; nothing when there are none."""
+    """Write rollouts.json if there are batches in flight."""
     if batches:
         rows = {str(step): [asdict(group) for group in groups] for step, groups in batches.items()}
         write_json(folder / ROLLOUTS_FILE, rows)
 
 
 def load_rollouts(folder: Path) -> dict[int, list[Group]]:
-    """What `save_rollouts` wrote. Numbers in JSON keep every digit."""
+    """Read the batches that `save_rollouts` wrote; JSON keeps every digit of the numbers."""
     path = folder / ROLLOUTS_FILE
     if not path.is_file():
         return {}
@@ -167,7 +166,7 @@ def load_rollouts(folder: Path) -> dict[int, list[Group]]:
 
 
 def parse_group(tree: dict[str, Any]) -> Group:
-    """Back from `asdict`."""
+    """Rebuild a group from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
     completions = [
         Completion(

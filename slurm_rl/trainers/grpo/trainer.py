@@ -1,7 +1,7 @@
 """The GRPO loop: sample, score, learn, sync, log, save.
 
-Steps count over the whole run: warm-up steps first, then GRPO steps. Whatever happens between two
-lines of `grpo_step`, the run can be resumed at the last saved step and goes on as if nothing had been.
+Steps count over the whole run: warm-up steps first, then GRPO steps. The run resumes from the last checkpoint with
+identical metrics, wherever it was interrupted.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     from slurm_rl.trainers.grpo.eval_sets import EvalSet
     from slurm_rl.trainers.grpo.learner import Learned, Learner
 
-# A run that fails gives a checkpoint in progress so long; its workers may be dead.
+# Seconds that a failing run waits for a checkpoint in progress; its workers may be dead.
 _LAST_SAVE_S = 30.0
 _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step found; its row of metrics.jsonl is made from this alone."""
+    """Results of one step; its row of metrics.jsonl is made only from this."""
 
     collected: Collected
     learned: Learned
     probe_difference: float
-    """Of the newest weights that engines have proven to hold."""
+    """Logprob difference on the probe of the newest verified weights."""
     seconds: dict[str, float]
 
 
 class GRPOTrainer:
-    """Owns the order of things; every piece of machinery is handed in."""
+    """Synchronous or asynchronous GRPO loop; all components are injected."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class GRPOTrainer:
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
 
     def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
-        """Train to the end, or save and raise StopRequested when asked to stop.
+        """Train to the end, or save and raise StopRequested at a stop signal.
 
         Args:
-            wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
+            wait_for_engines: returns when the rollout engines are up; they start during the warm-up.
         """
         restored = self.saver.restore()
         if restored:
@@ -115,7 +115,7 @@ class GRPOTrainer:
             self.saver.wait()
             self.metrics.steps.add(self.state.step, SAVE)
         except StopRequested:
-            self.metrics.steps.mark()  # the step that it interrupted is nothing that a row could have
+            self.metrics.steps.mark()  # discard the times of the interrupted step
             self.save(wait_s=self.saver.settle_s())
             self.saver.wait()
             self.metrics.steps.add(self.state.step, SAVE)
@@ -126,8 +126,8 @@ class GRPOTrainer:
         return self.state
 
     def begin(self, wait_for_engines: Callable[[], None]) -> None:
-        """The warm-up while the engines start, then weights in every engine and what they do before training."""
-        if self.config.rollout.colocate:  # they are up, and asleep
+        """Warm up while the engines start, send the weights, and evaluate before training."""
+        if self.config.rollout.colocate:  # engines are up and asleep
             self.sync.transport.open()
             self.leave_gpus_to_the_policy(Timer())
             self.warm_up()
@@ -143,7 +143,7 @@ class GRPOTrainer:
         self.save_if_due()
 
     def warm_up(self) -> None:
-        """Supervised steps on reference answers, then what begins as the policy does now."""
+        """Run the supervised steps on reference answers, then initialize reference and critic from the policy."""
         learner = self.learner
         self.metrics.steps.mark()
         warm_up(self.config, self.prompts, learner.policy, self.state, self.write_row)
@@ -151,13 +151,13 @@ class GRPOTrainer:
 
     @property
     def steps_done(self) -> int:
-        """GRPO steps; the warm-up's come before them."""
+        """Number of GRPO steps so far, without the warm-up."""
         return self.state.step - self.config.warmup.num_steps
 
     # ---- one step ------------------------------------------------------------------------------
 
     def grpo_step(self) -> StepResult:
-        """One GRPO step, from prompts to new weights in the engines."""
+        """Run one GRPO step, from prompts to new weights in the engines."""
 
         from slurm_rl.data.curriculum import note_scores
 
@@ -165,7 +165,7 @@ class GRPOTrainer:
         with timer.phase("step"):
             collected = self.batches.take(self.steps_done, timer)
             self.leave_gpus_to_the_policy(timer)
-            with self.policy_lock:  # until its weights are on their way they have no version
+            with self.policy_lock:  # weights get their version when they are sent
                 with timer.phase("train"):
                     learned = self.learner.learn(collected.groups, self.steps_done, self.state.kl_coefficient)
                 self.state.kl_coefficient = learned.kl_coefficient
@@ -177,13 +177,13 @@ class GRPOTrainer:
         return StepResult(collected, learned, probe_difference, timer.seconds)
 
     def leave_gpus_to_the_policy(self, timer: Timer) -> None:
-        """Engines on the policy's own GPUs sleep until the next weights."""
+        """Put engines on the policy's GPUs to sleep until the next weights."""
         if self.config.rollout.colocate:
             with timer.phase("sleep"):
                 self.sampler.sleep()
 
     def push_weights(self, timer: Timer) -> None:
-        """Send the weights; returns at once, but for episodes between whose turns no weights may come."""
+        """Send the weights without waiting; episodes that must not mix versions end first."""
         if blocks_on_weights(self.config):
             with timer.phase("rollout"):
                 self.pipeline.wait(self.saver.settle_s)
@@ -191,11 +191,11 @@ class GRPOTrainer:
             self.sync.push(self.state.step)
 
     def verify_weights(self, timer: Timer) -> float:
-        """The largest difference of a probe of those that have arrived.
+        """Wait for weight pushes and return the largest logprob difference on the probe.
 
-        Who samples ahead waits for older ones alone, which engines have had time to take. Continuous engines take them
-        at once, and out of order with requests: what is asked for after this must not begin with older ones, or the
-        bound on staleness would not hold.
+        With `max_off_policy_steps=k` the newest k pushes may still be in flight. Asynchronous engines take weights at
+        once and out of order with requests, so all pushes are verified: a later request must not start with older
+        weights.
         """
         with timer.phase("sync"):
             return self.sync.verify(leave=0 if self.config.has_async_engines else self.pipeline.staleness)
@@ -203,13 +203,13 @@ class GRPOTrainer:
     # ---- around the step -----------------------------------------------------------------------
 
     def log(self, result: StepResult) -> None:
-        """The step's row of metrics.jsonl, and a few of its completions."""
+        """Log the metrics of the step and a few of its completions."""
         groups = result.collected.groups
         self.write_row("grpo", self.describe(result))
         log_samples(self.run_dir, self.state.step, groups[: self.config.logging.samples_per_step])
 
     def describe(self, result: StepResult) -> dict[str, float]:
-        """A step in numbers; all but times and the sync's follow from config and seed."""
+        """Return the metrics of a step; all but times and the sync's follow from config and seed."""
         config, learned, groups = self.config, result.learned, result.collected.groups
         kept = kept_metrics(groups, config.algorithm.filters)
         num_kept = round(kept["tokens/trained"]) * config.trainer.num_epochs
@@ -248,7 +248,7 @@ class GRPOTrainer:
             self.save(wait_s=self.config.trainer.step_timeout_s)
 
     def save(self, *, wait_s: float) -> None:
-        """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
+        """Save a checkpoint of this step with the batches in flight that end within `wait_s`."""
         self.saver.save_run(self.state, self.pipeline.settle(wait_s))
         self.metrics.steps.add(self.state.step, SAVE)
         self.cadence.saved(self.steps_done, self.metrics.steps)

@@ -80,7 +80,7 @@ def test_a_template_that_says_nothing_of_tools_is_refused(family: str) -> None:
 
 def test_a_template_that_leaves_calls_out_is_refused() -> None:
     chat = template("lfm2", ADD)
-    with pytest.raises(ConfigError, match=r"env\.tools needs a chat template that says the same behind every reply"):
+    with pytest.raises(ConfigError, match=r"env\.tools needs a chat template that renders the same text"):
         TurnRenderer(chat.tokenizer, chat)
     with pytest.raises(ConfigError, match=r"env\.tool_parser must be given .* a template that writes no calls"):
         ToolSyntax.of(chat, None)
