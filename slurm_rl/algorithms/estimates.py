@@ -1,4 +1,4 @@
-"""What k samples of each of n prompts say of a policy, with how far it may be off. Pure; the standard library alone."""
+"""Metrics of k samples of each of n prompts, with their standard errors. Pure; standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z = 1.959963984540054
-"""Of 95 %."""
+"""Normal quantile of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Estimate:
 
     value: float
     error: float
-    """Half of its 95 % interval: 1.96 standard errors over the prompts, whose samples go together (Miller 2024,
-    https://arxiv.org/abs/2411.00640, eq. 1 and section 2.1). 0 of a single prompt, which says nothing of others."""
+    """Half of the 95 % interval: 1.96 standard errors clustered by prompt (Miller 2024,
+    https://arxiv.org/abs/2411.00640, eq. 1 and section 2.1). 0 for a single prompt."""
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -32,7 +32,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """Of one number a prompt; None of none.
+    """Return mean and error of one number per prompt; None for an empty list.
 
     >>> estimate_mean([1.0, 0.0, 1.0, 0.0]).value
     0.5
@@ -47,9 +47,9 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
 
 
 def average_at_k(scores: Sequence[Sequence[float | None]]) -> Estimate | None:
-    """avg@k: the mean over prompts of the mean of each one's scores; a score that is None is of a failure.
+    """Return avg@k: the mean over prompts of each prompt's mean score; None marks a failed sample.
 
-    A failed sample is left out of its prompt, and a prompt of failures alone out of the mean.
+    Failed samples are left out of their prompt's mean, and prompts with only failures out of the total.
     """
     known = [[score for score in row if score is not None] for row in scores]
     return estimate_mean([math.fsum(row) / len(row) for row in known if row])

@@ -1,11 +1,11 @@
-"""Rewards of a whole group at once: a judge that compares the answers to one prompt. A function of the user's own.
+"""Rewards of a whole group, by a user's function that compares the completions of one prompt.
 
     def score(prompt, completions, rewards):          algorithm.group_reward=file.py:score
         shortest = min(len(one.token_ids) for one in completions)
         return [reward if len(one.token_ids) == shortest else 0.0 for one, reward in zip(completions, rewards)]
 
-It is called in the trainer, with the prompt (`EncodedPrompt`), its completions or episodes (`Completion`, with `turns`)
-and what each was given before: a number, or None where that failed. It returns a number for each.
+The trainer calls it with the prompt (`EncodedPrompt`), its completions or episodes (`Completion`, with `turns`) and
+their rewards: numbers, or None for failures. It returns one number per completion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_rl.rewards.values import describe_error, read_number, show
 
 
 def apply_group_reward(spec: str, groups: Sequence[Group]) -> list[Group]:
-    """The groups with what the function says of each; one that it cannot judge has failed, and its rewards with it.
+    """Return the groups with the function's rewards; a group on which it raises has failed rewards.
 
     Args:
         spec: `file.py:name`.
@@ -42,7 +42,7 @@ def _judge(spec: str, group: Group) -> list[RewardResult]:
             else result
             for result in group.results
         ]
-    # What failed before stays so: nobody saw it to its end.
+    # An earlier failure stays a failure: the completion is incomplete.
     pairs = zip(group.results, found, strict=True)
     return [result if result.failure is not None else replace(result, value=value) for result, value in pairs]
 

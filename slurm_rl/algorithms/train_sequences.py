@@ -23,7 +23,7 @@ from slurm_rl.rewards.results import RewardResult
 _SHOWN_CHARS = 200
 
 _REWARD_TO_GO = GAEConfig(gamma=1.0, lam=1.0, whiten=True)
-"""Of REINFORCE++, whose paper has no discount."""
+"""GAE settings of REINFORCE++, which has no discount."""
 
 
 def group_rewards(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,10 +34,10 @@ def group_rewards(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
-    """Reward that a completion of `length` tokens gets for its length alone, 0 or below.
+    """Return the length penalty of a completion, at most 0.
 
-    DAPO (https://arxiv.org/abs/2503.14476, eq. 13) with L_max = max_tokens and L_cache = buffer_share * L_max:
-    0 up to L_max - L_cache, then (L_max - L_cache - length) / L_cache, which is -1 at the limit; times `penalty`.
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 13) with L_max = max_tokens and L_cache = buffer_share * L_max: 0 up to
+    L_max - L_cache, then (L_max - L_cache - length) / L_cache, which is -1 at the limit; times `penalty`.
     """
     buffer = config.buffer_share * max_tokens
     if buffer == 0:
@@ -74,10 +74,10 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
 def build_plain_sequences(
     groups: Sequence[Group], temperatures: Mapping[str, float] | None = None
 ) -> list[TrainSequence]:
-    """One sequence a completion, or a branch of it, in order of groups, then completions, to be read alone.
+    """Return one sequence per completion or branch, in the order of groups and completions, without learning targets.
 
     Args:
-        temperatures: of each source's sampling, where they differ; see `own_temperatures`.
+        temperatures: sampling temperature by source, if they differ; see `own_temperatures`.
     """
     if temperatures:
         return [
@@ -113,7 +113,7 @@ def _places_of_branches(completion: Completion) -> list[tuple[Branch, list[int]]
 
 
 def find_parts(groups: Sequence[Group]) -> list[tuple[int, slice]]:
-    """Of each sequence the completion that it is of, and which of its sampled tokens are in it."""
+    """Return for each sequence the index of its completion and the slice of the completion's sampled tokens."""
     parts: list[tuple[int, slice]] = []
     for owner, completion in enumerate(completion for group in groups for completion in group.completions):
         first = 0
@@ -139,7 +139,7 @@ def _join(prompt: EncodedPrompt, answer: Sequence[int], weight: float = 0.0) -> 
 
 
 def _mask_environment(sequence: TrainSequence, completion: Completion) -> TrainSequence:
-    """Of an episode what was sampled is trained on, and nothing that its environment said."""
+    """Exclude the environment's tokens of an episode from training."""
     places = completion.sampled_places()
     if places is None or len(places) == len(completion.token_ids):
         return sequence
@@ -153,12 +153,12 @@ def build_train_sequences(
     values: Sequence[FloatArray] | None = None,
     temperatures: Mapping[str, float] | None = None,
 ) -> list[TrainSequence]:
-    """The sequences of `build_plain_sequences` with what is learned of them; `split_minibatches` gives them weight.
+    """Return the sequences of `build_plain_sequences` with advantages and targets; `split_minibatches` adds weights.
 
     Args:
-        ref_logprobs: one array a sequence, or None without a KL term.
-        values: the critic's, one array a sequence, for an advantage that needs them.
-        temperatures: as for `build_plain_sequences`.
+        ref_logprobs: one array per sequence; None without a KL term.
+        values: the critic's values, one array per sequence, if the advantage needs them.
+        temperatures: see `build_plain_sequences`.
     """
     parts = find_parts(groups)
     ref_logprobs = None if ref_logprobs is None else join_parts(parts, ref_logprobs)
@@ -207,10 +207,10 @@ def kl_of_tokens(
 
 
 def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> list[float]:
-    """KL to the reference of each completion whose reward is known, summed over its tokens.
+    """Return the KL to the reference of each completion with a valid reward, summed over tokens.
 
     Args:
-        ref_logprobs: one array a sequence.
+        ref_logprobs: one array per sequence.
     """
     known = [result.value is not None for group in groups for result in group.results]
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
@@ -224,11 +224,11 @@ def compute_advantages(
     kl: Sequence[FloatArray] | None,
     values: Sequence[FloatArray] | None,
 ) -> tuple[list[FloatArray], list[FloatArray] | None]:
-    """Advantages of each completion, for all its tokens [1] or for each [L]; and what a critic should have said.
+    """Return the advantages of each completion, one for all tokens [1] or one per token [L], and the critic's targets.
 
     Args:
-        kl: of each completion's tokens, to be taken from the reward.
-        values: of a critic; None without one.
+        kl: KL of each completion's tokens, to subtract from the reward.
+        values: the critic's values; None without a critic.
     """
 
     from slurm_rl.algorithms.turn_credit import turn_returns
@@ -285,10 +285,10 @@ def compute_turn_advantages(
 
 
 def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """What the function of a row makes of rewards [P, G].
+    """Return the advantages that the registered function computes from rewards [P, G].
 
     Raises:
-        ConfigError: a user's function that does not give a finite number for each.
+        ConfigError: a user's function did not return a finite number for each.
     """
     scores = row.load()(rewards, known)
     if not isinstance(scores, torch.Tensor) or scores.shape != rewards.shape or not torch.isfinite(scores).all():
@@ -305,11 +305,12 @@ def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tens
 def correct_sampler(
     sequences: Sequence[TrainSequence], proximal_logprobs: Sequence[FloatArray] | None
 ) -> list[TrainSequence]:
-    """The sequences with their ratio taken to the policy, and a correction from the sampler to that; see loss.py.
+    """Return the sequences with the ratio relative to the policy at the start of the step, and the correction from the
+    sampler; see losses.py.
 
     Args:
-        proximal_logprobs: of the policy at the start of the step; None where one optimizer step is made of the
-            sequences, whose own forward pass says them.
+        proximal_logprobs: logprobs of the policy at the start of the step; None with one optimizer step, whose forward
+            pass computes the same.
     """
     olds: Sequence[FloatArray | None] = proximal_logprobs or [None] * len(sequences)
     return [

@@ -1,14 +1,13 @@
-"""Credit by turn, where an environment gives rewards on the way. Pure.
+"""Credit per turn, if an environment gives rewards during an episode. Pure.
 
-A turn is credited with what comes from it on, `R_t = r_t + discount * R_(t+1)`, less a baseline of its whole episode,
-which is the return of the other episodes of its group: `A_t = R_t - mean of the others' R_0`. Nothing that the episode
-itself did is in that baseline, so the expected gradient is that of the policy gradient theorem, in each turn.
+The return of a turn is `R_t = r_t + discount * R_(t+1)`. The baseline is the mean return of the other episodes of the
+group: `A_t = R_t - mean of the others' R_0`. It does not depend on the episode's own actions, so the gradient of each
+turn is unbiased (policy gradient theorem).
 
-Of several agents over one model each has its own: what comes to it from its turn on, less what came to the same agent
-in the other episodes, so that a game which one wins and one loses teaches both.
+With several agents on one model each agent has its own returns and its own baseline, so that a game with a winner and a
+loser teaches both.
 
-A mean over what other episodes have at the same turn is no baseline: which episodes get there follows from their
-actions, and the expected gradient is then another one.
+The mean over other episodes at the same turn would not be a valid baseline: actions decide which episodes reach a turn.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ def turn_lengths(completion: Completion) -> list[int]:
 
 
 def turn_agents(completion: Completion) -> list[str]:
-    """Who replied in each turn."""
+    """Return the agent of each turn."""
     return [turn.agent for turn in completion.turns] or [""]
 
 
 def first_returns(completion: Completion, returns: Sequence[float]) -> dict[str, float]:
-    """What came to each agent in all."""
+    """Return the total return of each agent."""
     pairs = zip(turn_agents(completion), returns, strict=True)
     return dict(reversed([*pairs]))
 
 
 def _rewards(completion: Completion, result: RewardResult) -> list[float]:
-    """Of each turn. What no turn was given (a scorer's reward, what the length costs) is of each agent's last one."""
+    """Return the rewards of each turn. Rewards without a turn (scorer, length penalty) go to each agent's last turn."""
     given = [turn.reward or 0.0 for turn in completion.turns] or [0.0]
     if result.value is not None:
         rest = result.value - sum(given)

@@ -1,4 +1,4 @@
-"""The folder a run's model is loaded from, and what is told of the model."""
+"""The model folder of a run, and events about the model."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
 
 
 def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
-    """Of the model's language part: its `max_position_embeddings` tokens, its `num_hidden_layers` blocks."""
+    """Return the config of the language model, with `max_position_embeddings` and `num_hidden_layers`."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
 
 
 def require_same_tokens(field: str, other: str, model_path: str, trust_remote_code: bool) -> None:
-    """Refuse a model to which a token id says something else.
+    """Raise ConfigError if two tokenizers differ in a token id.
 
     Raises:
-        ConfigError: names a token that only one of them has, or has elsewhere.
+        ConfigError: names a token that only one of them has, or with another id.
     """
     from transformers import AutoTokenizer
 
@@ -61,7 +61,7 @@ def require_same_tokens(field: str, other: str, model_path: str, trust_remote_co
 
 
 def report_adapters(run: RunDir, adapted: AdaptedLayers | None) -> None:
-    """Record which layers have adapters, and what share of the weights has none."""
+    """Record the adapted layers, and the share of weights without adapters."""
     if adapted is not None:
         append_event(
             run,

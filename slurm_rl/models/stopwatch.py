@@ -12,13 +12,13 @@ import torch
 _ON_GPU, _ON_CPU = (2048, 32), (256, 20)
 """Rows of a square matrix, and how often it is multiplied: about a millisecond of a GPU, twenty of a core."""
 SHARE = 0.02
-"""Of a rank's time that its yardstick may take."""
+"""Largest share of a rank's time for the benchmark."""
 
 
 class Stopwatch:
-    """Adds up what is done `with` it, on the device's own clock: nobody waits for a GPU for its sake.
+    """Sums times on the device's own clock, without synchronizing the GPU.
 
-    Of no use where a pass gathers parameters from all ranks: see `Yardstick`.
+    Not useful if passes gather parameters from all ranks: see `Yardstick`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,18 +42,19 @@ class Stopwatch:
             self._events[-1][1].record()
 
     def seconds(self) -> float:
-        """So far; on a GPU once all of it has ended."""
+        """Return the seconds so far; on a GPU after all work has ended."""
         if self._events is None:
             return self._seconds
         return float(sum(begin.elapsed_time(end) for begin, end in self._events)) / 1000.0
 
 
 class Yardstick:
-    """A product of matrices of one size on this rank's own device, timed before a step: how fast it is by itself.
+    """Matrix product of fixed size on this rank's device, timed before a step: the device's speed without
+    communication.
 
-    For models whose parameters are split (ZeRO-3, FSDP2): their forward and backward passes gather them from all
-    ranks, so that each is as slow as the slowest, and none stands out by its passes. Buffers are made once; no random
-    number is drawn. At most `SHARE` of the time goes to it, by its quickest run.
+    For models with sharded parameters (ZeRO-3, FSDP2): their passes gather parameters from all ranks, so each is as
+    slow as the slowest. Buffers are allocated once; no random numbers are drawn. It takes at most `SHARE` of the time
+    and reports its quickest run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +69,7 @@ class Yardstick:
             return
         size, times = _ON_GPU if self._device.type == "cuda" else _ON_CPU
         if self._matrices is None:
-            # Half precision is what GPUs of any age multiply fast.
+            # GPUs of any age are fast at half precision.
             kind = torch.float16 if self._device.type == "cuda" else torch.float32
             ones = torch.ones(size, size, dtype=kind, device=self._device)
             self._matrices = ones, torch.empty_like(ones)

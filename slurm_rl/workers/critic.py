@@ -32,7 +32,7 @@ class CriticWorker(TrainWorker):
         self.config, self.place = config, place
 
     def find_rendezvous(self) -> tuple[str, int]:
-        """Where rank 0 can be met: as planned on the head node, whose ports were proven free; else what is free."""
+        """Return the rendezvous of rank 0: as planned on the head node, whose ports were tested; else a free port."""
         place = self.place
         return (place.master_address, place.master_port) if place.master_port else find_address()
 
@@ -67,7 +67,7 @@ class CriticWorker(TrainWorker):
         return self.engine.train(micro_batches, build_critic_loss(clip, self.unit), lr)
 
     def rewards(self, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
-        """What the reward model of reward.model.path says of each, on this worker's own device."""
+        """Return the scores of reward.model.path for each completion, on this worker's device."""
         return score_all(self._specify_rewards(), items)
 
     def _specify_rewards(self) -> str:
@@ -81,12 +81,12 @@ class CriticWorker(TrainWorker):
 
 
 class Critic:
-    """The critic's ranks as the loop uses them: what they are asked is always read one token earlier."""
+    """Ranks of the critic; values are read one token earlier than logprobs."""
 
     def __init__(self, workers: WorkerGroup) -> None:
         self.workers = workers
         self.is_built = False
-        """Not before the warm-up is over: the critic begins as what that made."""
+        """Whether the critic is loaded; it is loaded after the warm-up, from the warmed-up policy."""
 
     def build(self, model_path: str, init_from: str | None) -> RowCheck:
         place = self.workers.call("find_rendezvous")[0]
@@ -100,7 +100,7 @@ class Critic:
         return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, outcomes, strict=True)]
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-        """What is expected before each token of each completion, [num_trained] each."""
+        """Return the expected return before each token of each completion, [num_trained] each."""
         return self.workers.compute("values", [read_before(sequence) for sequence in sequences])
 
     def train(self, batches: Sequence[Sequence[TrainSequence]], clip: float | None, lr: float) -> dict[str, float]:
@@ -151,10 +151,10 @@ def read_unit(config: RunConfig) -> ScoreStatistics | None:
 
 
 def build_critic_loss(clip: float | None, unit: ScoreStatistics | None = None) -> BatchLoss:
-    """The clipped value loss; token weights come with the batch.
+    """Return the clipped value loss; token weights come with the batch.
 
     Args:
-        unit: how what the model says becomes a value.
+        unit: converts the model's output to a value.
     """
 
     def compute(batch: PackedBatch, values: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Environments on all nodes of a run: the trainer's own processes, and beside a Ray actor on each other node more."""
+"""Environments on all nodes of a run: processes of the trainer on the head node, of a Ray actor on each other node."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 _WAIT_S, _LINGER_S = 10.0, 0.01
 _ANSWER_S = 60.0
-"""For an actor that has nothing to do but to answer, beyond what it was asked to wait."""
+"""Seconds for an idle actor to answer, in addition to the timeout of the call."""
 _LATE_S = 90.0
-"""Beyond env.start_timeout_s, after which the actor says itself why its processes are not up."""
+"""Seconds beyond env.start_timeout_s, after which the actor itself reports the cause."""
 
 
 class EnvironmentHost:
@@ -42,7 +42,7 @@ class EnvironmentHost:
         self._pool = EnvironmentPool(config, schemas)
 
     def start(self) -> Facts:
-        """Returns when its processes are up; what it raises is EnvironmentPool's."""
+        """Return when the processes are up; raises the errors of EnvironmentPool."""
         self._pool.__enter__()
         return self._pool.facts
 
@@ -97,7 +97,7 @@ class FarHost:
         try:
             return ray.get(getattr(self.actor.handle, method).remote(*args), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
-            with contextlib.suppress(Exception):  # what it still does is wanted no more
+            with contextlib.suppress(Exception):  # discard the results of its running calls
                 ray.kill(self.actor.handle, no_restart=True)
             raise HostLost(f"{self.name} must answer within {timeout_s:g} s", seen="nothing") from None
         except ray.exceptions.RayError as error:
@@ -157,7 +157,7 @@ def open_environments(
 
 
 def _close(hosts: Sequence[Actor]) -> None:
-    """In order where they still answer; what does not is ended with its actor."""
+    """Close the actors that answer in order, and kill the others."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):

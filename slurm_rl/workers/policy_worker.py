@@ -37,7 +37,7 @@ class ReferenceHolder:
         from slurm_rl.models.frozen import FrozenModel
 
         config = self.config
-        # After a warm-up the reference is what that made, whatever the policy began from; a teacher is itself.
+        # After a warm-up the reference is the warmed-up policy; a teacher stays itself.
         is_other = config.warmup.num_steps or config.reference.path is not None
         model = config.model.model_copy(update={"init_from": None} if is_other else {})
         self.reference = FrozenModel(model_path, model, config.policy, config.rollout.temperature, self.device)
@@ -56,7 +56,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
     """
 
     sender: Any = None
-    """Of a transfer group, once it was opened."""
+    """Sender of the transfer group; None before it is opened."""
 
     def __init__(self, config: RunConfig, model_path: str, place: WorkerRank) -> None:
         from slurm_rl.models.distributed import init_process_group
@@ -99,7 +99,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
         return super().reference_logprobs(micro_batches)
 
     def export(self, folder: Path) -> None:
-        """Write what the config asks for, in Hugging Face's layout: the whole model, or the adapters alone."""
+        """Write the whole model or only the adapters in Hugging Face's layout, as configured."""
         self.engine.export_as_asked(folder)
 
     def export_model(self, folder: Path) -> None:
@@ -107,7 +107,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
         self.engine.export(folder)
 
     def pack_weights(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
-        """What changes of the weights: all of them, or the adapters alone. Rank 0 alone has records."""
+        """Return the changed weights: all weights, or only the adapters. Only rank 0 has records."""
         from slurm_rl.models.distributed import get_rank
 
         read = self.engine.state_to_send if self.config.model.lora is None else self.engine.adapters_to_send
@@ -154,8 +154,8 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
         return sent
 
     def _free_gpus(self) -> None:
-        """Give back what torch keeps where engines wake up on the same GPUs: on all ranks before any goes on, since the
-        word of rank 0 wakes the engines of all."""
+        """Release torch's cached memory on GPUs shared with engines: on all ranks before any continues, because rank 0
+        wakes the engines of all."""
         import torch
 
         from slurm_rl.models.distributed import gather_objects
@@ -174,7 +174,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
 
 
 class ReferenceWorker(ReferenceHolder):
-    """The reference alone, on nodes and GPUs of its own. Runs as a Ray actor."""
+    """Reference on its own nodes and GPUs; a Ray actor."""
 
     def __init__(self, config: RunConfig, num_threads: int | None) -> None:
         import torch

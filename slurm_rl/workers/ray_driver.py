@@ -30,10 +30,10 @@ class Actor:
 
 
 class ActorLost(TrainingError):
-    """The process of an actor is gone."""
+    """An actor's process has died."""
 
     actor: str = ""
-    """Its name."""
+    """Name of the actor."""
     handle: Any = None
 
 
@@ -41,14 +41,14 @@ class Cluster:
     """The run's Ray cluster, seen from the driver."""
 
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
-    """Called again and again by whoever waits for actors."""
+    """Callback during every wait for actors."""
 
     def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
         self.plan, self.stop = plan, stop
         self.nodes = OwnRayNodes(plan) if plan.address is None else SharedRayNodes(plan)
 
     def connect(self) -> None:
-        """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""
+        """Join the Ray cluster and wait until the nodes of the run have joined."""
         import ray
 
         # Ray puts the working directory first on the path of every worker. Where that is a checkout, actors would run
@@ -63,11 +63,11 @@ class Cluster:
         self.nodes.wait(time.monotonic() + self.plan.limits.start_timeout_s, self.stop)
 
     def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1, generation: int = 0) -> Actor:
-        """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says.
+        """Start `cls(*args)` as a Ray actor on the node and GPUs of the plan.
 
         Args:
-            generation: how often it was started before in this attempt.
-            max_concurrency: calls that run at once, each in a thread; 1 runs them in the order they are made.
+            generation: number of earlier starts in this attempt.
+            max_concurrency: calls that run at once, each in a thread; 1 keeps their order.
         """
         import ray
 
@@ -92,14 +92,14 @@ class Cluster:
         return Actor(name, remote.remote(*args))
 
     def _life(self, name: str, generation: int) -> str:
-        """Names one process of one actor, and what that starts."""
+        """Name one process of an actor and its children."""
         return f"{name}.{generation} of {os.environ.get(MARK, str(os.getpid()))} {self.plan.run_dir}"
 
     def _threads(self, actor: ActorPlan) -> dict[str, str]:
-        """Ray gives one thread to an actor that asks for no CPUs, and what moves through host memory crawls.
+        """Return the environment variable for the number of an actor's CPU threads.
 
-        Who trains on a GPU gets that GPU's part of its node's cores. An engine on GPUs keeps the one with which vLLM
-        serves, too.
+        Ray gives one thread to an actor without CPUs, which slows transfers through host memory. A training worker on a
+        GPU gets its share of the node's cores. An engine on GPUs keeps one, which vLLM uses for serving.
         """
         number = actor.num_threads
         if number is None and actor.gpus and actor.role != "rollout":
@@ -163,7 +163,7 @@ class Cluster:
 
 
 def name_failure(error: BaseException, name: str, what: str) -> BaseException:
-    """What to raise for a failed call of the actor `name`; our own errors, and those that Ray does not wrap, stay."""
+    """Return the error for a failed call of actor `name`; our own errors and unwrapped ones are unchanged."""
 
     import ray
 

@@ -21,14 +21,14 @@ from slurm_rl.plan.job import ActorPlan, JobPlan
 
 _MOST_NODES = 8
 RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}
-"""Role whose ranks meet -> where our agent tells the port that it proved free."""
+"""Role with a rendezvous -> environment variable with the free port that the agent found."""
 
 
 class OwnRayNodes:
-    """Of the cluster that our agents brought up: each has a resource that names its rank."""
+    """Nodes of our own Ray cluster; each has a resource named after its rank."""
 
     namespace: str | None = "slurm_rl"
-    """Of the actors' names."""
+    """Namespace of the actors' names."""
 
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
@@ -36,7 +36,7 @@ class OwnRayNodes:
         self.cpus: list[int] = []
 
     def wait(self, deadline: float, stop: StopFlag) -> None:
-        """Return when all are there; `deadline` by time.monotonic(). Raises BringUpError with what is missing."""
+        """Wait until all nodes joined; `deadline` by time.monotonic(). Raises BringUpError with the missing nodes."""
         import ray
 
         wait_for_nodes(self.plan, deadline, stop.check)
@@ -45,11 +45,11 @@ class OwnRayNodes:
         self.cpus = [int(node["Resources"].get("CPU", 1)) for node in nodes]
 
     def options(self, actor: ActorPlan) -> dict[str, Any]:
-        """For Ray: what holds the actor on its node."""
+        """Return Ray's scheduling options that place an actor on its node."""
         return {"resources": {node_resource(actor.node): 0.001}}
 
     def gpu_names(self, actor: ActorPlan) -> list[str]:
-        """What the actor's GPUs are called on its node."""
+        """Return the device indices of the actor's GPUs on its node."""
         return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
 
     def num_cpus(self, node: int) -> int:
@@ -67,10 +67,10 @@ class OwnRayNodes:
 
 
 def find_ours(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mapping[str, Any]]:
-    """The nodes of our agents, by rank.
+    """Return the nodes of our agents, by rank.
 
     Args:
-        nodes: what `ray.nodes()` says; a node that came back may be there once more, dead.
+        nodes: from `ray.nodes()`; a node that rejoined may be listed twice, once as dead.
     """
     alive = [node for node in nodes if node["Alive"]]
     return [next(node for node in alive if node_resource(rank) in node["Resources"]) for rank in range(num_nodes)]
@@ -78,7 +78,7 @@ def find_ours(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mappin
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node of an existing cluster says of itself."""
+    """Return the facts that a node of an existing cluster reports."""
 
     name: str
     ip: str
@@ -102,9 +102,9 @@ class NodeHolder:
 
 
 class SharedRayNodes:
-    """Of a cluster that is not ours: a placement group sets nodes aside, each with all that one of the run's needs.
+    """Nodes of an existing cluster: a placement group reserves them, each with all resources of one node of the run.
 
-    It waits while others hold them or the cluster grows, and goes when the driver ends.
+    It waits while others hold the resources or the cluster grows, and is removed when the driver ends.
     """
 
     namespace: str | None = None  # a fresh one: several runs share the cluster
@@ -175,7 +175,7 @@ class SharedRayNodes:
 
 
 def build_bundle(plan: JobPlan) -> dict[str, float]:
-    """What one node must have free, in Ray's words.
+    """Return the resources that one node must have free, in Ray's terms.
 
     >>> from types import SimpleNamespace as plan
     >>> build_bundle(plan(cpus_per_node=None, gpus_per_node=8)), build_bundle(plan(cpus_per_node=4, gpus_per_node=0))
@@ -186,7 +186,7 @@ def build_bundle(plan: JobPlan) -> dict[str, float]:
 
 
 def describe_nodes(nodes: Sequence[dict[str, Any]]) -> str:
-    """What `ray.nodes()` has.
+    """Return the nodes of `ray.nodes()` as text.
 
     >>> describe_nodes([{"Alive": True, "NodeManagerHostname": "head", "Resources": {"CPU": 2.0}}])
     'nodes in all, free or taken: head (2 CPU, 0 GPU)'

@@ -35,11 +35,11 @@ class WorkerRank:
 
 
 class TrainWorker:
-    """A rank of a model that learns: of the policy, of the critic. It has further methods, one a kind of step:
+    """Rank of a trained model, policy or critic. It has more methods, one per kind of step:
 
-    * `train_<what>(micro_batches, ..., lr) -> totals`: one optimizer step. Totals are sums over the tokens of all
-      ranks, the same on each; names that end in `/max` are maxima.
-    * `<what>_logprobs(micro_batches)`, `values(micro_batches)`: [num_trained] float32 by micro-batch and sequence.
+    * `train_<name>(micro_batches, ..., lr) -> totals`: one optimizer step. Totals are sums over the tokens of all
+    ranks, equal on each; names that end in `/max` are maxima.
+    * `<name>_logprobs(micro_batches)`, `values(micro_batches)`: [num_trained] float32 by micro-batch and sequence.
     """
 
     engine: PolicyEngine
@@ -61,16 +61,16 @@ class TrainWorker:
         return self.engine.save(folder, background=background)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote, on this number of ranks or another."""
+        """Resume from the files of `save`, on any number of ranks."""
         self.engine.load(folder)
 
 
 class WorkerGroup:
-    """The ranks of one model. What they can do is written in `TrainWorker`; nothing of it is said here again.
+    """The ranks of one model; their methods are documented in `TrainWorker`.
 
     Args:
-        name: of the model, for errors: `policy`, `critic`.
-        prefix_sharing: the workers read the prompt of neighbours once, so these stay together.
+        name: `policy` or `critic`, for errors.
+        prefix_sharing: workers compute the prompt of neighbours once, so neighbours stay together.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class WorkerGroup:
         """Several sequences share one row; else padding counts in the budget of a micro-batch."""
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """What `method(*args)` returns on each rank.
+        """Return the result of `method(*args)` on each rank.
 
         Raises:
-            TrainingError: a worker died, raised, or was silent at the deadline; it is named.
+            TrainingError: a worker died, raised, or did not answer before the deadline; the message names it.
         """
         return self._gather(method, [args] * len(self.workers))
 
@@ -125,7 +125,7 @@ class WorkerGroup:
         return [[[sequences[i] for i in batch] for batch in share] for share in self._places(sequences)]
 
     def note_rows(self, checks: Sequence[RowCheck]) -> RowCheck:
-        """Take what the workers found of rows; returns the one that is told of."""
+        """Record packing checks of all ranks; return the worst."""
         worst = min(checks, key=lambda check: check.packed)
         self.packed = self.packed and worst.packed
         return worst

@@ -1,11 +1,10 @@
-"""What SFT, reward models and DPO have in common: examples, and what an objective must say.
+"""Common parts of SFT, reward models and DPO: examples, and the interface of an objective.
 
 To add an objective, write a file with a function `build_<name>(config, tokenizer, images) -> Objective` and a row in
 config/tasks.py. There is one loop and one engine for all of them.
 
-What DPO's reference says of each answer is asked once and kept on disk, or asked in every step. The reference is the
-policy as the run found it. Asked once, it is never in memory together with the policy: the engine answers before its
-first step.
+Reference logprobs of DPO are computed once and cached on disk, or computed in every step. The reference is the initial
+policy. Cached, it is never in memory together with the policy: the engine computes them before its first step.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ MicroBatches = list[list[TrainSequence]]
 AddReference = Callable[[MicroBatches], MicroBatches]
 """This rank's micro-batches to the same with the reference's logprobs."""
 
-# Examples asked of at once, whose logprobs go over the network together.
+# Examples per call, whose logprobs are gathered together.
 _CHUNK = 4096
 
 
 @dataclass(frozen=True)
 class Example:
-    """What must not be cut apart: one conversation, or a pair, the chosen answer first."""
+    """Unit of data that is never split: a conversation, or a pair with the chosen answer first."""
 
     sequences: tuple[TrainSequence, ...]
 
@@ -62,7 +61,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is learned from which rows."""
+    """Rows and loss of a supervised task."""
 
     train: list[Example]
     held_out: list[Example]
@@ -71,7 +70,7 @@ class Objective:
     """From the whole global batch to the loss of any part of it: constants such as the number of tokens come from
     here. Metrics are shares of the batch, so that their sum over all parts is the value to log."""
     build_eval_loss: Callable[[Sequence[Example]], LossFn]
-    """The same for `PolicyEngine.evaluate`, with what tells most of rows that are not trained on."""
+    """Loss for `PolicyEngine.evaluate`, with the metrics of held-out rows."""
     is_reward_model: bool = False
     is_chat: bool = False
     """The rows were rendered with a chat template."""
@@ -87,7 +86,7 @@ def _content_of(sequence: TrainSequence) -> list[bytes]:
 def build_split(
     split: Split[Row], build: Callable[[Sequence[Row]], list[Example]]
 ) -> tuple[list[Example], list[Example], RowCounts]:
-    """Examples to train on, held-out ones, and what became of the rows: as an `Objective` begins."""
+    """Training and held-out examples, and the counts of rows: the start of an `Objective`."""
     train, held_out = build(split.train), build(split.held_out)
     return train, held_out, count_rows(split, len(train), len(held_out))
 
@@ -111,13 +110,13 @@ def micro_batches_of(examples: Sequence[Example], share: Sequence[Sequence[int]]
 
 
 def keep_fitting(examples: Sequence[tuple[str, Example]], config: RunConfig) -> list[Example]:
-    """Examples whose sequences all fit supervised.max_tokens.
+    """Return the examples whose sequences fit supervised.max_tokens.
 
     Args:
-        examples: with the name of each one's row.
+        examples: with the name of each row.
 
     Raises:
-        DataError: one does not, and rows are not to be left out.
+        DataError: one does not fit, and rows must not be left out.
     """
     longest = config.supervised.max_tokens
     kept = []
@@ -155,7 +154,7 @@ def add_cached_logprobs(examples: Sequence[Example], engine: PolicyEngine, budge
 
 
 def compute_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: int) -> list[FloatArray]:
-    """What the engine's policy says of each learned token, one array a sequence, on every rank."""
+    """Return the policy's logprobs of the trained tokens, one array per sequence, on every rank."""
     found: list[FloatArray] = []
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the likelihood of what the assistant says."""
+"""Supervised fine-tuning: likelihood of the assistant's messages."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def build_sft_loss(examples: Sequence[Example]) -> LossFn:
 
 
 def build_sft_eval(examples: Sequence[Example]) -> LossFn:
-    """The same loss, `token_accuracy`, and `exact_match`: the share of rows whose every learned token is the likeliest.
+    """Return the loss with `token_accuracy` and `exact_match`: the share of rows in which every trained token is the
+    likeliest.
 
-    Greedy decoding would write just these rows, each token after those before it, so nothing has to be decoded.
+    These are the rows that greedy decoding would produce, so nothing is decoded.
     """
     num_tokens, num_examples = sum(example.num_trained for example in examples), len(examples)
 
