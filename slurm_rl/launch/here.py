@@ -1,4 +1,4 @@
-"""Jobs whose controller is a process of the machine that submits. submitit starts it; the job's id is its number."""
+"""Jobs whose controller is a process on the submitting machine. submitit starts it; the job id is its pid."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from slurm_rl.plan.step import with_host_setup
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
-"""In such a controller: the number of the process that `submit` started."""
+"""Environment variable of such a controller: pid of the process that `submit` started."""
 _FIRST = b"submitit.local._local"
 
 
 class HereAllocation(UnscheduledAllocation):
-    """What all of them have."""
+    """Base of the allocations whose controller runs on the submitting machine."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         super().__init__(run, plan, f"local-{os.getpid()}-{int(time.time())}")
@@ -51,7 +51,7 @@ class HereAllocation(UnscheduledAllocation):
 
 
 class LocalAllocation(HereAllocation):
-    """This machine alone, as the controller of a local run asks it; see `Allocation`."""
+    """Allocation of a local run: this machine. See `Allocation`."""
 
     num_agents = 1
 
@@ -127,17 +127,17 @@ def _read_state(job: Job) -> RunState:
 
 
 def is_elsewhere(job: Job) -> bool:
-    """Its controller is a process of another machine, so that its number says nothing to us."""
+    """Return True if the controller runs on another machine, where its pid has no meaning here."""
     return job.host is not None and job.host != socket.gethostname()
 
 
 def is_process_alive(job: Job) -> bool:
-    """Whether it is the process that submitit started: the number may have been given to somebody else since."""
+    """Return True if the pid is still the process that submitit started: pids are reused."""
     return str(job.run.submitit).encode() in command_line(job.job_id)
 
 
 def _is_controller(pid: int, path: bytes) -> bool:
-    """Whether this is the first process of a run in this folder, or below it."""
+    """Return True if `pid` is the controller of a run in the folder `path` or below it."""
     try:
         if Path("/proc", str(pid)).stat().st_uid != os.getuid():
             return False

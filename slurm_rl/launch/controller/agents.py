@@ -1,7 +1,4 @@
-"""A node agent as a child process: how it is started, in which environment, what is cleaned behind it.
-
-And what ended one before any Python of ours could say so.
-"""
+"""Start node agents as child processes, clean up after them, and diagnose agents that failed before our code ran."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
 
 EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED = 126, 127
-"""As a shell says that a program may not be run, or is not there."""
+"""Exit statuses of a shell for a program that is not executable, or does not exist."""
 MOST = 300
 _IMAGE_LINES = 6
-OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
+OURS = "slurm_rl: "  # prefix of messages of the batch script; see plan/sbatch.py
 NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
 _PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
-# What is no cause in the log that it shows of enroot, or follows from an earlier line.
+# Lines of enroot's log that are not the cause, or follow from an earlier line.
 _PYXIS_NOISE = re.compile(
     r"pyxis: *($|printing enroot log|container was not started successfully by another"
     r"|\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d+)"
@@ -50,11 +47,11 @@ def start_agent(
     *,
     death_signal: int = signal.SIGUSR2,
 ) -> subprocess.Popen[bytes]:
-    """The agent of this machine, as a child.
+    """Start the agent of this machine as a child process.
 
     Args:
-        hosts: of all nodes by rank; empty where this machine is the only one.
-        death_signal: what it gets when this process dies.
+        hosts: hosts of all nodes by rank; empty if this machine is the only one.
+        death_signal: signal that the agent receives when this process dies.
     """
     wrapped = wrap_agent(plan, attempt.number, job_key, own_user(), *node_words(rank, len(hosts) or 1, job_key))
     full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
@@ -63,7 +60,7 @@ def start_agent(
         return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
     except OSError as error:
         if io_error_code(error) is not None:
-            raise  # it is the log that cannot be written
+            raise  # the log cannot be written
         if plan.container["image"] is None:
             raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
         raise ConfigError(
@@ -76,19 +73,19 @@ def start_agent(
 def start_copy_here(
     plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """What copies the attempt to checkpoint.upload_url, on this machine."""
+    """Start the process that copies the attempt to checkpoint.upload_url, on this machine."""
     wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
     argv, full = with_host_setup(plan, wrapped.argv), agent_environment(plan, env, wrapped)
     return start_child(argv, full, attempt.log("final-copy"), signal.SIGKILL)
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:
-    """The command that ends the attempt's container on a node; empty where it ends with its processes."""
+    """Return the command that ends the attempt's container on a node; empty if it ends with its processes."""
     return wrap_agent(plan, attempt.number, job_key, own_user()).cleanup_argv
 
 
 def agent_environment(plan: JobPlan, environ: Mapping[str, str], wrapped: Wrapped) -> dict[str, str]:
-    """The environment in which the step starts; without a container the user's own PYTHONPATH stays, behind ours."""
+    """Return the environment of the step. Without a container, the user's PYTHONPATH follows ours."""
     merged = {**environ, **wrapped.env}
     if plan.container["image"] is None:
         paths = [*wrapped.env["PYTHONPATH"].split(os.pathsep), *environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -101,18 +98,18 @@ def own_user() -> tuple[int, int]:
 
 
 def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
-    """Ranks whose agent did not live to its end; none after an attempt that ended in order."""
+    """Return the ranks whose agent died early; empty after an attempt that ended in order."""
     return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
 
 
 def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str, rank: int = 0) -> None:
-    """Clean this machine, if it needs it."""
+    """Clean this machine if its agent died early."""
     if rank in find_dirty(attempt, rank + 1):
         clean_node(run, plan, attempt.number, job_key, rank=rank, cleanup=container_cleanup(plan, attempt, job_key))
 
 
 def last_words(log: Path, num_lines: int = 1) -> str:
-    """The last lines of a log that tell something, each cut to what a message can hold; "" of none."""
+    """Return the last informative lines of a log, each at most MOST characters; "" if there are none."""
     if not log.is_file():
         return ""
     lines = choose_telling(log.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -120,22 +117,22 @@ def last_words(log: Path, num_lines: int = 1) -> str:
 
 
 def choose_telling(lines: Iterable[str]) -> list[str]:
-    """Lines that hold anything; where pyxis says what went wrong, its lines alone: Slurm says a lot after them.
+    """Return the lines that are not empty, or only the error lines of pyxis if there are any: Slurm adds many more.
 
     >>> choose_telling(["slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x",
     ...                 "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"])
     ['slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x']
     """
-    told = [line.strip() for line in lines if line.strip()]
-    return [line for line in told if _PYXIS.search(line) and not _PYXIS_NOISE.search(line)] or told
+    filled = [line.strip() for line in lines if line.strip()]
+    return [line for line in filled if _PYXIS.search(line) and not _PYXIS_NOISE.search(line)] or filled
 
 
 def explain(words: str, status: int, python: str) -> str:
-    """A cause for people: the rule, what was seen, what to do.
+    """Return a cause for the user: rule, value seen, next action.
 
     Args:
-        words: the last ones of what came before Python, or of Python itself.
-        python: the interpreter that was to start.
+        words: last lines of the log, written by Python or before it started.
+        python: path of the interpreter.
     """
     if SETUP_RULE in words:
         return f"{words.removeprefix('slurm_rl: ')}. {SETUP_ACTION}"
@@ -150,7 +147,7 @@ def explain(words: str, status: int, python: str) -> str:
 
 
 def explain_image(plan: JobPlan, words: str) -> str:
-    """The cause when a container did not start, or has no Python."""
+    """Return the cause for a container that did not start or has no Python."""
     return (
         f"the image must start and have {plan.python} ({plan.container['runtime']} {plan.container['image'] or ''}); "
         f"got {words or 'no word'}. Next: see whether the image is there on the nodes, and what is in it "
@@ -159,7 +156,7 @@ def explain_image(plan: JobPlan, words: str) -> str:
 
 
 def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str, log: Path, status: int) -> None:
-    """Write the record of an agent that ended before it could do so itself."""
+    """Write the record of an agent that ended before it wrote one."""
     if status == 0 or attempt.node(rank).is_file():
         return
     record = {"host": host, "rank": rank, "state": "ended"}
@@ -169,7 +166,7 @@ def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str
     else:
         words = last_words(log, _IMAGE_LINES)
         record["error"] = explain_image(plan, words)
-        # What an image lacks it lacks everywhere and again; a node may fail to start it for once.
+        # A package missing from the image is missing on every node and attempt; a failed start may be transient.
         is_without = NO_PYTHON.search(words) and Path(plan.python).name in words
         if is_without or _OTHER_PYTHON.search(words):
             record["exit_code"] = EXIT_BAD_INPUT
@@ -177,7 +174,7 @@ def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str
 
 
 def settle_late_agents(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]) -> None:
-    """The same for agents that never started, after the deadline for that."""
+    """Write the records of agents that did not start before the deadline."""
     rule = f"the node agent must start within {plan.limits.start_timeout_s:g} s (job.start_timeout_s)"
     for rank, host in enumerate(hosts):
         if not attempt.node(rank).is_file():

@@ -1,4 +1,4 @@
-"""From a plan to a run directory that a job can start from, in a folder that is free and this user's own."""
+"""Create a run directory from a plan, in a free folder that belongs to this user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_json, write_text
 
-# A sweep writes thousands of configs; the dumper in C, where PyYAML has it, takes a third of the time.
+# A sweep writes thousands of configs; the dumper in C takes a third of the time.
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -28,7 +28,7 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
     """Write config, plan and code snapshot.
 
     Args:
-        again: go on where this function was cut off by a requeue of its own job.
+        again: continue after a requeue of the own job interrupted this function.
 
     Raises:
         RunDirError: the directory already holds a run, or other files.
@@ -46,13 +46,13 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
 
 
 def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
-    """Write config and plan. The plan comes last: its presence says that the run directory is whole."""
+    """Write config and plan. The plan comes last: its presence marks a complete run directory."""
     write_text(run.config, yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False))
     write_json(run.plan, plan.to_json())
 
 
 def remove_run(run: RunDir) -> None:
-    """Take back what `create_run` and a refused submission left; nothing has run yet."""
+    """Delete the files of `create_run` after a refused submission, before any attempt."""
     for folder in (run.code, run.submitit, run.model):
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -86,13 +86,13 @@ def copy_functions(code: Path, configs: Iterable[RunConfig]) -> None:
 
 
 def _close_to_others(code: Path) -> None:
-    # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
+    # Every attempt runs this code: write access to it, or to its folder, lets others run code as this user.
     for path in (code.parent, code, *code.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o022)
 
 
 def snapshot_environment(run: RunDir) -> dict[str, str]:
-    """What lets a process import the run's snapshot, not the checkout."""
+    """Return the environment in which a process imports the run's snapshot, not the checkout."""
     path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
     # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -102,7 +102,7 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
     """Refuse a directory with anything in it.
 
     Args:
-        again: without a plan it may be half a run of our own.
+        again: accept an incomplete run directory of the own job.
     """
     if run.plan.exists():
         raise RunDirError(
@@ -110,17 +110,17 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
             seen=str(run.path),
             action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
         )
-    # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
+    # A run would overwrite `code` or `config.yaml` of other contents.
     if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
         raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
     require_own(run.path)
 
 
 def require_own(path: Path) -> None:
-    """Refuse what another user made: he could put his code in the place of ours, and what it says is his word.
+    """Refuse a path of another user, who could replace our code or forge our records.
 
     Raises:
-        RunDirError: it is there, and is another user's; of a link the link itself counts.
+        RunDirError: another user owns the path; links are not followed.
     """
     try:
         owner = path.lstat().st_uid
@@ -130,15 +130,15 @@ def require_own(path: Path) -> None:
         raise RunDirError(
             "a run directory must be your own",
             seen=f"{path} of {name_of_user(owner)}",
-            action="have that user do it, or choose a run_dir that is not there yet",
+            action="have that user do it, or choose a new run_dir",
         )
 
 
 def require_own_run(run: RunDir) -> RunDir:
-    """The run, when what its directory says is this user's word; for a verb that runs what it says.
+    """Return the run if this user owns its records; for commands that execute them.
 
     Raises:
-        RunDirError: it is another user's.
+        RunDirError: another user owns it.
     """
     for path in (run.path.resolve(), run.plan, run.job):
         require_own(path)

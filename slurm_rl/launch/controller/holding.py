@@ -1,4 +1,4 @@
-"""Who may drive a run: its controller holds the lease, and so does a command that resumes it while it submits."""
+"""Acquire the lock of a run, for its controller or for a command that resumes it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slurm_rl.run_dir.run_lock import RunLock, acquire, read_lock
 
 
 def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> RunLock:
-    """The run is this controller's from here on, and `run` knows its epoch.
+    """Acquire the lock for this controller and set `run.epoch`.
 
     Raises:
-        LeaseError: another controller has it and lives.
+        LeaseError: a live controller holds the lock.
         RunDirError: the run directory cannot be written.
     """
     lease = hold(run, allocation.holder(), allocation.is_known_alive, is_stopped)
     run.epoch = lease.epoch
     job = allocation.job
-    # Who submitted writes it later, or never if it died; of two at one moment, the other's id may be there.
+    # The submitting process writes it later, or never if it died; with two at once, it may have the other id.
     if job and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
         write_json(run.job, job)
     return lease
@@ -35,17 +35,17 @@ def hold(
     *,
     then: str = "then resume",
 ) -> RunLock:
-    """The lease of a run; raises as `take_run` does.
+    """Acquire the lock of a run; raises the errors of `take_run`.
 
     Args:
-        then: what to do once the run directory can be written.
+        then: next action of the user once the run directory is writable.
     """
     with expect_writable(run.path, then):
         return acquire(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=log_to_stderr)
 
 
 def own_epoch(run: RunDir, own: LockHolder) -> int:
-    """The epoch of this job's newest controller, for the process that keeps it; 0 when another job has the run."""
+    """Return the epoch of this job's newest controller, for its supervisor; 0 if another job holds the lock."""
     standing = read_lock(run.lease)
     holder = standing.holder if standing else None
     mine = (own.launcher, own.job, own.restart)

@@ -1,4 +1,4 @@
-"""What a run directory says of its job: which it is, its state, how it ended."""
+"""Read and write the records of a job in the run directory: its id, its state, its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Job:
     launcher: str
     job_id: str
     host: str | None = None
-    """Where the controller is a process, when it is one of a machine without a queue."""
+    """Host of the controller process, on a machine without a queue."""
     address: str | None = None
-    """Of a Ray cluster of others: its dashboard."""
+    """Address of the dashboard of an existing Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class RunState:
     """The state of a run."""
 
     word: str
-    """pending, running, finished, failed, ...: the state alone."""
+    """State as one word: pending, running, finished, failed, ..."""
     detail: str = ""
-    """Nodes, reason or cause; "" when there is nothing to say."""
+    """Nodes, reason or cause; may be empty."""
     is_alive: bool = False
-    """Its job has not ended: it runs or will."""
+    """True while the job is queued or running."""
     error: SlurmRLError | None = None
-    """Why nobody knows the state."""
+    """Reason for an unknown state."""
 
     def __str__(self) -> str:
         return f"{self.word}: {self.detail}" if self.detail else self.word
@@ -45,16 +45,16 @@ class RunState:
 
 SILENT_END = "its controller ended without a word"
 ROW_MARK = "slurm_rl row "
-"""Begins a line of a job's log that is a row of metrics.jsonl, for a machine that does not see that file."""
+"""Prefix of the rows of metrics.jsonl in the log of a job, for machines that cannot read the file."""
 
 
 def load_job(run: RunDir) -> Job | None:
-    """None when the run was never submitted."""
+    """Return the newest job of the run, or None if the run was never submitted."""
     return Job(run, **read_json(run.job)) if run.job.is_file() else None
 
 
 def record_job(run: RunDir, launcher: str, job_id: str, **where: str) -> None:
-    """Write down which job the run now is.
+    """Record the newest job of the run.
 
     Args:
         where: the host of a process, the address of a Ray cluster.
@@ -64,20 +64,20 @@ def record_job(run: RunDir, launcher: str, job_id: str, **where: str) -> None:
 
 
 def record_end(run: RunDir, state: str, exit_code: int, cause: str) -> None:
-    """Write the end of a job of which no controller did."""
+    """Record the end of a job whose controller did not."""
     write_json(run.end, {"state": state, "exit_code": exit_code, "cause": cause, "step": -1})
     append_event(run, "job/ended", state=state, cause=cause)
 
 
 def record_failed(run: RunDir, cause: str) -> RunState:
-    """Write down what only the scheduler knew, which forgets its jobs; told where it cannot be written, too."""
-    with contextlib.suppress(OSError):  # somebody else's run, or a full disk
+    """Record a failure that only the scheduler reported, as it deletes old jobs. Return the state in any case."""
+    with contextlib.suppress(OSError):  # a run of another user, or a full disk
         record_end(run, "failed", EXIT_BAD_INPUT, cause)
     return RunState("failed", cause)
 
 
 def read_end_state(run: RunDir) -> RunState | None:
-    """How the run ended by its own word; None while it has not."""
+    """Return the recorded end of the run, or None."""
     if not run.end.is_file():
         return None
     end = read_json(run.end)
@@ -85,10 +85,10 @@ def read_end_state(run: RunDir) -> RunState | None:
 
 
 def read_rows_of_log(log: str) -> list[dict[str, Any]]:
-    """The rows of metrics in a job's log."""
+    """Return the rows of metrics in the log of a job."""
     return [json.loads(line) for line in re.findall(rf"^{ROW_MARK}(\{{.*\}})$", log, re.MULTILINE)]
 
 
 def read_last_row(log: str) -> dict[str, Any]:
-    """The newest of them that is not an evaluation; empty when there is none."""
+    """Return the newest training row of the log; empty if there is none."""
     return next((row for row in reversed(read_rows_of_log(log)) if row["stage"] != "eval"), {})

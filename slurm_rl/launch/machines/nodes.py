@@ -1,7 +1,7 @@
-"""The agents of one attempt on all machines, to the controller what srun is to it on Slurm.
+"""The agents of one attempt on all machines; the counterpart of srun on Slurm.
 
-They meet by a few small files, which are carried between machines that share no folder. Down to the others: where the
-head listens, that it has ended, that a node died. Up to the head: each agent's record, and its events.
+The agents communicate through a few small files, which are copied between machines without a shared folder. From the
+head to the workers: address of the head, end of the head's agent, death of a node. To the head: records and events.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, append_row, read_json, write_json
 
-# As Slurm's KillWait: from SIGTERM to SIGKILL.
+# From SIGTERM to SIGKILL; the same as Slurm's KillWait.
 _KILL_WAIT_S = 30.0
-# Agents that leave because the head's has ended do so within seconds.
+# After the end of the head's agent, the other agents leave within seconds.
 _FOLLOW_S = 60.0
 
 
 class MachineNodes:
-    """Started once all members are there; it has the part of Popen's interface that the controller uses.
+    """All agents of an attempt, with the part of Popen's interface that the controller uses.
 
-    One agent's bad end ends the others, as srun's --kill-on-bad-exit does.
+    The failure of one agent ends the others, as with srun --kill-on-bad-exit.
     """
 
     def __init__(self, hub: Hub, run: RunDir, plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> None:
@@ -36,11 +36,11 @@ class MachineNodes:
         self._outbox = Outbox(files_for_all(attempt))
         self.returncode: int = 1
         self.lost: list[str] = []
-        """Nodes whose machine went away."""
+        """Nodes whose machine disconnected."""
         self._ends: dict[int, int] = {}
         self._kill_at = self._ended_at = 0.0
         peers = [member.link.peer for _, member in sorted(hub.members.items())]
-        # The head as the last of them reaches it.
+        # Address of the head as seen from the last peer.
         self.hosts = [own_address(peers[-1] if peers else "localhost"), *peers]
         self._local = start_agent(plan, attempt, 0, self.hosts, hub.job_key, env)
         for member in hub.members.values():
@@ -48,12 +48,12 @@ class MachineNodes:
         hub.broadcast("start", attempt=attempt.number, hosts=self.hosts)
 
     def poll(self) -> int | None:
-        """None while an agent runs; afterwards the highest of their exit statuses."""
+        """Return None while an agent runs, then the highest exit status."""
         self._hub.poll()
         for rank, member in self._hub.members.items():
-            self._take_news(rank, member)
-        self._tell_news()
-        self._look_for_bad_ends()
+            self._receive_news(rank, member)
+        self._send_news()
+        self._check_for_failures()
         status = self._local.poll()
         if status is not None:
             if 0 not in self._ends:
@@ -62,7 +62,7 @@ class MachineNodes:
             self._ended_at = self._ended_at or time.monotonic()
         if self._kill_at and time.monotonic() > self._kill_at:
             self.send_signal(signal.SIGKILL)
-        # Who hangs now is left behind: it is told with the next attempt, or with the end of the run.
+        # Do not wait for an agent that hangs: its machine hears of the next attempt, or of the end of the run.
         late = self._ended_at and time.monotonic() > self._ended_at + _FOLLOW_S
         if 0 not in self._ends or (len(self._ends) < self._plan.num_nodes and not late):
             return None
@@ -73,12 +73,12 @@ class MachineNodes:
         self.send_signal(signal.SIGTERM)
 
     def send_signal(self, sig: int, /) -> None:
-        """To every agent."""
+        """Send the signal to every agent."""
         if self._local.poll() is None:
             self._local.send_signal(sig)
         self._hub.broadcast("signal", number=int(sig))
 
-    def _take_news(self, rank: int, member: Member) -> None:
+    def _receive_news(self, rank: int, member: Member) -> None:
         for message in member.inbox:
             if message["kind"] == "record":
                 take_file(self._attempt, message["name"], message["content"], [self._attempt.node(rank)])
@@ -88,7 +88,7 @@ class MachineNodes:
                 self._ends[rank] = int(message["status"])
         member.inbox.clear()
 
-    def _tell_news(self) -> None:
+    def _send_news(self) -> None:
         if all(member.shares_run_dir for member in self._hub.members.values()):
             return
         for name, content in self._outbox.news():
@@ -96,7 +96,7 @@ class MachineNodes:
                 if not member.shares_run_dir:
                     member.link.send("file", attempt=self._attempt.number, name=name, content=content)
 
-    def _look_for_bad_ends(self) -> None:
+    def _check_for_failures(self) -> None:
         for rank, host in self._hub.lost.items():
             if rank not in self._ends:
                 self._ends[rank] = 1
@@ -113,35 +113,35 @@ class MachineNodes:
         if read_record(self._attempt, 0).get("state") not in ("ending", "ended"):
             write_json(self._attempt.abort, {"cause": cause})
             append_event(self._run_dir, "node/died", attempt=self._attempt.number, cause=cause)
-        self._tell_news()
+        self._send_news()
         self.send_signal(signal.SIGTERM)
 
 
 def files_for_all(attempt: AttemptDir) -> list[Path]:
-    """What the agents of other nodes look for."""
+    """Return the files that the agents of other nodes wait for."""
     return [attempt.head, attempt.node(0), attempt.abort]
 
 
 class Outbox:
-    """Files whose newest contents are to be told once."""
+    """Files whose newest content is sent once."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
-        self._told: dict[Path, Any] = {}
+        self._sent: dict[Path, Any] = {}
 
     def news(self) -> Iterator[tuple[str, Any]]:
-        """Name and contents of each file that has changed since the last call."""
+        """Yield name and content of each file that has changed since the last call."""
         for path in self._paths:
             if not path.is_file():
                 continue
             content = read_json(path)
-            if self._told.get(path) != content:
-                self._told[path] = content
+            if self._sent.get(path) != content:
+                self._sent[path] = content
                 yield path.name, content
 
 
 def take_file(attempt: AttemptDir, name: str, content: Any, allowed: list[Path]) -> None:
-    """Write a file that came, if it is one of those that may."""
+    """Write a received file if its path is in `allowed`."""
     path = attempt.path / name
     if path in allowed:
         write_json(path, content)

@@ -1,7 +1,7 @@
-"""Every machine but the head: it joins, starts its agent when the head says so, and leaves when the run has ended.
+"""A worker machine (any machine except the head): it joins the head, runs its agent, and leaves at the end of the run.
 
-It comes early or late, and comes again after a broken connection, within job.start_timeout_s. SIGTERM while the
-agent runs is a notice that the head hears: all machines save and leave.
+It may connect early or late, and reconnects within job.start_timeout_s. On SIGTERM while its agent runs, it sends a
+notice to the head: all machines save and leave.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _POLL_S = 0.1
 _CONNECT_S = 3.0
 _RETRY_S = 0.5
 _GREETING_S = 30.0
-_SAY_EVERY_S = 30.0
-# From SIGTERM to SIGKILL, when nobody tells the agent any more what to do.
+_REPORT_S = 30.0
+# From SIGTERM to SIGKILL, for an agent without a head.
 _KILL_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the head said when it let this machine in."""
+    """The head's reply to a worker that it accepts."""
 
     rank: int
     num_nodes: int
     run_dir: str
     job_key: str
     word: str
-    """In the head's machines.json; who reads it there sees the head's run directory."""
+    """Random word in the head's machines.json; a worker that can read it there shares the head's run directory."""
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """Where the head is, and what this machine says there."""
+    """Address of the head, and the greeting of this machine."""
 
     head: str
     port: int
@@ -63,7 +63,7 @@ class Invitation:
 
 
 PrepareRun = Callable[[Welcome], tuple[JobPlan, bool]]
-"""Makes the run directory fit for the agent; the plan, and whether the directory is the head's own."""
+"""Prepare the run directory for the agent; return the plan, and True if the directory is shared with the head."""
 
 
 class WorkerMachine:
@@ -87,13 +87,13 @@ class WorkerMachine:
         self._events: RowTail | None = None
 
     def main(self) -> int:
-        """Until the head says that the run has ended; the exit code is the run's."""
+        """Serve until the run ends; return its exit code."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
         try:
             while self._end is None:
                 self._join()
-                if self._is_told_to_leave:
+                if self._must_leave:
                     print("slurm_rl: left before the run began here", file=sys.stderr, flush=True)
                     return EXIT_INTERRUPTED
                 self._serve()
@@ -108,8 +108,8 @@ class WorkerMachine:
         return int(self._end["exit_code"])
 
     @property
-    def _is_told_to_leave(self) -> bool:
-        """Told to, with nothing to wait for: no agent runs, and the head has had time to say how the run ended."""
+    def _must_leave(self) -> bool:
+        """Return True after a signal, once no agent runs and the head has had time to send the end of the run."""
         if self._signal is None or self._agent is not None:
             return False
         return not self._is_noticed or time.monotonic() > self._ended_at + _GREETING_S
@@ -117,16 +117,16 @@ class WorkerMachine:
     # ---- joining ---------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Connect and be let in.
+        """Connect to the head until it accepts this machine.
 
         Raises:
-            BringUpError: the head was not there before the deadline.
-            ConfigError: the head does not want this machine.
+            BringUpError: the head did not accept this machine before the deadline.
+            ConfigError: the head refused this machine.
         """
         ask = self._invitation
-        deadline, said_at = time.monotonic() + ask.timeout_s, 0.0
-        trouble = "nobody answers"
-        while not self._is_told_to_leave:
+        deadline, reported_at = time.monotonic() + ask.timeout_s, 0.0
+        trouble = "no connection yet"
+        while not self._must_leave:
             now = time.monotonic()
             if now > deadline:
                 raise BringUpError(
@@ -134,8 +134,8 @@ class WorkerMachine:
                     seen=trouble,
                     action="start `python -m slurm_rl join` on the head, and open that port between the machines",
                 )
-            if now > said_at + _SAY_EVERY_S:
-                said_at = now
+            if now > reported_at + _REPORT_S:
+                reported_at = now
                 print(f"waiting for the head at {ask.head}:{ask.port} ({trouble})", file=sys.stderr, flush=True)
             try:
                 if self._try_to_join():
@@ -151,7 +151,7 @@ class WorkerMachine:
         self._link = link = Link(sock, ask.secret, is_head=False)
         link.send("hello", version=__version__, **ask.hello)
         deadline = time.monotonic() + _GREETING_S
-        while time.monotonic() < deadline and not self._is_told_to_leave:
+        while time.monotonic() < deadline and not self._must_leave:
             for message in link.poll():
                 if message["kind"] == "refused":
                     link.close()
@@ -180,9 +180,9 @@ class WorkerMachine:
     # ---- serving ---------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Until the run has ended, or the connection is lost; then nothing of it runs here any more."""
+        """Handle messages until the run ends or the connection is lost, then end the agent."""
         assert self._link is not None
-        while self._end is None and not self._is_told_to_leave:
+        while self._end is None and not self._must_leave:
             now = time.monotonic()
             try:
                 for message in self._link.poll():
@@ -198,12 +198,12 @@ class WorkerMachine:
             if self._signal is not None and not self._is_noticed and self._agent is not None:
                 self._is_noticed = True
                 self._link.send("notice", signal=signal.Signals(self._signal).name)
-            self._tell_news()
-            self._look_at_agent()
+            self._send_news()
+            self._check_agent()
             time.sleep(_POLL_S)
         self._end_agent()
         self._link.close()
-        # Without a head there is nobody to wait for.
+        # Without a head, no reply to the notice will arrive.
         self._is_noticed = False
         if self._end is None and self._signal is None:
             print("slurm_rl: lost the head; waiting for it", file=sys.stderr, flush=True)
@@ -237,16 +237,16 @@ class WorkerMachine:
                 hosts,
                 self._place.job_key,
                 os.environ,
-                # It then has nobody who would tell it to leave, and looks for the head itself.
+                # Without this process, the agent gets no signals from the head.
                 death_signal=signal.SIGTERM,
             )
         except SlurmRLError as error:
             rank = self._place.rank
             record = {"host": socket.gethostname(), "rank": rank, "state": "ended", "error": str(error)}
             write_json(self._attempt.node(rank), record | {"exit_code": error.exit_code})
-            self._tell_end(EXIT_NOT_STARTED)
+            self._send_end(EXIT_NOT_STARTED)
 
-    def _tell_news(self) -> None:
+    def _send_news(self) -> None:
         if self._shares or self._outbox is None or self._events is None or self._link is None:
             return
         for name, content in self._outbox.news():
@@ -254,22 +254,22 @@ class WorkerMachine:
         for row in self._events.read_new():
             self._link.send("event", row=row)
 
-    def _look_at_agent(self) -> None:
+    def _check_agent(self) -> None:
         if self._agent is None or self._agent.poll() is None or self._link is None:
             return
         rank, status = self._place.rank, self._agent.returncode
         log = self._attempt.log(f"node-{rank}")
         settle_silent_agent(self._plan, self._attempt, rank, socket.gethostname(), log, status)
         self._clean()
-        self._tell_end(status)
+        self._send_end(status)
 
-    def _tell_end(self, status: int) -> None:
+    def _send_end(self, status: int) -> None:
         assert self._link is not None
-        self._tell_news()
+        self._send_news()
         self._link.send("exited", attempt=self._attempt.number, status=status)
 
     def _end_agent(self) -> None:
-        """SIGTERM, after a while SIGKILL; and clean behind it."""
+        """Send SIGTERM, then SIGKILL after _KILL_WAIT_S; clean up after the agent."""
         if self._agent is None:
             return
         if self._agent.poll() is None:

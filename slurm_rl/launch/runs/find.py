@@ -1,4 +1,4 @@
-"""From a path to the run that is there."""
+"""Find the run of a path."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from slurm_rl.launch.sweep.ledger import SweepDir
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
-# Of a word that is too long for a path.
+# Characters shown of a word that is too long for a path.
 _SHOWN = 60
 
 
 def open_run(path: str | os.PathLike[str]) -> RunDir:
-    """The run whose directory this is.
+    """Return the run in directory `path`.
 
     Raises:
-        ConfigError, RunDirError: it is none; names one that may be meant.
+        ConfigError, RunDirError: `path` is not a run; the message suggests a similar one.
     """
     run = RunDir(parse_path(os.fspath(path)))
     if not run.plan.is_file():
@@ -29,15 +29,15 @@ def open_run(path: str | os.PathLike[str]) -> RunDir:
 
 
 def parse_path(word: str) -> Path:
-    """The path that a word names, whether or not something is there.
+    """Return `word` as a path, which need not exist.
 
     Raises:
-        ConfigError: this machine could not have it, or does not let us look.
+        ConfigError: the path is too long or invalid for this machine, or not accessible.
     """
     if not word:
         raise ConfigError("a path must not be empty", seen=repr(word), action="name a folder")
     try:
-        # Of a file that a run or a sweep would have: what is too long for that is too long.
+        # Look up a file of a run: the path must leave room for its name.
         os.lstat(Path(word) / "plan.json")
     except (FileNotFoundError, NotADirectoryError):
         pass
@@ -49,10 +49,10 @@ def parse_path(word: str) -> Path:
 
 
 def load_plan(run: RunDir) -> JobPlan:
-    """The plan of a run.
+    """Load the plan of a run.
 
     Raises:
-        RunDirError: plan.json is none that this version wrote.
+        RunDirError: this version cannot read plan.json.
     """
     try:
         return JobPlan.from_json(read_json(run.plan))
@@ -65,7 +65,7 @@ def load_plan(run: RunDir) -> JobPlan:
 
 
 def _no_run(path: Path, word: str) -> RunDirError:
-    """What to say of a path that is no run."""
+    """Return the error for a path that is not a run."""
     rule = "a run directory holds plan.json"
     if SweepDir(path).is_sweep:
         return RunDirError(rule, seen=f"the sweep {path}", action=f"name one of its runs, as in {shlex.quote(word)}/0")

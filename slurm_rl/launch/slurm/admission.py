@@ -1,7 +1,7 @@
-"""Would Slurm take this job, and would it ever start? Asked before anything is written or queued.
+"""Check whether Slurm accepts a job and can start it, before the job is written or queued.
 
-sinfo tells which number is too large, which Slurm itself does not; `sbatch --test-only` then judges all the
-rest (account, QOS, reservation, limits) in Slurm's own words.
+sinfo shows which number is too large, which Slurm does not report; `sbatch --test-only` then checks the rest
+(account, QOS, reservation, limits) and reports it in Slurm's words.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import submission_argv
 
 OLDEST: commands.Version = (20, 11)
-"""Its srun is the first with --overlap, by which steps share the nodes."""
+"""First version with srun --overlap, which lets steps share nodes."""
 _SINCE: dict[str, commands.Version] = {
     "segment": (24, 5),
     "spread-segments": (25, 11),
     "consolidate-segments": (25, 11),
     "requeue=expedite": (25, 11),
 }
-"""What a version of Slurm does not have yet: said before a job is queued, not by an srun that fails in it."""
-# What --test-only says of a job that sbatch would take and let wait, because of nodes that are down or reserved now.
+"""First version of Slurm with an option; checked before the job is queued, not by an srun that fails in it."""
+# Messages of --test-only for a job that sbatch would queue, because nodes are down or reserved now.
 _MAY_ONLY_WAIT = ("node configuration is not available", "nodes are busy", "node not available")
 
 
 def check_admission(plan: JobPlan) -> JobPlan:
-    """Ask the cluster whether it takes the job of this plan.
+    """Check that the cluster accepts the job of this plan.
 
     Returns:
         The plan with the GPU type as the cluster spells it.
 
     Raises:
-        SubmitError: it does not; the message has the number that is too large, or Slurm's own words.
+        SubmitError: the cluster refuses; the message has the number that is too large, or Slurm's message.
     """
     if version := commands.slurm_version():
         check_version(plan.sbatch, version)
@@ -62,7 +62,7 @@ def check_admission(plan: JobPlan) -> JobPlan:
 
 
 def split_components(plan: JobPlan) -> list[JobPlan]:
-    """A plan of each kind of nodes alone, as if it were the whole job; of one kind, the plan."""
+    """Return one plan per node group, as if it were the whole job."""
     if not plan.het:
         return [plan]
     return [
@@ -78,10 +78,10 @@ def _test(plan: JobPlan) -> None:
 
 
 def check_version(options: Mapping[str, object], version: commands.Version) -> None:
-    """Compare sbatch's options, and what every run needs, with what this Slurm has.
+    """Check that this version of Slurm has the options of sbatch and of every run.
 
     Raises:
-        SubmitError: it is too old; names the option.
+        SubmitError: the version is too old; the message has the option.
     """
     if version < OLDEST:
         raise SubmitError(
@@ -104,7 +104,7 @@ def _render(version: commands.Version) -> str:
 
 
 def _choose_partitions(plan: JobPlan) -> list[PartitionInfo]:
-    """The partitions the job may start in; none when sinfo hides what the user named."""
+    """Return the partitions in which the job may start; empty if sinfo hides the configured one."""
     known = partitions()
     asked = plan.sbatch.get("partition")
     if asked is None:
@@ -116,7 +116,7 @@ def _choose_partitions(plan: JobPlan) -> list[PartitionInfo]:
 
 
 def _refuse_unknown(asked: str, plan: JobPlan, known: Sequence[PartitionInfo]) -> None:
-    # A hidden partition is not in sinfo but takes jobs, so it is Slurm who decides.
+    # A hidden partition is not in sinfo but accepts jobs, so Slurm decides.
     try:
         _test(plan)
     except SubmitError as error:
@@ -129,17 +129,17 @@ def _refuse_unknown(asked: str, plan: JobPlan, known: Sequence[PartitionInfo]) -
 
 
 def check_fits(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> None:
-    """Compare nodes, GPUs, cores, memory and time with what the partitions have.
+    """Check nodes, GPUs, cores, memory and time against the partitions.
 
     Raises:
-        SubmitError: no partition of `chosen` could ever start the job; names the first of these that is missing.
+        SubmitError: no partition of `chosen` can ever start the job; the message has the first missing resource.
     """
     names = ",".join(partition.name for partition in chosen)
     groups = [group for partition in chosen for group in partition.groups]
-    for what, value, key, fits, offer in _demands(plan):
+    for resource, value, key, fits, offer in _demands(plan):
         if value and not any(fits(group) for group in groups):
             raise SubmitError(
-                f"a node of partition {names} must have {what}",
+                f"a node of partition {names} must have {resource}",
                 seen=f"{value}; the nodes have {_list(offer, groups)}",
                 action=f"change {key}, or choose another cluster.slurm.partition",
             )
@@ -152,7 +152,7 @@ _Demand = tuple[str, object, str, Callable[[NodeGroup], bool], Callable[[NodeGro
 
 
 def _demands(plan: JobPlan) -> list[_Demand]:
-    """(what, how much, config key, does a group have it, what a group has), from the most telling on."""
+    """Return (resource, amount, config key, predicate of a group, value of a group), most specific first."""
     gpus = parse_gpus(str(plan.sbatch.get("gres", "")))
     types = "".join(sorted(kind for kind in gpus if kind))
     cpus, asked = plan.cpus_per_node or 0, str(plan.sbatch.get("mem", "0"))
@@ -201,7 +201,7 @@ def _check_num_nodes(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str,
 def _check_time(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str) -> None:
     asked = plan.limits.time_limit_min
     limits = [partition.max_time_min for partition in chosen]
-    # Most sites let a job that is too long wait for ever, without a word.
+    # At most sites, a job above the limit stays in the queue forever without a message.
     if asked and all(limit is not None and asked > limit for limit in limits):
         raise SubmitError(
             f"job.time_limit must be within the limit of partition {names}",

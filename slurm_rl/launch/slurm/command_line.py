@@ -1,7 +1,7 @@
-"""How a Slurm command is run: a list of arguments, a clean environment, a deadline, an error that teaches.
+"""Run Slurm commands: argument lists, a clean environment, a timeout, and errors with a next action.
 
-Arguments never pass through a shell, so a job name may hold anything. Only `commands.py` and
-`partitions.py` use this file.
+Arguments never pass through a shell, so a job name may contain any character. Only `commands.py` and
+`partitions.py` import this module.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import SlurmRLError, SubmitError
 
-# A command gives up on an unreachable controller by itself: after about 10 s, sbatch --test-only after 20.
+# Slurm's commands time out on an unreachable controller: after about 10 s, sbatch --test-only after 20.
 TIMEOUT_S = 60.0
 
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
 _STEP_PREFIXES = ("PMI_", "PMI2_", "PMIX_")
-# Where the cluster is, who asks and who pays: people set these in their profile, and no job sets them.
+# Cluster, credentials and account: users set these in their profile, and no job sets them.
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION"})
 
 _UNREACHABLE = (
@@ -27,11 +27,11 @@ _UNREACHABLE = (
     "connection timed out",
     "problem talking to the database",
     "slurm_persist_conn_open",
-    # What `scontrol requeue` makes of a controller that is down.
+    # Message of `scontrol requeue` when the controller is down.
     "unexpected message received",
 )
 
-# What Slurm says (in lower case) -> what to do about it.
+# Phrase in a message of Slurm (lower case) -> next action.
 _ACTIONS = {
     "invalid partition": "choose a partition that `sinfo` lists",
     "invalid account": "choose an account that `sacctmgr show associations user=$USER` lists",
@@ -44,15 +44,15 @@ _ACTIONS = {
 
 
 class SlurmUnavailableError(SlurmRLError):
-    """Slurm does not answer now (controller restarting, network); the same call may succeed later."""
+    """Slurm does not answer now (controller restarting, network); a retry may succeed."""
 
 
 class SlurmTimeoutError(SlurmUnavailableError):
-    """Slurm did not answer in time; it may have done what it was asked to do."""
+    """Slurm did not answer in time; it may still have executed the request."""
 
 
 def clean_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` without what would silently change a Slurm command, or the job that it starts.
+    """Return `environ` without variables that would silently change a Slurm command, or the job that it starts.
 
     Left by a job around us, SLURM_* become options of the inner job's srun (SLURM_NTASKS_PER_NODE,
     SLURM_MEM_PER_CPU). Set in a profile, SBATCH_WAIT blocks and SQUEUE_STATES hides jobs.
@@ -62,7 +62,7 @@ def clean_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def run_slurm(argv: Sequence[str]) -> str:
-    """The output of a command that must succeed."""
+    """Run a command and return its output; raise if it fails."""
     done = execute_slurm(argv)
     if done.returncode:
         raise slurm_error(done)
@@ -70,12 +70,12 @@ def run_slurm(argv: Sequence[str]) -> str:
 
 
 def execute_slurm(argv: Sequence[str], **extra_env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; its exit code is for the caller to judge."""
+    """Run a command to its end; the caller checks the exit code."""
     try:
         return subprocess.run(
             argv,
             env={**clean_env(), **extra_env},
-            stdin=subprocess.DEVNULL,  # sbatch without a script would wait for one
+            stdin=subprocess.DEVNULL,  # sbatch without a script would read one from stdin
             capture_output=True,
             text=True,
             errors="replace",
@@ -91,18 +91,18 @@ def execute_slurm(argv: Sequence[str], **extra_env: str) -> subprocess.Completed
 
 
 def words_of(done: subprocess.CompletedProcess[str]) -> str:
-    """What the command said, without the `sbatch: error:` before each line."""
+    """Return the stderr of the command without the prefix `sbatch: error:` of each line."""
     program = done.args[0]
     lines = (line.removeprefix(f"{program}: ").removeprefix("error: ") for line in done.stderr.splitlines())
     return "\n".join(line for line in lines if line.strip())
 
 
 def slurm_error(done: subprocess.CompletedProcess[str], words: str | None = None) -> SlurmRLError:
-    """The error for a command that failed: Slurm is away, or Slurm said no."""
-    said = (words_of(done) if words is None else words) or f"exit code {done.returncode} and no message"
-    if any(phrase in said.lower() for phrase in _UNREACHABLE):
+    """Return the error for a failed command: Slurm is unavailable, or it refused."""
+    message = (words_of(done) if words is None else words) or f"exit code {done.returncode} and no message"
+    if any(phrase in message.lower() for phrase in _UNREACHABLE):
         action = "try again when `scontrol ping` says UP"
-        error = SlurmTimeoutError if "socket timed out" in said.lower() else SlurmUnavailableError
-        return error(f"Slurm must answer {done.args[0]}", seen=said, action=action)
-    action = next((action for phrase, action in _ACTIONS.items() if phrase in said.lower()), "see the words above")
-    return SubmitError(f"Slurm must accept {done.args[0]}", seen=said, action=action)
+        error = SlurmTimeoutError if "socket timed out" in message.lower() else SlurmUnavailableError
+        return error(f"Slurm must answer {done.args[0]}", seen=message, action=action)
+    action = next((action for phrase, action in _ACTIONS.items() if phrase in message.lower()), "see the words above")
+    return SubmitError(f"Slurm must accept {done.args[0]}", seen=message, action=action)
