@@ -110,7 +110,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
-    """Plan and newest attempt of a run that is going: what `tunnel` and `attach` reach into.
+    """Plan and newest attempt of a run that is going: what `attach` reaches into.
 
     Raises:
         RunDirError: the run does not run, with its state.

@@ -43,7 +43,7 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of nohup the user wants that the run goes on
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the head of `node` stops its run instead
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the head of `join` stops its run instead
         signal.signal(signal.SIGTERM, _leave)
     try:
         return _wait(run, job, display, ours)

@@ -22,7 +22,7 @@ class LauncherEntry:
     on_this_machine: bool = False
     """The controller runs on the submitting machine."""
     by_node: bool = False
-    """The user starts `node` on each machine."""
+    """The user starts `join` on each machine."""
     existing: bool = False
     """Uses an existing Ray cluster at cluster.address, with its own image, files and Ray."""
 

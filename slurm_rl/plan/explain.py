@@ -187,7 +187,7 @@ def _machines(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     queue = f", partition {config.cluster.slurm.partition}" if config.cluster.slurm.partition else ""
     inside = plan.container.get("image")
     runtime = f"in {plan.container['runtime']}, {inside}" if inside else "no container"
-    yield "launcher", f"{place.get(plan.launcher, 'machines that each run `node`')}{queue}: {nodes}; {runtime}"
+    yield "launcher", f"{place.get(plan.launcher, 'machines that each run `join`')}{queue}: {nodes}; {runtime}"
     if plan.actors:
         yield "processes", "; ".join(_place(plan, role) for role in dict.fromkeys(actor.role for actor in plan.actors))
     if plan.sbatch:

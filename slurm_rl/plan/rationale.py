@@ -1,4 +1,4 @@
-"""Describe the choices of the plan and their reasons, for `explain`.
+"""Describe the choices of the plan and their reasons, for `plan`.
 
 The rules are in placement.py, layout.py, fit.py and transfer.py.
 """

@@ -1,1 +1,1 @@
-"""Machines without Slurm: what srun does for a run on Slurm, over TCP between `node` on each of them."""
+"""Machines without Slurm: what srun does for a run on Slurm, over TCP between `join` on each of them."""

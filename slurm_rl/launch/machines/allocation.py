@@ -25,7 +25,7 @@ class MachineAllocation(HereAllocation):
     """All nodes of a run, this one among them; see `Allocation`."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
-        """Made from what `node` left in the run directory; nothing listens yet."""
+        """Made from what `join` left in the run directory; nothing listens yet."""
         super().__init__(run, plan)
         self.num_agents = plan.num_nodes
         self._all_came = True

@@ -261,7 +261,7 @@ class Hub:
             raise ConfigError(
                 "the command line must be the same on every machine",
                 seen=difference,
-                action="start `node` with the head's overrides",
+                action="start `join` with the head's overrides",
             )
 
     def _find_rank(self, wanted: int | None, member: Member) -> int:

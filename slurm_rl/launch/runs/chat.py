@@ -60,7 +60,7 @@ def check_template(config: RunConfig) -> None:
 
 
 def describe_prompts(config: RunConfig) -> str:
-    """Return how prompts become text, for `explain`."""
+    """Return how prompts become text, for `plan`."""
     chats, auto = uses_chat_template(config), config.data.chat_template == "auto"
     text = "plain text, no chat template" if chats is False else "rendered with the tokenizer's chat template"
     return text + (" if it has one" if chats is None else "") + (" (data.chat_template=auto)" if auto else "")

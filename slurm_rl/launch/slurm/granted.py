@@ -33,8 +33,8 @@ def read_allocation(env: Mapping[str, str]) -> GrantedJob:
     """
     if "SLURM_JOB_ID" not in env or "SLURM_JOB_NUM_NODES" not in env:
         raise ConfigError(
-            "`here` runs inside a Slurm job (SLURM_JOB_ID and SLURM_JOB_NUM_NODES are set)",
-            action="sbatch -N <nodes> job.sbatch ..., or without `here`, which submits the job for you",
+            "`run-in-job` runs inside a Slurm job (SLURM_JOB_ID and SLURM_JOB_NUM_NODES are set)",
+            action="sbatch -N <nodes> job.sbatch ..., or without `run-in-job`, which submits the job for you",
         )
     return GrantedJob(
         job_id=env["SLURM_JOB_ID"],

@@ -61,7 +61,7 @@ class Ledger:
 
     name: str
     metric: str
-    """What `results` ranks by, and what a sweeper that asks for values gets."""
+    """What `status` ranks by, and what a sweeper that asks for values gets."""
     smallest_first: bool
     """Whether less of the metric is better."""
     runs: tuple[SweepRun, ...] = ()

@@ -1,1 +1,1 @@
-"""Health of nodes: preflight before an attempt, memory of bad nodes, and the commands `doctor` and `nodes`."""
+"""Health of nodes: preflight before an attempt, memory of bad nodes, and the command `doctor`."""
