@@ -423,8 +423,8 @@ def nodes(folder: Path) -> Case:
 
 @writer(
     "metrics.jsonl tensorboard/",
-    "plugins.report.metrics.MetricsLogger.log",
-    "plugins.report.metrics.TensorBoardRun.__init__",
+    "trainers.common.metrics_log.MetricsLogger.log",
+    "trainers.common.metrics_log.TensorBoardRun.__init__",
     "launch.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
@@ -460,7 +460,7 @@ def learned(folder: Path) -> Case:
     return Case(lambda: learn(run), lambda: read_learned(run).save_s == 4.0, old_or_new(run.learned, b""), raises=False)
 
 
-@writer("attempts/<n>/steps.jsonl", "plugins.report.step_log.StepLog.add")
+@writer("attempts/<n>/steps.jsonl", "run_dir.step_log.StepLog.add")
 def steps(folder: Path) -> Case:
     from slurm_rl.run_dir.step_log import StepLog
 
@@ -476,7 +476,7 @@ def steps(folder: Path) -> Case:
     )
 
 
-@writer("metrics.jsonl samples.jsonl, rewound", "plugins.report.metrics.keep_rows_up_to")
+@writer("metrics.jsonl samples.jsonl, rewound", "trainers.common.metrics_log.keep_rows_up_to")
 def rewind(folder: Path) -> Case:
     from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
 
@@ -564,8 +564,8 @@ def journal(folder: Path) -> Case:
     "prompts.json wandb_id",
     "data.load_data.check_same_rows",
     "data.load_data.accept_new_rows",
-    "plugins.report.wandb_run.load_id",
-    "plugins.report.wandb_run._try_open",
+    "trainers.common.wandb_run.load_id",
+    "trainers.common.wandb_run._try_open",
 )
 def identity(folder: Path) -> Case:
     from slurm_rl.data.load_data import accept_new_rows, check_same_rows
@@ -817,7 +817,6 @@ def verl_rows(folder: Path) -> Case:
     "prepare: archives and downloads",
     "plugins.prepare.archive._create",
     "plugins.prepare.recipes.mathv60k.build",
-    "plugins.prepare.hf_hub._verify",
     "plugins.prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:
@@ -841,7 +840,6 @@ def prepared_images(folder: Path) -> Case:
     "plugins.image.formats.write_beside",
     "plugins.image.formats._unpacked",
     "plugins.image.make._write_manifest",
-    "plugins.image.make._make_file",
     "plugins.image.recipe.write_context",
     "plugins.image.rootfs.write_layout",
     "plugins.image.rootfs._write",
