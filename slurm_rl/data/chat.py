@@ -17,24 +17,24 @@ from slurm_rl.data.prompts import Message, Text
 from slurm_rl.errors import DataError
 
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""What whoever renders gives to every template, as transformers documents it."""
+"""Variables that transformers gives to every template, as it documents."""
 
 NO_TEMPLATE = "no chat template: data.chat_template=false, or the tokenizer has none"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's chat template, with the variables of the config.
+    """Chat template of a tokenizer, with the variables of the config.
 
     Raises:
-        DataError: the tokenizer has no template, the template does not read one of the variables, or it tells the model
-            nothing of tools.
+        DataError: the tokenizer has no template, the template does not read one of the variables, or it does not render
+            tools.
     """
 
     tokenizer: Any
     variables: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[dict[str, Any]] = ()
-    """Schemas of what the model may call (envs/schemas.py)."""
+    """Schemas of the tools (envs/schemas.py)."""
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
@@ -74,11 +74,11 @@ class ChatTemplate:
         return tuple(self.tokenizer.all_special_tokens)
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
-        """The text of the messages.
+        """Render the messages.
 
         Args:
             name: of the row, for errors.
-            add_generation_prompt: end with what makes the model answer.
+            add_generation_prompt: end with the generation prompt.
 
         Raises:
             DataError: the template refuses the messages.
@@ -97,7 +97,7 @@ class ChatTemplate:
                     **self.variables,
                 )
             )
-        except Exception as error:  # a program raises what it likes
+        except Exception as error:  # a template can raise anything
             raise DataError(
                 f"{name}: the tokenizer's chat template must accept the messages",
                 seen=f"{type(error).__name__}: {error}",
@@ -166,7 +166,7 @@ def begin_with_system(prompt: Text, system: str) -> list[Message]:
 
 
 def drop_sources(messages: list[Message]) -> list[Message]:
-    """The messages with the kind alone of a part that is no text: the bytes of an image may be in it."""
+    """Return the messages with only the type of each non-text part, which may contain image bytes."""
     return [
         {**message, "content": [_drop_source(part) for part in content]}
         if isinstance(content := message["content"], list)
@@ -182,14 +182,14 @@ def _drop_source(part: Any) -> Any:
 
 @cache
 def find_variables(template: str) -> set[str]:
-    """Names that a template reads and nobody gives it, those of special tokens among them.
+    """Return the free variables of a template, including those of special tokens.
 
     >>> find_variables("{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking is defined %}!{% endif %}")
     {'thinking'}
     """
     from jinja2 import Environment, meta
 
-    # A tag that transformers adds to the language, around what the assistant says.
+    # A tag that transformers adds around the assistant's text.
     plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
     parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
     return set(meta.find_undeclared_variables(parsed)) - _GIVEN

@@ -44,11 +44,11 @@ class EncodedAnswer:
     token_ids: npt.NDArray[np.int64]
     """[L]."""
     answered: npt.NDArray[np.int64]
-    """Ascending positions, none of them 0, of what the assistant says after the prompt, ends of turns included."""
+    """Ascending positions, none of them 0, of the assistant's tokens after the prompt, ends of turns included."""
     name: str = ""
-    """Of the row, for errors."""
+    """Name of the row, for errors."""
     sources: tuple[str, ...] = ()
-    """Of its images, one for each placeholder; see data/images.py."""
+    """Images, one per placeholder; see data/images.py."""
     images: tuple[ImageSpan, ...] = ()
     """The same with the placeholder tokens of each, once expanded."""
 
@@ -90,13 +90,13 @@ def encode_answer(
 
 
 def expand_all(answers: Sequence[EncodedAnswer], counter: ImageCounter | None) -> list[EncodedAnswer]:
-    """The same with as many tokens as each image needs.
+    """Return the example with one token per image patch.
 
     Args:
-        counter: of a vision-language model; None of a text model, whose answers have no images.
+        counter: of a vision-language model; None for a text model, which has no images.
 
     Raises:
-        DataError: an image cannot be read, is none that the model takes, or has no placeholder.
+        DataError: an image cannot be read, is not accepted by the model, or has no placeholder.
     """
     if counter is None:
         return list(answers)
@@ -109,7 +109,7 @@ def _expand(answer: EncodedAnswer, counter: ImageCounter) -> EncodedAnswer:
     token_ids, spans = expand_placeholders(answer.token_ids.tolist(), answer.sources, counter, answer.name)
     counts = np.ones(len(answer.token_ids), dtype=np.int64)
     counts[answer.token_ids == counter.image_token_id] = [span.num_tokens for span in spans]
-    # Where each token begins now; no image is in what the assistant says.
+    # New start of each token; the assistant's text contains no images.
     starts = np.cumsum(counts) - counts
     return replace(
         answer, token_ids=np.array(token_ids, dtype=np.int64), answered=starts[answer.answered], images=tuple(spans)
@@ -137,7 +137,7 @@ def _encode_chat(
 
 
 def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bool) -> None:
-    """Without its pixels an image would be read as its placeholders, and nobody would be told."""
+    """Refuse images for a text model, which would silently read them as placeholders."""
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
     kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
     for kind in kinds:
@@ -188,7 +188,7 @@ def tokenize_text(
     try:
         encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
         lost = find_lost_characters(text, encoded["input_ids"], encoded["offset_mapping"], tokenizer)
-    except Exception:  # what a tokenizer without an unknown token raises
+    except Exception:  # error of a tokenizer without an unknown token
         lost = find_refused_characters(text, tokenizer)
         if not lost:
             raise

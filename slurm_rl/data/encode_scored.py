@@ -1,11 +1,11 @@
-"""The token ids that a reward model reads, in training and in scoring: its score is that of the last of them.
+"""Token ids that a reward model reads in training and scoring; its score is at the last one.
 
     text                  [BOS] 3+4= 7 <eos>
     ChatML                <|im_start|>user\\n3+4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>\\n
-    text that begins with a special token was rendered before: no BOS is added, and what ends a chat ends it
+    text that begins with a special token is already rendered: no BOS is added, and the chat's own end ends it
 
-A chat is what the reward model's own template makes of it, to its last token, where Hugging Face's classifiers and TRL
-read the score. Behind an answer that the length limit cut nothing is written: it ends with its own last token.
+A chat is rendered by the reward model's own template, to its last token, where Hugging Face's classifiers and TRL read
+the score. A truncated answer gets no end token.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def encode_scored(
     name: str = "item",
     tokenize: Tokenize | None = None,
 ) -> list[int]:
-    """Token ids of an answer behind its prompt; the score is read at the last.
+    """Return the token ids of prompt and answer; the score is read at the last.
 
     Args:
         tokenizer: the reward model's, a Hugging Face tokenizer.
         template: renders prompt and answer; None: both are text.
-        truncated: the length limit cut the answer.
+        truncated: the length limit was reached.
         name: of the row, for errors.
-        tokenize: in place of `tokenizer`; training names what it cannot write.
+        tokenize: replaces `tokenizer`; training reports characters that it cannot encode.
 
     Raises:
-        DataError: messages without a template, or ones that it refuses or nobody sees.
+        DataError: messages without a template, or messages that the template refuses or ignores.
     """
     tokenize = tokenize or (lambda text, special: list(tokenizer(text, add_special_tokens=special)["input_ids"]))
     if template is not None:
@@ -73,6 +73,6 @@ def _cut_end(text: str, end: str, name: str) -> str:
 
 
 def _find_end(messages: list[Message], template: ChatTemplate, name: str) -> str:
-    """What the template writes behind the last message's content."""
+    """Return the template's text after the last message's content."""
     marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
     return template.render(marked, name, add_generation_prompt=False).rpartition(_MARK)[2]

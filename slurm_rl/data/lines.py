@@ -1,4 +1,4 @@
-"""Lines of a .jsonl file, with their numbers; what is wrong with one is named `file:line`.
+"""Lines of a .jsonl file with their numbers; errors name `file:line`.
 
 UTF-8 with or without a byte order mark and both line ends are read; any other encoding is an error.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from slurm_rl.errors import DataError
 
 _WIDE = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose byte order mark is a prefix of it
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -72,7 +72,7 @@ def shorten(text: str, longest: int = 80) -> str:
 
 
 def build_object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """A JSON object; raises DataError when a key stands in it twice."""
+    """Parse a JSON object; raise DataError for a repeated key."""
     built = dict(pairs)
     if len(built) != len(pairs):
         names = [name for name, _ in pairs]

@@ -1,10 +1,10 @@
-"""How a model writes calls of tools, as its chat template writes them: what goes to whoever parses them.
+"""Format of a model's tool calls, found from its chat template, for the parser.
 
     Qwen3    <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>      begins with <tool_call>
     Llama 3  {"name": "add", "parameters": {"a": 1}}                                  begins with {"name":
 
-The parsers are vLLM's, and run where vLLM is imported (rollout/vllm/tool_calls.py). Which of them a model needs is
-chosen by a sign in its template, and the parser must read back the call that the template wrote, or is refused.
+The parsers are vLLM's, and run where vLLM is imported (rollout/vllm/tool_calls.py). A marker in the template chooses
+the parser, which must parse the template's own call, or the model is refused.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SIGNS: Final[Mapping[str, str]] = {
     '{"name":': "llama3_json",
     "[": "pythonic",
 }
-"""What a call as the template writes it has in it, without blanks, and vLLM's parser; the first that fits."""
+"""Marker in a rendered call, without spaces -> vLLM's parser; the first match counts."""
 
 _THOUGHTS = (("<think>", "</think>"), ("<|channel>", "<channel|>"), ("[THINK]", "[/THINK]"))
-"""What begins and ends thinking, by families."""
+"""Start and end markers of thinking, by family."""
 _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _EXAMPLES: Final[Mapping[str, Any]] = {
     "string": _ANCHOR, "integer": 17, "number": 2.5, "boolean": True, "array": [], "object": {}
@@ -47,17 +47,17 @@ _EXAMPLES: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSyntax:
-    """What a parser of calls must know."""
+    """Facts for a parser of calls."""
 
     parser: str
     """vLLM's name of it."""
     schemas: Sequence[dict[str, Any]]
     opening: str
-    """What a call begins with: a tag, or all before the tool's name; "" where the template writes no calls."""
+    """Start of a call: a tag, or all before the tool's name; "" if the template renders no calls."""
     closing: str
-    """What a call ends with: a tag, or a character."""
+    """End of a call: a tag or a character."""
     thought: tuple[str, str] | None
-    """What begins and ends thinking; None where the template knows none."""
+    """Start and end of thinking; None if the template has none."""
     thinks_first: bool
     """The template begins the answer inside a thought."""
     example: str
@@ -116,7 +116,7 @@ def build_example(schema: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def choose_parser(written: str) -> str | None:
-    """vLLM's parser of a call that is written so; None of one that nobody knows.
+    """Return vLLM's parser for a rendered call; None if unknown.
 
     >>> choose_parser('<tool_call>{"name": "add"'), choose_parser('{"name": "add"'), choose_parser("add 3 and 4")
     ('hermes', 'llama3_json', None)
@@ -126,7 +126,7 @@ def choose_parser(written: str) -> str | None:
 
 
 def find_opening(written: str, name: str) -> str:
-    """What every call begins with.
+    """Return the common start of all calls.
 
     >>> find_opening('<tool_call>{"name": "add"}', "add"), find_opening('[add(a=1)]', "add")
     ('<tool_call>', '[')
@@ -137,7 +137,7 @@ def find_opening(written: str, name: str) -> str:
 
 
 def find_closing(written: str) -> str:
-    """What every call ends with.
+    """Return the common end of all calls.
 
     >>> find_closing('<tool_call>{"name": "add"}</tool_call>'), find_closing('[add(a=1)]')
     ('</tool_call>', ']')
@@ -157,7 +157,7 @@ def as_calls(names: Sequence[str], arguments: Sequence[Any], ids: Sequence[str] 
 
 
 def write_calls(template: ChatTemplate, message: Message) -> str:
-    """The calls as the template writes them, without what begins and ends the turn.
+    """Render calls without the start and end of the turn.
 
     Raises:
         DataError: the template refuses calls, or leaves them out.
@@ -178,8 +178,8 @@ def write_calls(template: ChatTemplate, message: Message) -> str:
 
 
 def find_tail(template: ChatTemplate) -> str:
-    """What the template writes behind its last call that is none of it: Gemma 4 goes on with the token that stops the
-    model, `<|tool_response>`, and which is not there between two calls. "" of nearly all others."""
+    """Return the template's text after its last call: Gemma 4 adds the stop token `<|tool_response>`, which is not
+    between two calls. "" for most others."""
     name = template.tools[0]["function"]["name"]
     try:
         two = write_calls(template, as_calls([name, name], [{"value": _ANCHOR}] * 2)).split(_ANCHOR)

@@ -1,8 +1,8 @@
-"""Which attention a model computes with, and `varlen`: packed rows without flash-attn, and without a mask.
+"""Attention implementation of a model, and `varlen`: packed rows without flash-attn and without a mask.
 
-For a packed row transformers gives SDPA a boolean mask [R, 1, W, W], and with a mask CUDA has no flash kernel. `varlen`
-is told where sequences end and attends within each: by the flash kernel that torch itself brings, else by SDPA on one
-sequence after the other, causal by its flag. Nothing of it is of the size of a row's square.
+For a packed row transformers gives SDPA a boolean mask [R, 1, W, W], and CUDA has no flash kernel with a mask. `varlen`
+gets the sequence boundaries and attends within each: by torch's own flash kernel, else by SDPA per sequence with the
+causal flag. No tensor has the size of a row's square.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def varlen_attention(
     packed_sequences: PackedSequences | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: query [R, H, W, D], key and value [R, K, W, D] to [R, W, H, D].
+    """Attention function of transformers: query [R, H, W, D], key and value [R, K, W, D] to [R, W, H, D].
 
     Args:
-        attention_mask: of shared prompts, which follow it alone.
-        is_causal: None: what the layer says; vision towers have False, and a call of this for each image.
-        sliding_window: tokens that one sees, itself included; None: all before it.
+        attention_mask: of shared prompts; used alone if given.
+        is_causal: None: the layer's flag; vision towers have False and call this per image.
+        sliding_window: number of visible tokens, including itself; None: all earlier ones.
         packed_sequences: None: each row is one sequence.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -138,19 +138,20 @@ _NO_FLASH = {"gptj", "hrm_text"}
 
 
 def name_to_load(attention: str) -> str | None:
-    """What a model is made with; None: transformers' choice, sdpa where the model has it and eager elsewhere."""
+    """Return the implementation to build a model with; None: transformers' choice, sdpa if the model has it, else
+    eager."""
     return None if attention in ("auto", VARLEN) else attention
 
 
 def settle_attention(model: PreTrainedModel, attention: str, *, any_mask: bool) -> None:
-    """Set what `auto` comes to for this model, on the device that this process computes on.
+    """Resolve `auto` for this model on the device of this process.
 
     Args:
-        attention: model.attention; others than `auto` and `varlen` are set already.
-        any_mask: shared prompts will bring a mask, which flash attention does not take.
+        attention: model.attention; values other than `auto` and `varlen` are set already.
+        any_mask: shared prompts will use a mask, which flash attention does not take.
 
     Raises:
-        ConfigError: `varlen` of a model that cannot have it.
+        ConfigError: the model does not support `varlen`.
     """
     if attention == VARLEN and not _takes_varlen(model):
         raise ConfigError(
@@ -164,9 +165,9 @@ def settle_attention(model: PreTrainedModel, attention: str, *, any_mask: bool) 
 
 
 def choose_attention(model: PreTrainedModel, device: str, *, any_mask: bool) -> str | None:
-    """What `auto` is; None: the model's own.
+    """Return the implementation for `auto`; None: the model's own.
 
-    On CPU no kernel minds a mask, and short rows of SDPA (row_layout.py) are the fastest.
+    On CPU all kernels take a mask, and short rows of SDPA (row_layout.py) are the fastest.
     """
     on_gpu = device == "cuda"
     if on_gpu and not any_mask and is_flash_attn_2_available() and _takes_flash(model):
@@ -194,7 +195,7 @@ def _takes_flash(model: PreTrainedModel) -> bool:
 
 
 def _takes_varlen(model: PreTrainedModel) -> bool:
-    """Whether its layers call what is registered, and mean by it what flash attention is: causal or a window."""
+    """Return whether its layers call the registered function like flash attention: causal or with a window."""
     ways = ("_supports_flash_attn", "_supports_sdpa", "_supports_attention_backend")
     return _all_support(model, *ways) and _tells_window(model) and not _caps_scores(model)
 
@@ -205,7 +206,7 @@ def _all_support(model: PreTrainedModel, *ways: str) -> bool:
 
 
 def _tells_window(model: PreTrainedModel) -> bool:
-    """Whether a window, if there is one, reaches the attention function; in some models it is in the mask alone."""
+    """Return whether a window, if any, reaches the attention function; some models have it only in the mask."""
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     return window is None or "sliding_window=" in inspect.getsource(sys.modules[type(model).__module__])
 

@@ -1,10 +1,10 @@
-"""Whole tensors out of what the ranks hold of them: many in one collective, cast before they travel.
+"""Gather whole tensors from the ranks' shards: many per collective, cast before the transfer.
 
     parts of ranks 0, 1, 2   a0 b0 | a1 b1 | a2 b2        one bucket, all-gathered at once
     tensors                  a0 a1 a2 -> a, b0 b1 b2 -> b  one after the other
 
-One collective a tensor would wait for the network some hundred times, and float32 master weights would be twice the
-bytes. Beside the parts a rank has at most one bucket on its device and the tensor that it hands out, so two buckets.
+One collective per tensor would pay the network latency some hundred times, and float32 master weights would double the
+bytes. A rank holds at most one bucket and the current tensor on its device in addition to its shards, so two buckets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slurm_rl.models.backend import export_tensor, exported_dtype
 from slurm_rl.models.distributed import get_device, get_rank, get_world_size
 
 BUCKET_BYTES = 2**28
-"""Of whole tensors; a larger one is a bucket of its own."""
+"""Bytes of whole tensors per bucket; a larger tensor is its own bucket."""
 _ALIGNED = 16
-"""Bytes at whose multiples each part begins, so that it can be seen as any type."""
+"""Alignment of each part in bytes, so that it can be viewed as any dtype."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Part:
     values: Tensor
     """Flat; at most `ceil` numbers, fewer or none where the tensor ends."""
     shape: Sequence[int]
-    """Of the tensor."""
+    """Dtype of the tensor."""
     ceil: int
     """Numbers of every rank's part, with padding."""
 
@@ -40,7 +40,7 @@ class Part:
 def gather_state(
     state: Iterable[tuple[str, Tensor | Part]], dtype: torch.dtype, place: torch.device | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """See `Backend.full_state`, where `state` is what all ranks have of it in the same order."""
+    """See `Backend.full_state`; `state` has the same order on all ranks."""
     bucket: list[_Entry] = []
     size = 0
     for name, held in state:
@@ -81,7 +81,7 @@ def _empty(bucket: list[_Entry], dtype: torch.dtype, place: torch.device | None)
             yield entry.name, export_tensor(entry.name, entry.held, dtype, place)
             continue
         if made_on is not None and torch.cuda.current_stream() != made_on:
-            # Who takes the tensors may do so on one stream after the other, as vLLM does.
+            # Consumers may use several streams in turn, as vLLM does.
             torch.cuda.current_stream().wait_stream(made_on)
             gathered.record_stream(torch.cuda.current_stream())
         size = entry.held.ceil * entry.dtype.itemsize

@@ -1,11 +1,11 @@
-"""AdamW's moments that wait in host memory, and visit the device only while their parameters are updated.
+"""AdamW's moments in host memory, copied to the device only for the update of their parameters.
 
     to the device    bring 0 | bring 1  | bring 2  |
     update                   | update 0 | update 1 | update 2
     to the host                         | park 0   | park 1   | park 2
 
-Both directions of the bus work at once, beside the updates; two buckets are on the device, and the next one is brought
-when the one before has left.
+Both directions of the bus overlap with the updates. Two buckets are on the device; the next one is copied when the
+previous one has left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUCKET = 2**26
 
 
 class CopyLanes:
-    """Streams of the two directions beside the one that computes, and what waits for what."""
+    """Copy streams for the two directions, and their events."""
 
     def __init__(self, device: torch.device) -> None:
         self._incoming, self._outgoing = torch.cuda.Stream(device), torch.cuda.Stream(device)
@@ -30,7 +30,7 @@ class CopyLanes:
         self._device = device
 
     def bring(self) -> AbstractContextManager[object]:
-        """What is queued here comes beside all else, once the bucket before the last has left."""
+        """Queue copies to the device, after the bucket before the last has left."""
         if len(self._left) > 1:
             # The host waits: until then the allocator has no place to give again, and would take another.
             self._left[-2].synchronize()
@@ -44,7 +44,7 @@ class CopyLanes:
         torch.cuda.current_stream(self._device).wait_stream(self._incoming)
 
     def park(self) -> AbstractContextManager[object]:
-        """What is queued here leaves once the update before it is done."""
+        """Queue copies to the host, after the update."""
         self._outgoing.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._outgoing)
 
@@ -78,10 +78,9 @@ class _OneLane(CopyLanes):
 
 
 class HostMoments:
-    """Between two steps the optimizer's moments are pinned host memory, this rank's shards as plain tensors.
+    """Keep the moments in pinned host memory between steps, as plain tensors of this rank's shards.
 
-    Pinned memory lets copies run while the host goes on. Without it each of them stops the host and goes through a
-    second copy.
+    Pinned memory makes copies asynchronous; other memory blocks the host and needs a second copy.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, lanes: CopyLanes | None = None) -> None:

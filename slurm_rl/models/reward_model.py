@@ -1,8 +1,8 @@
-"""Hugging Face's sequence classifiers with one label, as reward models that read packed rows.
+"""Hugging Face's sequence classifiers with one label, as reward models on packed rows.
 
-In config.json `mean` and `std` are those of its scores, under the names that OpenRLHF writes and reads
-(https://github.com/OpenRLHF/OpenRLHF, trainer/rm_trainer.py and `--reward.normalize_enable`); `scores_chats` and
-`chat_template_kwargs` are what data.chat_template and data.chat_template_kwargs were when it was trained.
+`mean` and `std` in config.json are those of its scores, under OpenRLHF's names (https://github.com/OpenRLHF/OpenRLHF,
+trainer/rm_trainer.py and `--reward.normalize_enable`). `scores_chats` and `chat_template_kwargs` are data.chat_template
+and data.chat_template_kwargs of its training.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Scores = TypeVar("Scores", Tensor, FloatArray)
 
 
 def score_every_token(model: PreTrainedModel) -> None:
-    """Let the model give the score after each token, [B, T, 1], where Hugging Face keeps that of each row's last.
+    """Make the model return the score after each token, [B, T, 1], where Hugging Face returns that of each row's last
+    token.
 
-    A packed row has many last tokens. Names, config and what is saved stay those of Hugging Face's own class.
+    A packed row has many last tokens. Names, config and saved files stay those of Hugging Face's class.
     """
     kind = type(model)
 
@@ -49,7 +50,7 @@ def allow_new_head(loaded: dict[str, Any]) -> bool:
 
 
 def draw_head(model: Any, seed: int) -> None:
-    """A new head that scores, the same for the same seed whoever loads the model, and how."""
+    """Initialize a new score head; the same seed gives the same weights on every rank."""
     head = model.score.weight
     std = model.config.get_text_config().initializer_range
     drawn = torch.empty(head.shape).normal_(std=std, generator=torch.Generator().manual_seed(seed))
@@ -71,21 +72,21 @@ class ScoreStatistics:
 def describe_scores(
     config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool, variables: Mapping[str, Any]
 ) -> None:
-    """Put into the config, which is exported with the model, what whoever scores must know.
+    """Add the facts that scoring needs to the config, which is exported with the model.
 
     Args:
-        chats: it was trained on chats, which its template rendered, rather than on text.
-        variables: that the template was given.
+        chats: it was trained on chats rendered by its template, not on text.
+        variables: variables of the template.
     """
     known = {"mean": statistics.mean, "std": statistics.std, "scores_chats": chats}
     config.update({**known, "chat_template_kwargs": dict(variables)})
 
 
 def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistics:
-    """What `describe_scores` wrote.
+    """Read the result of `describe_scores`.
 
     Raises:
-        ValueError: nobody measured, or all scores were the same.
+        ValueError: no statistics, or all scores were equal.
     """
     written = {name: getattr(config, name, None) for name in ("mean", "std")}
     mean, std = map(_as_number, written.values())

@@ -1,19 +1,19 @@
-"""What a model computes for a packed row equals what it computes for each sequence alone, or the row is not packed.
+"""Check that a model computes the same for a packed row as for each sequence alone; otherwise rows are not packed.
 
-Whether sequences of a row stay apart is the model's doing: recurrent and convolutional layers carry their state over
-the boundary, and some masks take no notice of positions. So it is tried on the model at hand, at load. One sequence of
-random tokens is read in several ways:
+The model decides whether sequences of a row stay separate: recurrent and convolutional layers carry state over the
+boundary, and some masks ignore positions. So the loaded model is tested. One sequence of random tokens is read in
+several ways:
 
     plain    by the model's own forward, with its cache
-    single   in a row of its own                              must equal plain
+    single   in its own row                                   must equal plain
     alone    the same in a batch, with padding                must equal plain
     packed   between two others in one row                    must equal plain, or rows are not packed
-    shared   behind a prompt that it has in common with them  must equal plain, where prompts are shared
+    shared   behind a prompt that it has in common with them  must equal plain, if prompts are shared
 
-Each is read again with other tokens in the other two and at the end of this one: nothing that comes before may see
-them. In one layout a dense model then gives the same bits, so a leak is no question of rounding, whatever the type.
-Experts take their tokens in groups, and another grouping rounds otherwise; how much, the two `alone` tell, which stand
-in different rows.
+Each is repeated with other tokens in the other two sequences and at the end of this one: earlier tokens must not see
+them. With one layout a dense model gives identical bits, so rounding cannot hide a leak, whatever the dtype. Experts
+group their tokens, and another grouping rounds differently; the two `alone` readings, in different rows, measure by how
+much.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slurm_rl.models.head import find_head, float_head
 _LENGTHS = (33, 19, 12)
 """Tokens of the three sequences: so unlike that `choose_rows` puts them into one row."""
 _PROMPT, _END = 7, 14
-"""In the middle one, the end of what may be a common prompt, and the end of what is compared."""
+"""End of the possible shared prompt, and end of the compared tokens, in the middle sequence."""
 _CHUNK = 4
 
 # Differences are means over tokens, in standard deviations of the plain values. What is no rounding any more:
@@ -61,7 +61,7 @@ class RowCheck:
     reason: str = ""
     """Why not."""
     attention: str = ""
-    """With which they were read: what model.attention came to."""
+    """Attention implementation of the check."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Gap:
     """Why it cannot be read."""
 
     def describe(self, bound: float, leak: float) -> str:
-        """What is wrong with it; empty when nothing is."""
+        """Reason for a failure; empty if there is none."""
         if self.error:
             return self.error
         if not self.from_itself <= leak:
@@ -131,9 +131,9 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
 
 
 def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:
-    """Three sequences of random tokens, and the same with all changed that the compared tokens must not see.
+    """Return three sequences of random tokens, and a copy with all tokens changed that the compared ones must not see.
 
-    Of tokens that mean nothing special to the model.
+    Special tokens are avoided.
     """
     text = config.get_text_config()
     named = [value for holder in (config, text) for name, value in vars(holder).items() if name.endswith("_token_id")]
@@ -168,7 +168,7 @@ def _share_prompt(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
 
 
 def _measure(sequences: list[TrainSequence], changed: list[TrainSequence], plain: FloatArray, read: Read) -> _Gap:
-    """What a way to read does, on the rank where it is worst."""
+    """Return the result of one way to read, on the rank with the largest difference."""
     try:
         first, second = _compared(read(sequences)), _compared(read(changed))
         scale = max(float(np.std(plain)), 1e-6)
@@ -187,7 +187,7 @@ def _measure(sequences: list[TrainSequence], changed: list[TrainSequence], plain
 
 
 def _compared(values: FloatArray) -> FloatArray:
-    """Of the middle sequence, those before the change; all values but the last of a plain sequence."""
+    """Return the values of the middle sequence before the change; all but the last of a plain sequence."""
     return values[: len(values) - (_LENGTHS[1] - _END)]
 
 
@@ -218,7 +218,7 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 
 def _describe(error: Exception) -> str:
-    # Whatever a model says that was not made for this.
+    # Any error of a model that was not made for this.
     return f"{type(error).__name__}: {first_line(error)}"[:200]
 
 

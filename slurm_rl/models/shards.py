@@ -1,11 +1,11 @@
-"""The rank files of an fsdp2 checkpoint, read by as many ranks as wrote them or by any other number.
+"""Rank files of an fsdp2 checkpoint, readable by any number of ranks.
 
     rank-<n>.pt  {"parameters": {name: rows}, "moments": {name: {"exp_avg": rows, ..., "step": scalar}}}
 
-Every tensor is split along its first dimension into equal parts, the last ones shorter or empty, as torch.chunk
-does; joined they are the whole tensor.
+Every tensor is split along its first dimension into equal parts, the last ones shorter or empty, as torch.chunk does;
+concatenated they are the whole tensor.
 
-Beside them, the state of each process's random numbers.
+The files also hold the random state of each process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slurm_rl.models.distributed import get_rank, get_world_size
 
 
 class _Kept:
-    """A file that keeps the first error of its writes, of which torch tells `unexpected pos 640 vs 598`."""
+    """File that keeps the first write error; torch only reports `unexpected pos 640 vs 598`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -43,7 +43,7 @@ class _Kept:
 
 
 def save_tensors(state: dict[str, Any], path: Path) -> None:
-    """torch.save; an OSError says why it could not."""
+    """Save by torch.save; an OSError has the cause."""
     with path.open("wb") as file:
         kept = _Kept(file)
         try:
@@ -59,13 +59,13 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
-    """What torch.save wrote: tensors and plain containers. The one place where such files are read.
+    """Read a file of torch.save: tensors and plain containers. The only place that reads such files.
 
-    They are pickles, which can run any code, and hashes say nothing of who wrote them; so nothing is made of
-    a class that is not among `classes`.
+    They are pickles, which can run any code, and hashes do not authenticate the writer; so only `classes` are
+    instantiated.
 
     Raises:
-        CheckpointError: the file is not there, or holds anything else.
+        CheckpointError: the file is missing or holds anything else.
     """
     try:
         with torch.serialization.safe_globals(list(classes)):
@@ -85,10 +85,10 @@ def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
 
 
 class SavedShards:
-    """What this rank needs of them.
+    """Return this rank's part of the state.
 
     Args:
-        num_saved: how many ranks wrote.
+        num_saved: number of ranks that wrote.
     """
 
     def __init__(self, folder: Path, num_saved: int) -> None:

@@ -1,7 +1,7 @@
-"""The pixels of a micro-batch: from where an image lies to what a vision-language model reads besides the tokens.
+"""Pixels of a micro-batch: from the image file to the model inputs besides tokens.
 
-The token count of an image follows from its size alone, so prompts are encoded from file heads; pixels are read when
-a batch is made, by the worker that trains on them, once for all completions of a prompt.
+The token count of an image follows from its size, so prompts are encoded from file headers; the training worker reads
+the pixels when a batch is built, once for all completions of a prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-"""Models whose positions and placeholders are those below."""
+"""Models with these positions and placeholders."""
 _CACHE_BYTES = 2 * 10**9
 """Pixels kept by one worker: those of a step's prompts, at most."""
 
@@ -77,10 +77,10 @@ class ImageReader:
         return pixels
 
     def attach(self, batch: PackedBatch, sequences: Sequence[TrainSequence]) -> PackedBatch:
-        """The packed batch of these sequences with its images and its positions in three axes.
+        """Return the packed batch of these sequences with its images and three-axis positions.
 
         Raises:
-            DataError: an image is not what it was when its prompt was encoded.
+            DataError: an image has changed since its prompt was encoded.
         """
         starts, positions, pixels = [], [], []
         lone = batch.token_ids == self.image_token_id
@@ -105,10 +105,10 @@ class ImageReader:
         )
 
     def with_image(self, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-        """The sequences; when none has an image, one behind them that trains nothing and has a blank one.
+        """Return the sequences; without images, add one that trains nothing and has a blank image.
 
-        Every micro-batch goes through the vision tower, since its sharded weights are gathered by all ranks
-        together, and a rank of text alone would let the others wait for ever.
+        Every micro-batch passes through the vision tower: all ranks gather its sharded weights together, and a rank
+        with only text would block the others.
         """
         if any(sequence.images for sequence in sequences):
             return list(sequences)
@@ -167,7 +167,7 @@ def has_vision(architecture: PreTrainedConfig) -> bool:
 
 
 def processor_options(config: ModelConfig) -> dict[str, int]:
-    """What policy and engine both tell the image processor, so that they see the same pixels."""
+    """Settings of the image processor for policy and engine, so that both see the same pixels."""
     options = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
     return {name: value for name, value in options.items() if value is not None}
 

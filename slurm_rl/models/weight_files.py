@@ -43,7 +43,7 @@ class WeightFiles:
             with safe_open(self.folder / SAFE_WEIGHTS_NAME, "pt") as file:
                 self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         self.published = {name: Published(((name,),)) for name in self.file_of}
-        """Of each name that is asked for, its tensors in the files."""
+        """Tensors in the files by requested name."""
 
     def shapes(self) -> dict[str, list[int]]:
         found = {}
@@ -53,7 +53,7 @@ class WeightFiles:
         return {name: _shape(published, found) for name, published in self.published.items()}
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor, or these rows of it, on CPU. Files are closed again: what was mapped would count as ours."""
+        """Read a tensor, or these rows of it, to CPU. Files are closed: mapped pages would count as our memory."""
         published, files = self.published[name], {}
         with ExitStack() as opened:
 
@@ -82,13 +82,13 @@ def _shape(published: Published, found: dict[str, list[int]]) -> list[int]:
 
 
 def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = None) -> WeightFiles | None:
-    """The files of an empty model's weights, if each tensor is there in its shape.
+    """Return the files of an empty model's weights, if each tensor is in them with its shape.
 
-    Otherwise None: Hugging Face's own loading knows what else a model does with its tensors, and tells of what does
-    not fit; it takes the whole model to do so.
+    Otherwise None: Hugging Face's loader handles other conversions and reports misfits, but needs the whole model in
+    memory.
 
     Args:
-        unused: how the names of tensors begin that the model may do without.
+        unused: prefix of tensors that the model may lack.
     """
     try:
         files = WeightFiles(path)
@@ -112,12 +112,12 @@ def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = 
 
 
 def names_in_files(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Of each parameter; a tied one is in the files under the first of its names."""
+    """Return the name of each parameter in the files; a tied one has the first of its names."""
     return {parameter: plain_name(name) for name, parameter in model.named_parameters()}
 
 
 def fill_parameters(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
-    """Put what `make` gives in place of each parameter on the meta device; tied ones stay tied."""
+    """Replace each parameter on the meta device with `make`'s result; tied ones stay tied."""
     empty = [parameter for parameter in module.parameters() if parameter.is_meta]
     sizes = [parameter.numel() * parameter.dtype.itemsize for parameter in empty]
     with measure("loading weights", sum(sizes), is_shown=get_rank() == 0) as advance:

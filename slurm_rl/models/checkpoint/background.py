@@ -1,11 +1,10 @@
-"""Files written in a thread of their own while training goes on, each whole or not there. Standard library only.
+"""Files written atomically in a background thread during training. Standard library only.
 
     writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
     waiter:  polls for one of the two, with a deadline
 
-The waiter may be another process on another node: files are all that the two share. On a full disk nobody can
-make the file with the reason, so it is there before the writing begins, under another name and as large as it may
-get: telling it takes a rename alone.
+The waiter may be a process on another node: the two share only files. A full disk cannot take a new file, so the error
+file is created before writing, under another name and with its maximum size; reporting an error is only a rename.
 """
 
 from __future__ import annotations
@@ -92,15 +91,15 @@ def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
 
     try:
         write_whole(path, write_last)
-    except Exception as error:  # nobody catches in a thread: the waiter reads it
+    except Exception as error:  # no handler catches it in a thread: the waiter reads the file
         try:
             if not reserved.exists():
                 _reserve_reason(path)
             with contextlib.suppress(OSError), reserved.open("r+b") as file:
                 file.write(f"{type(error).__name__}: {error}".encode()[:_REASON_BYTES])
-            reserved.rename(_reason(path))  # who sees it finds it whole
+            reserved.rename(_reason(path))  # readers find a complete file
         except OSError as second:
-            # The file system is gone, or was taken away: the waiter has its deadline, and heeds a stop.
+            # The file system is unavailable: the waiter has a deadline and checks for stop signals.
             log_to_stderr(f"{path} was not written ({error}), which could not be told ({second})")
 
 
@@ -113,7 +112,7 @@ def _reserved(path: Path) -> Path:
 
 
 def _ask(folder: Path) -> str:
-    """What the file system says to a write; "" when it takes one."""
+    """Return the file system's error for a small write; "" if it succeeds."""
     asking = folder / f".asked-{secrets.token_hex(4)}"
     try:
         asking.write_bytes(b" ")

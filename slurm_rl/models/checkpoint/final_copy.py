@@ -1,14 +1,13 @@
-"""What a run leaves besides checkpoints, copied to checkpoint.upload_url: logs of each attempt, however it ended; the
-export.
+"""Upload logs of each attempt, whatever its outcome, and the export to checkpoint.upload_url.
 
     python -m slurm_rl.models.checkpoint.final_copy --run-dir <run> --attempt <n> --url <checkpoint.upload_url>
 
     <url>/<run>/attempt-<n>-<start>/   files/: the attempt's folder; run/: config, plan, events and metrics of the run
-    <url>/<run>/export/                files/: the trained model, of an attempt that finished
+    <url>/<run>/export/                files/: the trained model of a finished attempt
 
-Each has a manifest and is signed, as checkpoints are (remote.py), and is read back once it is there. The head's node
-agent starts it when its trainer and Ray are gone, so that a trainer that was killed leaves its logs, too; behind an
-agent that could not, the controller (launch/controller/copies.py). An external trainer's image needs fsspec for it.
+Each has a signed manifest like checkpoints (remote.py) and is verified after the upload. The head's node agent starts
+it after trainer and Ray have ended, so the logs of a killed trainer are uploaded too; if the agent could not, the
+controller does (launch/controller/copies.py). The image of an external trainer needs fsspec.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ EXPORT = "export"
 
 
 def copy_attempt(run: RunDir, attempt: AttemptDir, remote: RemoteFolder) -> list[str]:
-    """Copy the logs, and the export when the attempt finished; the names of what is there now.
+    """Upload the logs, and the export of a finished attempt; returns the uploaded names.
 
     Raises:
-        CheckpointError: something could not be written, or is not as it was written.
+        CheckpointError: an upload failed or does not verify.
     """
     with tempfile.TemporaryDirectory(prefix="srl-final-") as folder:
         # Agents write still; a manifest is of files that do not change.
@@ -61,7 +60,7 @@ def _copy(run: RunDir, remote: RemoteFolder, name: str, folder: Path, extra: lis
 
 
 def _started(attempt: AttemptDir) -> str:
-    """A run whose disk was lost counts its attempts anew."""
+    """Start time of the attempt: a run with a lost disk counts attempts from 1 again."""
     record = read_json(attempt.node(0)) if attempt.node(0).is_file() else {}
     # Of an agent that never spoke: when the controller began the attempt.
     start = attempt.start.stat().st_mtime if attempt.start.is_file() else 0
@@ -69,11 +68,11 @@ def _started(attempt: AttemptDir) -> str:
 
 
 def _copy_what_stays(source: Path, target: Path) -> None:
-    """All but what goes meanwhile: agents write their records beside and rename them."""
+    """Yield files except those that disappear meanwhile: agents write records to a temporary name and rename them."""
     try:
         shutil.copytree(source, target, ignore=_no_plain_files)
     except shutil.Error as error:
-        # It has gone through all of them; each with its source, its target and what was wrong.
+        # All files were tried; the error lists source, target and cause of each failure.
         if any(os.path.lexists(path) for path, *_ in error.args[0]):
             raise
 
@@ -88,7 +87,7 @@ def main() -> int:
     parser = attempt_parser("Copy what an attempt leaves to checkpoint.upload_url.")
     parser.add_argument("--url", required=True)
     args = parser.parse_args()
-    # Slurm tells the whole step that the end is near; the agent ends this process when there is no more time.
+    # Slurm signals the whole step near the limit; the agent ends this process when time is up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run, attempt = open_attempt(args)
     try:

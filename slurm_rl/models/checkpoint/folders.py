@@ -14,12 +14,12 @@ from slurm_rl.run_dir.io_errors import annotate_path, fsync_path
 
 @contextmanager
 def written_beside(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `folder` when the block ends, and is gone when it raises.
+    """Yield an empty folder; it becomes `folder` when the block ends, and is removed when it raises.
 
-    An existing `folder` is replaced; for the blink between two renames there is none.
+    An existing `folder` is replaced; between the two renames there is none.
 
     Raises:
-        OSError: it cannot be written, whatever library said so; it names a path.
+        OSError: it cannot be written, whatever library raised it; it names a path.
     """
     tag = secrets.token_hex(4)
     beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
@@ -41,7 +41,7 @@ def written_beside(folder: Path) -> Iterator[Path]:
 
 
 def _open_to_others(folder: Path) -> None:
-    """Give files the mode that the user's umask means: safetensors writes for the owner alone."""
+    """Give files the mode of the user's umask: safetensors writes files that only the owner can read."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):

@@ -1,12 +1,12 @@
-"""Copies of checkpoints on an fsspec URL: gs://, s3://, memory://, file://, or whatever fsspec knows.
+"""Copies of checkpoints on an fsspec URL: gs://, s3://, memory://, file:// or any other fsspec protocol.
 
     <url>/<run>/step-40/<files>          the bytes of the checkpoint, in any order
     <url>/<run>/step-40/manifest.json    after them: size and SHA-256 of every file
-    <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest, signed. Without it there is no checkpoint.
+    <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest, signed. Without it the checkpoint is ignored.
 
-No bucket can rename a folder, so the marker takes the place of the rename: whatever is cut off before it is
-passed over, and what stands before it is proven by hashes when it comes back. Removing goes the other way, the
-marker first. A folder besides the steps that others of the run need, such as the reference, is kept alike.
+Object stores cannot rename a folder, so the marker replaces the rename: an upload cut off before it is ignored, and a
+download verifies all hashes. Removal deletes the marker first. Other folders that a run needs, such as the reference,
+are stored in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKER = "complete.json"
 # Files in flight at once: one connection seldom fills the line.
 _THREADS = 8
 _RETRY_S = (1.0, 5.0)
-"""A bucket that says 503 says so for seconds; training goes on meanwhile."""
+"""Seconds before retries: a 503 of a bucket lasts for seconds, and training continues meanwhile."""
 
 _KINDS = ("files", "run")
 
@@ -40,17 +40,17 @@ Result = TypeVar("Result")
 
 
 class NotOursError(CheckpointError):
-    """A copy that somebody wrote who does not know the run's key."""
+    """The copy is not signed with the run's key."""
 
 
 class RemoteFolder:
-    """One run's folder on a URL. One process writes.
+    """The folder of one run on a URL; one process writes.
 
     Args:
-        retry_s: waits before an operation that failed is tried again.
-        key: signs what is written; asked for when it is needed.
-        verify: `download` believes what was signed with it, and nothing else.
-        require_ours: raises when another process writes now; asked before a copy begins, counts or goes.
+        retry_s: waits before a failed operation is retried.
+        key: returns the signing key; called when it is needed.
+        verify: `download` accepts only copies signed with the key.
+        require_ours: raises if another process owns the run; called before a copy starts, becomes valid or is removed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RemoteFolder:
         Raises:
             CheckpointError: a write failed, also when it was tried again.
         """
-        # The store's own manifest is of the folder alone.
+        # The store's own manifest covers only the folder.
         files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
         files = {f"files/{relative}": path for relative, path in files.items()}
         files |= {f"run/{path.name}": path for path in extra if path.is_file()}
@@ -131,14 +131,14 @@ class RemoteFolder:
         return [step for step in self._listed_steps() if self.is_there(f"step-{step}")]
 
     def is_there(self, name: str) -> bool:
-        """Whether the marker is there and is that of the manifest, whoever wrote them."""
+        """Return whether the marker exists and matches the manifest, whoever signed it."""
         manifest = self._read(f"{self.root}/{name}/{MANIFEST}")
         return manifest is not None and (
             self._read_marker(name).get("manifest") == hashlib.sha256(manifest).hexdigest()
         )
 
     def is_complete(self, name: str) -> bool:
-        """The same of what was written with our key."""
+        """Return whether the marker exists, matches the manifest and is signed with our key."""
         return self.is_there(name) and self._is_signed(name, self._read(f"{self.root}/{name}/{MANIFEST}") or b"")
 
     def _read_marker(self, name: str) -> dict[str, Any]:
@@ -158,16 +158,16 @@ class RemoteFolder:
         return hmac.new(self.key().encode(), text, hashlib.sha256).hexdigest()
 
     def download(self, name: str, folder: Path, run: Path) -> dict[str, Any]:
-        """Fetch what `upload` copied: the folder's files into `folder`, the extra ones into `run`; both are new.
+        """Download a copy: the folder's files into `folder`, the extra ones into `run`; both are new.
 
         Returns:
             Size and SHA-256 of the folder's files, by relative name.
 
         Raises:
             NotOursError: it is not signed with our key.
-            CheckpointError: something is missing, or is not as it was written.
+            CheckpointError: a file is missing or differs from the manifest.
         """
-        # Whoever may write the bucket writes the manifest too: nothing is believed of it before it is looked at.
+        # A writer of the bucket can also write the manifest: verify before using it.
         text = self._read(f"{self.root}/{name}/{MANIFEST}") or b""
         if self.verify and not self._is_signed(name, text):
             raise NotOursError("a copy must be signed with the key of this run", seen=f"{self.url}/{name}")
@@ -219,7 +219,7 @@ class RemoteFolder:
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """The bytes, or those of a file."""
-        # Where folders are something, they must be there; where they are not, the write says what is wrong.
+        # File systems with folders need them; on the others the write reports errors.
         with contextlib.suppress(OSError, NotImplementedError, ValueError):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         if isinstance(content, Path):

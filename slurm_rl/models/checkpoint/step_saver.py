@@ -23,17 +23,17 @@ _POLL_S = 0.1
 
 
 class StepSaver:
-    """The checkpoints of one run, as the one process that writes them sees them.
+    """Saves and restores the checkpoints of one run, in the one process that writes them.
 
     Args:
-        background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
-        timeout_s: for those files to be there.
-        url: where checkpoints are copied to; None: nowhere.
-        verify: take back only what was signed with the run's key.
-        left_s: seconds that a checkpoint in progress has to end once the run was asked to leave; None: it was not.
+        background: `save` returns after the copy; files are finished, hashed and renamed meanwhile.
+        timeout_s: deadline for these files.
+        url: URL for copies; None: no copies.
+        verify: accept only copies signed with the run's key.
+        left_s: returns the seconds left for a checkpoint in progress after a stop signal; None without one.
 
     Raises:
-        ConfigError: nobody here can open the URL.
+        ConfigError: no installed library opens the URL.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StepSaver:
         self.store = CheckpointStore(run.checkpoints, run.require_ours)
         self.remote = None
         if url is not None:
-            # One rank needs it, and one alone may make it.
+            # Only one rank needs the store, and only one may create it.
             key = functools.partial(checkpoint_key, run, os.environ)
             place = f"{url}/{run.path.name}"
             folder = RemoteFolder(place, key=key, verify=verify, require_ours=run.require_ours)
@@ -68,7 +68,7 @@ class StepSaver:
         self._pending: Future[None] | None = None
 
     def newest(self) -> Checkpoint | None:
-        """The newest that verifies, here or in a copy; what was passed over is an event."""
+        """Return the newest checkpoint that verifies, local or copied; skipped ones are events."""
         newest = self.store.latest()
         if self.remote is not None and self.remote.fetch_newer(-1 if newest is None else newest.step):
             newest = self.store.latest()
@@ -87,13 +87,13 @@ class StepSaver:
         write: Callable[[Path], Sequence[Path] | None],
         spare: Collection[int] = (),
     ) -> None:
-        """Write a checkpoint of this step unless there is one; older ones go after it verifies.
+        """Write the checkpoint of this step unless it exists; older ones are pruned after it verifies.
 
-        In the background it has its name later than this returns: see `wait`.
+        In the background it gets its name after this returns: see `wait`.
 
         Args:
-            write: fills the folder it is given; returns files that others are still writing there, from copies.
-            spare: steps whose checkpoints stay.
+            write: fills the folder; returns files that other processes are still writing from copies.
+            spare: steps whose checkpoints are kept.
 
         Raises:
             CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
@@ -128,10 +128,10 @@ class StepSaver:
         files: Sequence[Path] = (),
         stall_s: float | None = None,
     ) -> None:
-        """Make it the newest, once the files that others write are there too.
+        """Commit the checkpoint once the files of other processes exist.
 
         Args:
-            stall_s: how long the loop waited, where it has gone on since; None: it waits until this returns.
+            stall_s: seconds that the loop waited, if it continued since; None: it waits until this returns.
         """
         try:
             wait_for_files(files, self.timeout_s, self._given_up)
@@ -150,7 +150,7 @@ class StepSaver:
             self.remote.prune(self.keep, spare)
 
     def _sync_rows(self) -> None:
-        """A run that goes on from this checkpoint keeps its rows up to here: they must be on disk before it is."""
+        """Sync the rows up to this checkpoint before it is committed: a resumed run keeps them."""
         for path in (self.run_dir.metrics, self.run_dir.samples, self.run_dir.events):
             try:
                 if path.is_file():
@@ -159,7 +159,7 @@ class StepSaver:
                 raise cannot_write(path, error) from error
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything did by now."""
+        """Raise the error of a background save, if there is one."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
@@ -190,10 +190,10 @@ class StepSaver:
 
 
 def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
-    """The dataclass whose fields a checkpoint's meta holds.
+    """Return the dataclass from the metadata of a checkpoint.
 
     Raises:
-        CheckpointError: it was written by another version.
+        CheckpointError: another version wrote it.
     """
     try:
         return kind(**meta)

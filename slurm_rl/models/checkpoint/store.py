@@ -1,13 +1,13 @@
-"""Checkpoints that are whole or not there. Standard library only.
+"""Atomic checkpoints in a folder. Standard library only.
 
     store = CheckpointStore(run.checkpoints)
     folder = store.begin(40)             an empty hidden folder; every rank writes its own files into it
     store.commit(40, {"wandb_id": "x"})  one process: fsync, manifest.json with hashes, rename to step-40
-    store.latest()                       the newest whose every byte is as written; store.skipped says what was not
+    store.latest()                       the newest one that verifies; store.skipped lists the others with reasons
     store.prune(keep=2)
 
-A folder gets its name `step-<k>` by one rename, after all of its bytes are on disk: a kill at any moment
-leaves the former newest or the new one. Nothing is removed before a newer one verifies.
+One rename gives a folder its name `step-<k>`, after all of its bytes are on disk: a kill at any moment leaves the
+former newest or the new one. Nothing is removed before a newer one verifies.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Checkpoint:
     step: int
     path: Path
     meta: dict[str, Any]
-    """What `commit` was given."""
+    """Metadata passed to `commit`."""
 
 
 class CheckpointStore:
     """The checkpoints of one run; one process at a time writes.
 
     Args:
-        require_ours: raises when another process writes now; asked right before a checkpoint gets or loses its name.
+        require_ours: raises if another process owns the run; called right before a checkpoint gets or loses its name.
     """
 
     def __init__(self, root: Path, require_ours: Callable[[], None] = lambda: None) -> None:
@@ -57,7 +57,7 @@ class CheckpointStore:
         """Why the last `latest` or `prune` passed over folders newer than the one it found."""
 
     def begin(self, step: int) -> Path:
-        """Make the empty folder into which all ranks write; what a crash left behind goes.
+        """Create the empty folder for all ranks; remove leftovers of a crash.
 
         Raises:
             CheckpointError: the file system refuses.
@@ -66,7 +66,7 @@ class CheckpointStore:
             self.require_ours()
             self.root.mkdir(parents=True, exist_ok=True)
             for stale in self.root.glob(".step-*.tmp-*"):
-                # Who lost the run may still write there; its rename then finds nothing.
+                # A process that lost the run may still write there; its rename then fails.
                 shutil.rmtree(stale, ignore_errors=True)
             folder = self._begun[step] = self._beside(step)
             folder.mkdir()
@@ -75,7 +75,7 @@ class CheckpointStore:
         return folder
 
     def discard(self, step: int) -> None:
-        """Remove what was begun, which holds room."""
+        """Remove an unfinished checkpoint to free its space."""
         if folder := self._begun.pop(step, None):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -119,7 +119,7 @@ class CheckpointStore:
         return Checkpoint(step=step, path=final, meta=meta)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose manifest and every file verify; reads all of its bytes."""
+        """Return the newest checkpoint that verifies; reads all of its bytes."""
         self.skipped = []
         for path in self._newest_first():
             checkpoint, reason = _verify(path)
@@ -129,7 +129,7 @@ class CheckpointStore:
         return None
 
     def at(self, step: int) -> Checkpoint | None:
-        """The checkpoint of this step, if it verifies; `skipped` says what is wrong with it."""
+        """Return the checkpoint of this step if it verifies; `skipped` has the reason otherwise."""
         path = self.root / f"step-{step}"
         checkpoint, reason = _verify(path)
         self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
@@ -223,7 +223,7 @@ def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, 
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Its `size` and `sha256`."""
+    """Return `size` and `sha256` of a file."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
