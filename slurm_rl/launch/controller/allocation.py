@@ -28,114 +28,114 @@ class Nodes(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """Of the whole once it has ended: 0, or the worst."""
+        """Exit status once all agents have ended: 0, or the highest."""
 
     def poll(self) -> int | None:
-        """None while an agent runs; then `returncode`."""
+        """Return None while an agent runs, then `returncode`."""
 
     def send_signal(self, sig: int, /) -> None:
-        """To every agent; SIGUSR2 asks to save and leave."""
+        """Send the signal to every agent; SIGUSR2 requests a checkpoint and the end."""
 
     def terminate(self) -> None:
-        """End agents that cannot be asked."""
+        """End agents that do not react to SIGUSR2."""
 
 
 class Allocation(Protocol):
-    """The machines of one job, from its start to its end. What is implemented here holds where nobody could start
-    the job again; a launcher overrides what it knows better."""
+    """The machines of one job, from its start to its end. The defaults fit a job that no scheduler restarts; a launcher
+    overrides them."""
 
     run_dir: RunDir
     job_key: str
-    """Names the job in the run directory; the same after a requeue."""
+    """Name of the job in the run directory; the same after a requeue."""
     num_agents: int
     """Agents of an attempt that write a record."""
     job: Mapping[str, str] | None = None
-    """As job.json has it; None where that file is not on this machine."""
+    """Content of job.json; None if that file is not on this machine."""
 
     signals_limit: bool = False
-    """Whoever lends the machines signals `limits.checkpoint_lead_s` before it takes them back."""
+    """True if the scheduler sends a signal `limits.checkpoint_lead_s` before the time limit."""
 
     @property
     def has_nodes(self) -> bool:
-        """Enough healthy ones for a further attempt."""
+        """True if enough healthy nodes remain for another attempt."""
         return True
 
     @property
     def notice(self) -> str | None:
-        """Why the machines are taken back soon, apart from the time limit; None while nobody said so."""
+        """Reason for an announced preemption, other than the time limit; None without one."""
         return None
 
     def ends_at(self) -> float | None:
-        """When the job ends at the latest as things are now, in seconds since 1970; None where nobody knows."""
+        """Return the current deadline of the job, in seconds since 1970; None if unknown."""
         return None
 
     def holder(self) -> LockHolder:
-        """This process, as the run's lease names it."""
+        """Return this process as a holder of the run lock."""
 
     def is_known_alive(self, holder: LockHolder) -> bool:
-        """Whether a scheduler says that another holder's job has not ended; else the holder's own beat tells."""
+        """Return True if a scheduler reports that the job of `holder` runs; otherwise its heartbeat decides."""
         return False
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
-        """Before the nodes start: secrets of the attempt. Returns fields of its start.json."""
+        """Create the secrets of the attempt before its nodes start; return fields of its start.json."""
         return {}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
-        """Choose and look at nodes, then start their agents; None when asked to stop meanwhile.
+        """Choose and check nodes, then start their agents; return None if `is_stopped` becomes true.
 
         Raises:
-            SlurmRLError: too few nodes; with the cause.
+            SlurmRLError: too few healthy nodes; the message has the cause.
         """
 
     def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
-        """Give agents that never spoke a record with the cause.
+        """Write a record with the cause for agents that wrote none.
 
         Args:
-            is_late: they were ended because they had not started in time.
+            is_late: the agents were ended because they did not start in time.
         """
         return
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        """Clean nodes whose agent could not. An attempt that failed because a node is gone is `lost`."""
+        """Clean nodes whose agent died. The outcome of an attempt that lost a node is `lost`."""
         return end
 
     def start_copy(self, attempt: AttemptDir) -> Nodes | None:
-        """`wrap_copy` as a process; None where there is no machine for it.
+        """Start `wrap_copy` as a process; return None without a machine for it.
 
         Raises:
-            SlurmRLError, OSError: it could not be started.
+            SlurmRLError, OSError: the process cannot start.
         """
         return None
 
     def granted_at(self) -> float | None:
-        """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
+        """Return the start of the allocation, in seconds since 1970; None if it is the start of the first attempt."""
         return None
 
     def holding(self) -> dict[str, Any]:
-        """What a scheduler knows of this start of the job, for the goodput ledger: `nodes` held, and when it began to
-        wait (`queued_since`) and to hold them (`start_time`), in seconds since 1970."""
+        """Return the scheduler's facts on this start of the job, for the goodput ledger: `nodes`, `queued_since` and
+        `start_time`, the times in seconds since 1970."""
         return {}
 
     def find_lost(self, attempt: int) -> list[str]:
-        """Machines of an attempt whose controller was killed that are out of service now."""
+        """Return the machines out of service, of an attempt whose controller was killed."""
         return []
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
-        """Have the job started again after an attempt, and wait for the end of this start; why not, else None."""
+        """Requeue the job after an attempt and wait for the end of this start; return the reason if that fails."""
         return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
 
     def abandon(self, cause: str) -> None:
-        """End agents that are not below this process, since the run was asked to stop and its directory hangs; no file
-        of that is touched."""
+        """End agents that are not descendants of this process, without access to the run directory, which hangs after a
+        stop request."""
         return
 
     def close(self, end: dict[str, Any]) -> None:
-        """Tell whoever waits on the machines how the job ended; others read end.json or the exit status."""
+        """Send the end of the job to processes that wait on the machines; others read end.json or the exit status."""
         return
 
 
 class UnscheduledAllocation(Allocation):
-    """What all have whose controller is a process that no scheduler watches: it keeps job.time_limit itself."""
+    """Base for controllers without a scheduler, which enforce job.time_limit themselves."""
 
     def __init__(self, run: RunDir, plan: JobPlan, job_key: str) -> None:
         self.run_dir, self.plan, self.job_key = run, plan, job_key

@@ -1,14 +1,14 @@
-"""A job from its start to its exit code: a controller, and the first process of the batch step, which keeps it.
+"""Run a job from its start to its exit code: a controller, supervised by the first process of the batch step.
 
-That process does nothing else, so that it is hard to kill.
+The supervisor does nothing else, so that few faults can end it.
 
-When the batch step's process is gone, Slurm kills the srun below it, and what srun leaves behind (its shepherd)
-sends SIGKILL to the node agents, which then cannot clean their nodes. So the controller is a child. If the kernel
-or an operator kills it, its srun tells the agents to save and leave, this process waits for that, and starts a
-new controller, which finds everything it needs in the run directory.
+When the process of the batch step ends, Slurm kills the srun below it, and srun's shepherd sends SIGKILL to the node
+agents, which then cannot clean their nodes. Therefore the controller is a child process. If the kernel or an operator
+kills it, its srun requests the agents to save and leave; the supervisor waits for them and starts a new controller,
+which reads its state from the run directory.
 
-It touches no file, so a file system that hangs does not hold it: once the user asked to stop, it looks whether the run
-directory still answers (fs_probe.py has the rule), and if not ends all processes below it, and itself.
+The supervisor touches no file, so a file system that hangs does not block it. After a stop request it probes the run
+directory (rule: fs_probe.py); if the probe times out, it ends all its descendants and itself.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _CLEANING_S = 20.0
 
 
 def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
-    """Drive the run to its end on these machines; the job's exit code."""
-    raise_limits()  # a controller lives as long as the run, and its soft limits are those of the login shell
+    """Drive the run to its end on these machines; return the exit code of the job."""
+    raise_limits()  # the soft limits are those of the login shell, too low for a long run
 
     def note(how: str) -> None:
         run.epoch = own_epoch(run, allocation.holder())
@@ -61,7 +61,7 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
     status = Supervisor(
         Controller(run, plan, allocation).main,
         run.path,
-        # Told to leave, the trainer may take as long as before a time limit.
+        # The trainer may take as long for its checkpoint as before a time limit.
         patience_s=lead_in_force(run, plan.limits.checkpoint_lead_s, learns=plan.limits.learns_lead) + _CLEANING_S,
         on_death=note,
         on_hang=allocation.abandon,
@@ -79,7 +79,7 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
 
 
 class Supervisor:
-    """Runs `work` in a child process, anew when it was killed."""
+    """Run `work` in a child process; restart the child if it was killed."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            work: what the child does, its exit status the result. It unblocks STOP_SIGNALS once it handles them.
-            folder: what all of it writes to.
-            patience_s: how long orphans of a killed child may take to end by themselves.
-            on_death: told how the child was killed.
-            on_hang: told why all is ended, in a child process that has little time; ends what is not below this one.
-            clean_up: removes what the processes below this one have left, after that.
-            lost_s: how long the folder may leave a question unanswered once it was asked to stop.
-            steady_s: a child that lived for longer starts the count of killed ones anew.
+            work: function of the child; returns its exit status. It unblocks STOP_SIGNALS once it handles them.
+            folder: the run directory.
+            patience_s: timeout for orphans of a killed child to end by themselves.
+            on_death: called with the name of the signal that killed the child.
+            on_hang: called with the cause in a child process, for _TRY_S; ends processes that are not descendants.
+            clean_up: removes files of the descendants, after `on_hang`.
+            lost_s: timeout of a probe of the folder after a stop request.
+            steady_s: lifetime of a child that resets the count of killed children.
         """
         self.work, self.folder, self.patience_s = work, folder, patience_s
         self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
@@ -112,7 +112,7 @@ class Supervisor:
         self.steady_s = steady_s
 
     def main(self) -> int:
-        """The exit status of the first child that ended by itself; EXIT_KILLED when one after the other was killed."""
+        """Return the exit status of the first child that was not killed, or EXIT_KILLED after _MAX_RESTARTS."""
         become_subreaper()
         # From here on every signal is either forwarded or waits for the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -124,7 +124,7 @@ class Supervisor:
             status = self._run_once()
             if status >= 0:
                 return status
-            # One that led for a while was not killed for what it is: a job of weeks meets a few such deaths.
+            # A child that ran for a while was not killed for a fault of its own; a job of weeks meets a few such kills.
             num_killed = 1 if time.monotonic() - began > self.steady_s else num_killed + 1
             self._end_orphans()
             self.on_death(name_signal(-status))
@@ -147,7 +147,7 @@ class Supervisor:
         return os.waitstatus_to_exitcode(status)
 
     def _wait(self) -> int:
-        """Until the child has ended; does not return when the user asked to stop and the folder hangs."""
+        """Wait for the child; exit the process if the folder hangs after a stop request."""
         while True:
             pid, status = os.waitpid(self.child, os.WNOHANG)
             if pid:
@@ -164,7 +164,7 @@ class Supervisor:
         _try_to(lambda: self.on_hang(cause))
         end_descendants(_END_S)
         _try_to(self.clean_up)
-        _try_to(lambda: log_to_stderr(cause))  # what it prints on may hang, too
+        _try_to(lambda: log_to_stderr(cause))  # stderr may hang, too
         os._exit(EXIT_INTERRUPTED)
 
     def _work(self) -> int:
@@ -178,7 +178,7 @@ class Supervisor:
             sys.stderr.flush()
 
     def _end_orphans(self) -> None:
-        """Until every process that the child left is gone: they were told to leave when it died."""
+        """Wait until all orphans of the child have ended: its death sent them a signal."""
         if comes_true(self._are_gone, self.patience_s):
             return
         for pid in filter(lambda pid: parent_of(pid) == os.getpid(), all_pids()):
@@ -186,7 +186,7 @@ class Supervisor:
         comes_true(self._are_gone, self.patience_s)
 
     def _are_gone(self) -> bool:
-        """Reap those that have ended; whether none is left."""
+        """Reap ended children; return True if none remains."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -195,13 +195,13 @@ class Supervisor:
         return False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        # What the user asked for is not taken back by a time limit.
+        # A time limit does not override a stop request of the user.
         self.asked = signum if self.asked in _PATIENT else self.asked
         os.kill(self.child, signum)
 
 
 def _try_to(work: Callable[[], None]) -> None:
-    """In a child process, and not for long."""
+    """Run `work` in a child process for at most _TRY_S."""
     trying = ForkedTask(work)
     comes_true(lambda: trying.poll() is not None, _TRY_S)
     trying.leave()
