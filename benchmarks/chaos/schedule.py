@@ -55,7 +55,7 @@ def build_schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[Ki
         kind = deck.pop()
         waits = not faults or not faults[-1].waits or rng.random() < 0.6
         lasts_s = round(rng.uniform(*kind.lasts_s), 1)
-        faults.append(Fault(round(at_s, 1), kind.name, rng.randrange(1000) / 1000, lasts_s, waits))
+        faults.append(Fault(min(round(at_s, 1), seconds), kind.name, rng.randrange(1000) / 1000, lasts_s, waits))
         at_s += max(every_s * rng.uniform(0.75, 1.25), lasts_s + REST_S)
     return tuple(faults)
 

@@ -425,7 +425,7 @@ def nodes(folder: Path) -> Case:
     "metrics.jsonl tensorboard/",
     "trainers.common.metrics_log.MetricsLogger.log",
     "trainers.common.metrics_log.TensorBoardRun.__init__",
-    "launch.machines.nodes.MachineNodes._take_news",
+    "launch.machines.nodes.MachineNodes._receive_news",
 )
 def metrics(folder: Path) -> Case:
     from slurm_rl.trainers.common.metrics_log import MetricsLogger

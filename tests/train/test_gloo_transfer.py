@@ -110,7 +110,7 @@ def test_gloo_delivers_every_bit_to_every_rank() -> None:
 
 def test_source_checksum_covers_the_last_pass() -> None:
     state = {name: tensor for name, tensor in STATE.items() if tensor.dtype == torch.float32}
-    policy: Any = SimpleNamespace(full_state=lambda place: iter(state.items()), device=torch.device("cpu"))
+    policy: Any = SimpleNamespace(state_to_send=lambda place: iter(state.items()), device=torch.device("cpu"))
     source = _build_source(policy)
     for _ in range(2):
         assert dict(source) == state

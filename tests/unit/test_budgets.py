@@ -19,7 +19,7 @@ MAX_LINES = 67_200
 """Lines of slurm_rl. Goal: 46,000."""
 MAX_PLUGIN_LINES = 9_300
 """Lines of slurm_rl/plugins. Goal: 9,000."""
-MAX_TEST_LINES = 64_500
+MAX_TEST_LINES = 64_400
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 345
 """Lines of the longest file. Goal: 300."""
@@ -30,7 +30,7 @@ MAX_CYCLES = 0
 """Groups of files that import each other in a circle; late imports count."""
 MAX_PLUGIN_IMPORTS = 34
 """Imports of plugins by the layers, all of them in the CLI. Goal: 0."""
-MAX_DIALECT = 17.0
+MAX_DIALECT = 9.5
 """Dialect words per 1,000 words of docstrings, comments and docs. Goal: 2."""
 MAX_ALGORITHM_FILES = 5
 """Files of code and presets that mention distillation, an algorithm on a teacher."""

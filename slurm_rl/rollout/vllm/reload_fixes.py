@@ -17,9 +17,9 @@ _COPYING = "GptOssForCausalLM"
 _COPIED = {"w13_weight", "w2_weight", "w13_bias", "w2_bias", "sinks"}
 
 
-def prepare_reload(model: torch.nn.Module) -> None:
+def prepare_reload(model: torch.nn.Module, device: torch.device) -> None:
     """Call before vLLM prepares the model for a reload."""
-    if next(model.parameters()).device.type == "cpu":
+    if device.type == "cpu":
         _drop_expert_kernels(model)
     if type(model).__name__ == _COPYING:
         _use_plain_loaders(model)

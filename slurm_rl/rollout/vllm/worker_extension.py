@@ -44,7 +44,7 @@ class RolloutWorkerExtension:
         """Compute the checksum of the tensors that the next transfer loads, with any of vLLM's transfer engines."""
         self._arriving = arriving = WeightChecksum()
         model = self.weight_transfer_engine.model
-        prepare_reload(model)
+        prepare_reload(model, self.device)
 
         def load_watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
             with copies_loaded(model):
@@ -77,7 +77,7 @@ class RolloutWorkerExtension:
 
     def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         model = self.get_model()
-        prepare_reload(model)
+        prepare_reload(model, self.device)
         with copies_loaded(model):
             self.reload_weights(weights_iterator=weights)
 
