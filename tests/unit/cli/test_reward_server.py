@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trainer.num_steps=3"], "takes overrides of reward alone; got trainer.num_steps=3"),
-        (["rewardverifiers=3"], "takes overrides of reward alone"),
+        (["trainer.num_steps=3"], "takes only overrides of reward; got trainer.num_steps=3"),
+        (["rewardverifiers=3"], "takes only overrides of reward"),
         (["reward.url=http://a/b"], "scores by itself"),
         (["reward.function=/none.py:f"], r"must name a file that can be read; got /none.py \(No such file"),
         (["reward.function=f.py"], "reward.function must be file.py:name"),
