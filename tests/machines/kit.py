@@ -156,7 +156,7 @@ class Machines:
         settings = [f"run_dir={run}", f"cluster.python={self.python}", f"cluster.tmp_root={self.root}/t"]
         settings += [] if tiny else ["model=hf", f"model.path={self.root}/model"]
         settings += [f"job.start_timeout_s={PATIENCE_S:g}", f"cluster.head_port={port}"]
-        return ["node", "+exp=demo", *settings, *extra]
+        return ["join", "+exp=demo", *settings, *extra]
 
 
 class Run:

@@ -20,7 +20,7 @@ def steps(run: Path) -> list[int]:
 
 
 def words_of(machines: Machines, run: Run) -> list[str]:
-    return ["node", f"run_dir={run.run_dir.path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
+    return ["join", f"run_dir={run.run_dir.path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
 
 
 @pytest.mark.parametrize("cloud", ["runpod", "dstack"])

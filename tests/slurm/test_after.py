@@ -68,7 +68,7 @@ def test_a_pipeline_goes_on_where_a_stage_has_failed(cluster: Cluster, shared_di
     (shared_dir / "two.yaml").write_text(f"one: {stage}\ntwo: {stage}\n")
     words = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
     words += ["job.max_failures=0", "ray.dashboard=false"]
-    done = cli(cluster, shared_dir, "pipeline", "two.yaml", f"--dir={folder}", *words)
+    done = cli(cluster, shared_dir, "submit", "two.yaml", f"--dir={folder}", *words)
     assert done.returncode == 0, done.stderr
     assert wait_for_end(folder / "one", timeout_s=240)["state"] == "failed"
     end = wait_for_end(folder / "two", timeout_s=240)

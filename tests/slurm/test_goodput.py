@@ -46,7 +46,7 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
     # Slurm counts in whole seconds, and ends the job after our last word.
     slack = 0.01 * billed + 1.0
     assert billed - slack <= ledger.held_s <= billed + completing + slack, (holds, rows)
-    told = cli(cluster, run.path.parent, "goodput", str(run.path), "--accounting", "--json")
+    told = cli(cluster, run.path.parent, "report", str(run.path), "--goodput", "--accounting", "--json")
     assert told.returncode == 0, told.stderr
     [exact] = json.loads(told.stdout)
     assert exact["held"] == billed == pytest.approx(sum(exact["buckets"].values()), abs=0.1)

@@ -146,13 +146,18 @@ def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
 
 def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
     """The operator lists the node, clears it, and adds another one."""
-    shown = refused(cluster, folder, "nodes", "list", "--site-dir", str(site))
+    shown = refused(cluster, folder, "doctor", "--nodes", "--site-dir", str(site))
     assert shown.returncode == 0, shown.stderr
     assert f"{node}  " in shown.stdout
     assert "ecc" in shown.stdout
-    assert refused(cluster, folder, "nodes", "clear", node, "--site-dir", str(site)).returncode == 0
+    assert refused(cluster, folder, "doctor", "--nodes", "--clear", node, "--site-dir", str(site)).returncode == 0
     assert node not in find_bad(read_site(str(site)), time.time())
-    assert refused(cluster, folder, "nodes", "add", "n9", "--site-dir", str(site), "--why", "fan").returncode == 0
+    assert (
+        refused(
+            cluster, folder, "doctor", "--nodes", "--exclude", "n9", "--site-dir", str(site), "--why", "fan"
+        ).returncode
+        == 0
+    )
     assert find_bad(read_site(str(site)), time.time())["n9"].value == "fan"
 
 
@@ -163,7 +168,12 @@ def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cl
     site = shared_dir / "site"
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}", "+cluster.slurm.extra.hold=true")
     bad = cluster.nodes[0]
-    assert refused(cluster, shared_dir, "nodes", "add", bad, "--why", "fan", "--site-dir", str(site)).returncode == 0
+    assert (
+        refused(
+            cluster, shared_dir, "doctor", "--nodes", "--exclude", bad, "--why", "fan", "--site-dir", str(site)
+        ).returncode
+        == 0
+    )
     cluster.run(["scontrol", "update", f"JobId={job}", f"NodeList={bad}"])
     cluster.run(["scontrol", "release", job])
     wait_until(lambda: events(run, "nodes/avoided"), "the first start to remember")

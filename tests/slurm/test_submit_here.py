@@ -76,7 +76,7 @@ def test_the_snapshot_runs_and_not_the_working_directory(cluster: Cluster, share
     """Submitted from a checkout, edited while the job waits: the run keeps the code it was given."""
     (shared_dir / "slurm_rl").mkdir()
     (shared_dir / "slurm_rl" / "__init__.py").write_text("raise RuntimeError('the working directory')")
-    done = cli(cluster, ROOT, "here", "--print-template")
+    done = cli(cluster, ROOT, "run-in-job", "--print-template")
     assert done.stdout == TEMPLATE.read_text()
     script = shared_dir / "job.sbatch"
     # As the installed command would: it is not looked for in the working directory.

@@ -126,7 +126,7 @@ def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> Non
     shell = cli(cluster, run.parent, "attach", str(run), "--node=1", "--", *words)
     assert shell.returncode == 0, shell.stderr
     assert shell.stdout.splitlines() == [cluster.nodes[1], str(run / "code"), "token"]
-    tunnel = cli(cluster, run.parent, "tunnel", str(run)).stdout
+    tunnel = cli(cluster, run.parent, "attach", str(run), "--dashboard").stdout
     assert f" {cluster.nodes[0]}\n" in tunnel
 
 

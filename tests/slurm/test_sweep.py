@@ -99,7 +99,7 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
     assert {row[2]: (row[3], row[4]) for row in rows}["0"] == ("0.0001", "interrupted")
     found = cli(cluster, shared_dir, *results, "--min", "--json").stdout
     assert [row["value"] for row in json.loads(found)] == sorted(values)
-    missing = cli(cluster, shared_dir, "results", str(path), "--metric", "reward/meen")
+    missing = cli(cluster, shared_dir, "status", str(path), "--metric", "reward/meen")
     assert (missing.returncode, "reward/mean" in missing.stderr) == (2, True)
     assert cli(cluster, shared_dir, *report).returncode == 0 and (path / "report.html").is_file()
 
