@@ -25,8 +25,6 @@ def run(words: list[str]) -> int:
     told = read_words("attach", words)
     if told.flags.dashboard:
         return run_dashboard(told)
-    if told.flags.open:
-        raise ConfigError("--open needs --dashboard", seen="no --dashboard", action="add --dashboard")
     return _open_shell(told)
 
 

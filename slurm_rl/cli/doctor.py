@@ -45,8 +45,6 @@ def run(words: list[str]) -> int:
     args = read_words("doctor", words)
     if args.flags.nodes:
         return run_nodes(args)
-    if args.flags.clear or args.flags.exclude:
-        raise ConfigError("--clear and --exclude need --nodes", seen="no --nodes", action="add --nodes")
     config, plan, directory = compose_run(args.rest, args.flags.config_dir, is_run=False)
     if plan.node_groups:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a row of verbs.py is made of, and what its flags may be given. The standard library alone."""
+"""Types of the rows in verbs.py, and parsers of flag values. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,19 +16,32 @@ class Flag:
     names: tuple[str, ...]
     options: dict[str, Any]
     not_with: str | None = None
-    """Of flags with the same word here, a command line has one."""
+    """Group of which a command line has at most one flag."""
+    needs: str | None = None
+    """Name of the flag without which this one has no effect, and is refused."""
+
+    @property
+    def dest(self) -> str:
+        """Name of its attribute in the parsed flags."""
+        name = next((name for name in self.names if name.startswith("--")), self.names[0])
+        return str(self.options.get("dest", name.lstrip("-").replace("-", "_")))
+
+    def is_given(self, flags: argparse.Namespace) -> bool:
+        """Return whether the parsed value differs from the default."""
+        default = False if self.options.get("action") == "store_true" else None
+        return bool(getattr(flags, self.dest) != self.options.get("default", default))
 
     @property
     def takes_value(self) -> bool:
         return "action" not in self.options or self.options["action"] == "append"
 
 
-def flag(*names: str, not_with: str | None = None, **options: Any) -> Flag:
-    return Flag(names, options, not_with)
+def flag(*names: str, not_with: str | None = None, needs: str | None = None, **options: Any) -> Flag:
+    return Flag(names, options, not_with, needs)
 
 
-def switch(*names: str, not_with: str | None = None, **options: Any) -> Flag:
-    return Flag(names, {"action": "store_true", **options}, not_with)
+def switch(*names: str, not_with: str | None = None, needs: str | None = None, **options: Any) -> Flag:
+    return Flag(names, {"action": "store_true", **options}, not_with, needs)
 
 
 @dataclass(frozen=True)
@@ -36,16 +49,16 @@ class Verb:
     about: str
     """One line."""
     words: str
-    """What may follow, as usage shows it."""
+    """Arguments, as usage shows them."""
     example: str
-    """The words of one command."""
+    """Arguments of an example."""
     flags: tuple[Flag, ...] = ()
     details: str = ""
-    """More, for --help of this verb."""
+    """Details for --help of this verb."""
     list_details: str | None = None
-    """`module:function` that returns still more, imported for --help alone."""
+    """`module:function` that returns more details; imported only for --help."""
     takes_command: bool = False
-    """Whether the words after `--` are a command of the user's."""
+    """Whether the words after `--` are a command."""
 
 
 def parse_port(text: str) -> int:

@@ -6,7 +6,6 @@ from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.goodput import run_goodput
 from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.words import read_words
-from slurm_rl.errors import ConfigError
 from slurm_rl.launch.sweep.ledger import load_ledger
 from slurm_rl.plugins.report.html import write_report, write_sweep_report
 from slurm_rl.plugins.report.summary import render_summary, write_summary
@@ -16,9 +15,6 @@ def run(words: list[str]) -> int:
     told = read_words("report", words)
     if told.flags.goodput:
         return run_goodput(told)
-    if told.flags.since or told.flags.json or told.flags.svg or told.flags.accounting:
-        action = "add --goodput, or leave them out"
-        raise ConfigError("--since, --json, --svg and --accounting need --goodput", seen=" ".join(words), action=action)
     rest = told.rest
     if sweep := find_sweep(rest):
         ledger = load_ledger(sweep)

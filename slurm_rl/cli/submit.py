@@ -22,6 +22,8 @@ def run(words: list[str]) -> int:
     if told.rest and told.rest[0].endswith((".yaml", ".yml")) and "=" not in told.rest[0]:
         from slurm_rl.cli.pipeline import run_pipeline
 
+        if flags.multirun or any(getattr(flags, name) for name in _SHOWING):
+            raise ConfigError("a pipeline file takes only --dir and --config-dir", seen=" ".join(words))
         return run_pipeline(told)
     if flags.dir is not None:
         raise ConfigError("--dir is for a pipeline file", seen=str(flags.dir), action="set run_dir= instead")
@@ -31,8 +33,6 @@ def run(words: list[str]) -> int:
         from slurm_rl.cli.sweep import run_sweep
 
         return run_sweep(told)
-    if flags.metric is not None or flags.min:
-        raise ConfigError("--metric and --min are of a sweep", seen=" ".join(words), action="add -m, or leave them out")
     return _submit(told)
 
 

@@ -1,4 +1,4 @@
-"""The words of a command line, held against the row of its verb: flags, then the rest. The standard library alone."""
+"""Parse the arguments of a verb: flags anywhere, then the rest. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ PROGRAM = "python -m slurm_rl"
 
 @dataclass(frozen=True)
 class Words:
-    """What a verb was told."""
+    """Parsed arguments of a verb."""
 
     flags: argparse.Namespace
     rest: list[str]
     """Overrides or a run, in their order."""
     command: list[str]
-    """What follows `--`."""
+    """Words after `--`."""
 
 
 def read_words(verb: str, words: list[str]) -> Words:
-    """Take the flags of this verb out of its words, wherever they are.
+    """Separate the flags of this verb from its other words, in any order.
 
     Raises:
-        ConfigError: a flag that the verb does not have, one without its value, or a command for a verb that takes none.
+        ConfigError: an unknown flag, a flag without its value or without the flag it needs, or a command for a verb
+            that takes none.
     """
     place = words.index("--") if "--" in words else len(words)
     own, command = words[:place], words[place + 1 :]
@@ -40,14 +41,25 @@ def read_words(verb: str, words: list[str]) -> Words:
     for word in rest:
         if word.startswith("-"):
             _refuse_flag(verb, word)
+    _require_needed_flags(verb, flags)
     return Words(flags, rest, command)
 
 
+def _require_needed_flags(verb: str, flags: argparse.Namespace) -> None:
+    by_name = {name: flag for flag in VERBS[verb].flags for name in flag.names}
+    for flag in VERBS[verb].flags:
+        if flag.needs and flag.is_given(flags) and not by_name[flag.needs].is_given(flags):
+            name = flag.names[-1]
+            raise ConfigError(
+                f"{name} needs {flag.needs}", seen=f"no {flag.needs}", action=f"add {flag.needs}, or leave out {name}"
+            )
+
+
 def choose(what: str, word: str | None, options: Iterable[str]) -> str:
-    """The word, when it is one of the options.
+    """Return the word if it is one of the options.
 
     Raises:
-        ConfigError: it is none of them, or there is none.
+        ConfigError: it is not, or there is no word.
     """
     known = list(options)
     if word in known:
@@ -58,7 +70,7 @@ def choose(what: str, word: str | None, options: Iterable[str]) -> str:
 
 
 def render_help() -> str:
-    """Usage, verbs and the options of every config group."""
+    """Return usage, verbs and the presets of every config group."""
     from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
     from slurm_rl.config.presets import list_presets
 
@@ -83,7 +95,7 @@ def render_help() -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """A name and what it is, in 80 columns."""
+    """Return a name and its description, in 80 columns."""
     width = max(map(len, VERBS)) + 4
     return textwrap.wrap(
         text, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width, break_on_hyphens=False
@@ -91,7 +103,7 @@ def _entry(name: str, text: str) -> list[str]:
 
 
 def render_verb_help(verb: str) -> str:
-    """What --help of this verb prints."""
+    """Return the text of --help of this verb."""
     row = VERBS[verb]
     parser = _build_parser(verb)
     parts = [row.details]
@@ -102,7 +114,7 @@ def render_verb_help(verb: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Bad words are an error like any other."""
+    """Raises ConfigError for bad arguments."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, action=f"see {self.prog} --help")
@@ -140,7 +152,7 @@ def _refuse_flag(verb: str, word: str) -> NoReturn:
 
 
 def _as_override(word: str) -> str | None:
-    """Return the override that someone may have meant by a flag: --cluster=x or --optim.lr=1e-4."""
+    """Return the override for a word written as a flag: --cluster=x or --optim.lr=1e-4."""
     from slurm_rl.config.overrides import GROUPS
 
     key, equals, value = word.lstrip("-").partition("=")

@@ -119,8 +119,8 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["image"], "one of build, import, check; got none"),
         (["plan", "--as=dstak"], "invalid choice: 'dstak'"),
         (["attach", "--open"], "--open needs --dashboard"),
-        (["doctor", "--clear", "n1"], "need --nodes"),
-        (["report", "--json"], "need --goodput"),
+        (["doctor", "--clear", "n1"], "--clear needs --nodes"),
+        (["report", "--json"], "--json needs --goodput"),
         (["--dir", "x"], "is for a pipeline file"),
         (["plan", "--json", "--script"], "not allowed with argument"),
         (["prepare", "gms8k"], "did you mean gsm8k?"),
@@ -144,6 +144,22 @@ def test_wrong_words_name_the_right_ones(
 def test_old_verb_is_refused_with_its_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([old, "--help"]) == 2
     assert f"got {old}. Next: python -m {OLD_COMMANDS[old]}\n" in capsys.readouterr().err
+
+
+def lines_without_the_needed_flag() -> list[list[str]]:
+    """One command line per flag that needs another, without the other."""
+    return [
+        [verb, flag.names[-1], *([] if not flag.takes_value else [str((flag.options.get("choices") or ["17"])[-1])])]
+        for verb, row in VERBS.items()
+        for flag in row.flags
+        if flag.needs
+    ]
+
+
+@pytest.mark.parametrize("words", lines_without_the_needed_flag(), ids=" ".join)
+def test_flag_without_the_one_it_needs_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert f"{words[1]} needs --" in capsys.readouterr().err.replace("needs -m", "needs --")
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
