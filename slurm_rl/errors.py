@@ -1,8 +1,8 @@
-"""The exception tree. Every error says the rule, the value seen and the next action.
+"""The exception tree. Every error has the rule, the value seen and the next action.
 
-Each class also fixes the exit code a user's shell sees: 2 for bad input, 1 for a failed run,
-130 for an interrupted one. Errors cross process borders (Ray, submitit), so they must pickle:
-all state is in keyword arguments that `__reduce__` hands back.
+Each class also fixes the exit code of the command: 2 for bad input, 1 for a failed run, 130 for an interrupted one.
+Errors cross process borders (Ray, submitit), so they can be pickled: `__reduce__` passes all state as keyword
+arguments.
 
     >>> print(ConfigError("group_size must be >= 2", seen=1, action="set algorithm.group_size=8"))
     group_size must be >= 2; got 1. Next: set algorithm.group_size=8
@@ -17,13 +17,13 @@ _UNSET: Any = object()
 
 
 class SlurmRLError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of all errors raised on purpose.
 
     Args:
-        rule: what must hold, in one clause.
-        seen: the value that broke it; left out when there is none to show.
-        action: what the user should do next.
-        where: host and log path, for errors found on a cluster.
+        rule: required condition, in one clause.
+        seen: the value that violates it; omitted if there is none to show.
+        action: next action for the user.
+        where: host and log path, for errors on a cluster.
     """
 
     exit_code: int = 1
@@ -55,7 +55,7 @@ def _show(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, without the pages that some append."""
+    """Return the first line of a library's error, without the pages that some append."""
     return str(error).strip().partition("\n")[0]
 
 
@@ -67,7 +67,7 @@ def find_near(word: str, options: Iterable[str]) -> str | None:
     """
     import difflib
 
-    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
+    # A long word is no misspelling of a short one, and the cost is the product of both lengths.
     return next(iter(difflib.get_close_matches(word[:100], list(options), n=1)), None)
 
 
@@ -86,7 +86,7 @@ class DataError(ConfigError):
 
 
 class MissingLibraryError(ConfigError):
-    """What the input needs is not installed on this machine; it may be on the nodes."""
+    """A package for this input is not installed on this machine; it may be on the nodes."""
 
 
 class SubmitError(ConfigError):
@@ -102,7 +102,7 @@ class RunDirError(ConfigError):
 
 
 class LeaseError(RunDirError):
-    """Another controller has the run; whoever meets this ends what it started and writes nothing more."""
+    """Another controller owns the run; the process must end its children and stop writing."""
 
 
 class PrepareError(SlurmRLError):
@@ -110,11 +110,11 @@ class PrepareError(SlurmRLError):
 
 
 class BringUpError(SlurmRLError):
-    """The nodes, Ray or the rollout engines did not come up; names who is missing."""
+    """The nodes, Ray or the rollout engines did not come up; the message names the missing ones."""
 
 
 class WaitError(SlurmRLError):
-    """What was waited for did not come in time; names what was seen in its place."""
+    """A wait reached its deadline; the message names the last value seen."""
 
 
 class RewardError(SlurmRLError):
@@ -134,10 +134,10 @@ class TrainingError(SlurmRLError):
 
 
 class OutOfMemory(TrainingError):
-    """A worker could not get the memory that it asked for; the rule says for what, `where` names the worker."""
+    """A worker ran out of memory; the rule has the purpose, `where` the worker."""
 
 
 class StopRequested(SlurmRLError):
-    """A signal asked the run to save and leave (time limit, preemption, Ctrl-C)."""
+    """A signal asked the run to save and end (time limit, preemption, Ctrl-C)."""
 
     exit_code = 130

@@ -17,7 +17,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 _DRIVER = "driver"
 _READ_EVERY_S = 0.5
-# Slurm is asked seldom: its controller serves everybody.
+# Ask Slurm rarely: its controller serves all users.
 _ASK_EVERY_S = 5.0
 # Ray hands out the whole log each time.
 _ASK_FAR_EVERY_S = 3.0
@@ -84,7 +84,7 @@ def _phase_without_age(run: RunDir) -> str:
 
 
 def _ask(run: RunDir, before: RunState | None) -> RunState:
-    """The state of the run, told on stderr when it is news."""
+    """Print the state of the run to stderr when it changes."""
     state = read_states([run])[0]
     if state.word == "unknown" and before is not None:
         return before  # Slurm is away for a moment
@@ -94,7 +94,7 @@ def _ask(run: RunDir, before: RunState | None) -> RunState:
 
 
 def _copy(path: Path, offset: int) -> int:
-    """Print what the file has beyond `offset`; the new offset."""
+    """Print the file from `offset`, and return the new offset."""
     if not path.is_file():
         return offset
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _copy(path: Path, offset: int) -> int:
 
 
 def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
-    """The log of a run whose files this machine does not see, as it is, or as it grows until the job ends."""
+    """Print the log of a run whose files this machine does not see, once or until the job ends."""
     if who != "driver":
         raise ConfigError("--who must be driver, since the other logs lie on the cluster", seen=who)
     shown = 0
@@ -115,7 +115,7 @@ def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
         shown = len(text)
         if not follow:
             return 0
-        # The state first: what is printed until then is in the log that is read after.
+        # Read the state first: everything printed before it is in the log read afterwards.
         follow = read_states([run])[0].is_alive
         text = read_far_log(run) or ""
         if follow:

@@ -1,6 +1,6 @@
-"""The frame around every command: what is wrong is told on stderr, and the exit code says of what kind it is.
+"""Error handler around every command: messages on stderr, and an exit code by kind of error.
 
-Words of others on the user's terminal (logs, causes, names) are shown with what would command the terminal in words.
+Control characters in text from logs, causes and names are shown as words, so that they cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED
 from slurm_rl.run_dir.io_errors import explain_io_error
 
-# Escape and its kin, C1, and what turns the direction of writing; not the line feed and the tabulator.
+# C0 and C1 control characters and bidirectional overrides, without line feed and tabulator.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SHOWN = 80
 
@@ -41,7 +41,7 @@ def run_told(work: Callable[[], int]) -> int:
 
 
 def tell(text: str) -> None:
-    """A line to the user beside what the command prints."""
+    """Print a line to stderr, separate from the command's output."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -56,7 +56,7 @@ def show_plainly(text: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """What to tell the user; of an error that is not the operating system's own, where its traceback is kept."""
+    """Return the message for an error; for an unforeseen one also the file with its traceback."""
     if refusal := explain_io_error(error, Path()):
         return refusal
     if isinstance(error, OSError) and error.strerror and error.filename is not None:

@@ -1,6 +1,6 @@
-"""The verbs: a row holds all that others must know of one, its flags included. The standard library alone.
+"""Table of verbs with their flags. Standard library only.
 
-The module slurm_rl.cli.<verb> has the rest: `run(words)`, imported once the verb is known.
+The module slurm_rl.cli.<verb> has `run(words)`, imported when the verb is used.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from slurm_rl.run_dir.lock_holder import RESUME, LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.run_dir.run_lock import read_lock
 
-# A scheduler serves everybody; who waits for a sweep asks ever less often.
+# A scheduler serves all users: the interval of a sweep grows.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
 _LOOK_S = 0.2
 # Between a controller's word that the run has ended and its own end.
@@ -39,7 +39,7 @@ def open_launcher(name: str) -> Launcher:
 def drive_run(run_dir: str) -> int:
     """Drive the run to its end and return the job's exit code; the entry point of every job."""
     from slurm_rl.launch.controller.supervisor import (
-        drive,  # of a job alone: who submits or asks would import it for nothing
+        drive,  # only for jobs: submitting and querying must not import it
     )
 
     run = RunDir(run_dir)
@@ -59,7 +59,7 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
         raise
     except SlurmRLError:
         if end is not None:
-            # A resume that was refused: the run is still what it was.
+            # The resume was refused: the run is unchanged.
             run.end.write_bytes(end)
         raise
     record_job(run, plan.launcher, submitted.job_id, **submitted.where)
@@ -67,7 +67,7 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
 
 
 def find_open_job(run: RunDir) -> Job | None:
-    """The job that its launcher must be asked about; None where the run directory says all."""
+    """Return the job to ask the launcher about; None if the run directory has the whole state."""
     job, end = load_job(run), read_end_state(run)
     # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
     is_open = end is None or (end.word == "interrupted" and job is not None and LAUNCHERS[job.launcher].is_queue)
@@ -90,7 +90,7 @@ def read_states(runs: Sequence[RunDir]) -> list[RunState]:
     states = []
     for run in runs:
         end, state = read_end_state(run), told.get(run.path)
-        # A job that waits to start again is not over, whatever the run directory says.
+        # A job that waits to start again has not ended, whatever the run directory contains.
         is_news = state is not None and (end is None or state.word == "pending")
         states.append((state if is_news else end) or RunState("not submitted"))
     return states
@@ -106,10 +106,11 @@ def cancel_runs(runs: Iterable[RunDir]) -> int:
 
 
 def cancel_unseen(run: RunDir) -> list[str]:
-    """Ask what runs for a directory that does not answer, also a sweep's, to save and end; no file of it is touched.
+    """Ask the processes and jobs of an unreadable directory (also a sweep's) to save and end, without touching its
+    files.
 
     Returns:
-        Which processes and jobs were asked.
+        The processes and jobs that were asked.
     """
     # A process of this machine is known to two of them.
     return list(dict.fromkeys(asked for name in LAUNCHERS for asked in open_launcher(name).cancel_unseen(run)))
@@ -121,13 +122,13 @@ def is_job_number(word: str) -> bool:
 
 
 def cancel_by_number(job_id: str) -> list[str]:
-    """Ask this job of a queue to save and end, whatever it runs; which jobs were asked."""
+    """Ask a queue's job to save and end, whatever it runs; returns the jobs."""
     queues = [name for name, row in LAUNCHERS.items() if row.is_queue]
     return [asked for name in queues for asked in open_launcher(name).cancel_number(job_id)]
 
 
 def read_far_log(run: RunDir) -> str | None:
-    """The log of a run whose files this machine does not see; None where they are here.
+    """Return the log of a run whose files this machine does not see; None if they are here.
 
     Raises:
         SlurmRLError: its cluster does not answer.
@@ -138,12 +139,12 @@ def read_far_log(run: RunDir) -> str | None:
 
 @contextlib.contextmanager
 def held_to_resume(run: RunDir) -> Iterator[None]:
-    """Of several commands that resume a run at once, one gets in here, and none while the run's job is there.
+    """Lock the run for a resume: of several commands one proceeds, and none while the run's job exists.
 
     Raises:
-        LeaseError: another command, or a controller that lives, has the run.
-        RunDirError: its job has not ended; or the run directory cannot be written.
-        SlurmRLError: nobody says whether it has.
+        LeaseError: another command or a live controller owns the run.
+        RunDirError: its job has not ended, or the run directory cannot be written.
+        SlurmRLError: the scheduler does not answer.
     """
     with hold(run, LockHolder.of_this_process(RESUME, str(os.getpid())), lambda holder: _is_known_alive(run, holder)):
         # A job that waits in a queue has no controller yet.
@@ -160,7 +161,7 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
 
 
 def _is_known_alive(run: RunDir, holder: LockHolder) -> bool:
-    """Whether a queue says that the holder's job has not ended; elsewhere the holder's own beat tells."""
+    """Return whether a queue reports the owner's job as not ended; elsewhere the owner's heartbeat decides."""
     row = LAUNCHERS.get(holder.launcher)
     if row is None or not row.is_queue:
         return False
@@ -201,8 +202,7 @@ def wait_for_runs(
 
 
 def _rest(runs: Sequence[RunDir], pause_s: float) -> None:
-    """Sleep; no longer than until a single run says that it has ended, which its directory is asked more often than
-    a scheduler may be."""
+    """Sleep, but return early when a single run has ended: its directory is cheaper to poll than the scheduler."""
     end = time.monotonic() + pause_s
     is_watched = len(runs) == 1 and not runs[0].end.is_file()
     while (left := end - time.monotonic()) > 0 and not (is_watched and runs[0].end.is_file()):

@@ -1,7 +1,8 @@
-"""How other trainers keep their checkpoints, and which of them a later attempt can go on from.
+"""Checkpoint layouts of other trainers, and which checkpoint a later attempt resumes from.
 
-Most of them write a checkpoint under its final name and only then, in their own way, that it is whole; the newest
-name alone may be one that a kill cut short. Standard library alone: the node agent asks in that trainer's image.
+Most trainers write a checkpoint under its final name and mark it as complete only afterwards, each in its own way; the
+newest name may belong to a checkpoint cut off by a kill. Standard library only: the node agent runs this in the
+trainer's image.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ class Found:
     """A checkpoint: `Found("global_step_20", 20)`."""
 
     name: str
-    """Its path below the checkpoint folder, in POSIX notation."""
+    """Path below the checkpoint folder, in POSIX notation."""
     step: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where below the checkpoint folder one lies, and what says that it is whole."""
+    """Location of checkpoints below the folder, and the sign that one is complete."""
 
     patterns: tuple[str, ...]
-    """As `Path.glob` reads them; `#` stands for the step, decimal digits alone."""
+    """Patterns of `Path.glob`; `#` is the step, only decimal digits."""
     is_whole: Callable[[Path], bool]
-    """Asked of the folder of one checkpoint."""
+    """Returns whether the checkpoint in a folder is complete."""
     mend: Callable[[Path], None] | None = None
-    """What its trainer could not read after a kill is made readable, of the folder that was chosen."""
+    """Repairs the chosen folder if its trainer cannot read it after a kill."""
 
     def find(self, root: Path) -> Iterator[Found]:
         """All that bear such a name, whole or not, in any order.
@@ -66,8 +67,11 @@ def _always(path: Path) -> bool:
 
 
 def _has_been_tracked(path: Path) -> bool:
-    """verl names the newest in a file beside them, when all of it is saved. The file itself is not written at once:
-    where a kill left it empty, data.pt, which is written last, tells."""
+    """Return whether a checkpoint of verl is complete.
+
+    verl names the newest one in a file next to them after saving it. The write of that file is not atomic: if a kill
+    left it empty, data.pt decides, which is written last.
+    """
     step = int(path.name.rpartition("_")[2])
     tracker = _read(path.parent / "latest_checkpointed_iteration.txt")
     if tracker is None:
@@ -76,14 +80,14 @@ def _has_been_tracked(path: Path) -> bool:
 
 
 def _mend_tracker(path: Path) -> None:
-    # verl reads it whatever it is told to load, and dies of an empty one, which a kill or a full disk leaves.
+    # verl always reads this file and fails if it is empty, as after a kill or on a full disk.
     tracker = path.parent / "latest_checkpointed_iteration.txt"
     if not (_read(tracker) or "").isdecimal():
         write_text(tracker, path.name.rpartition("_")[2])
 
 
 def _is_latest(path: Path) -> bool:
-    # DeepSpeed loads what `latest` names and nothing else; it is written last.
+    # DeepSpeed loads only the folder named in `latest`, which is written last.
     return _read(path.parent / "latest") == path.name
 
 
@@ -110,29 +114,29 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "verl": Layout(("global_step_#",), _has_been_tracked, _mend_tracker),
     # Of PPO and all that samples; of SFT, reward models and DPO.
     "openrlhf": Layout(("_actor/global_step#", "global_step#"), _is_latest),
-    # Orbax renames a folder whose name says that it is temporary; of RL they are Tunix's actor's.
+    # Orbax renames a folder with a temporary name; for RL these are the folders of Tunix's actor.
     "maxtext": Layout(("*/checkpoints/#", "*/checkpoints/actor/#"), _always),
     "trl": Layout(("checkpoint-#",), _has_trainer_state),
     # It renames tmp_step_<k>.
     "nemo_rl": Layout(("step_#",), _always),
     "prime_rl": Layout(("*/checkpoints/step_#",), _has_both_halves),
 }
-"""By the name that `external.layout` says; a test holds each to its trainer's source. `steps`: `step-<k>`, ours and
-that of a program of yours, which renames the folder to it when it is whole."""
+"""Layouts by `external.layout`; a test compares each with the trainer's source. `steps` is `step-<k>`, our own layout
+and that of a custom program, which renames the complete folder to it."""
 
 
 def newest_step_by_name(root: Path) -> int:
-    """The highest step in any of these layouts by names alone, -1 for none: what counts as progress.
+    """Return the highest step in any of these layouts by names only, -1 for none: the measure of progress.
 
     Raises:
-        OSError: the file system does not let itself be read.
+        OSError: the file system cannot be read.
     """
     return max((found.step for layout in LAYOUTS.values() for found in layout.find(root)), default=-1)
 
 
 _ASKED = re.compile(r"\$\{checkpoint:([^}]*)\}")
 FIELDS: Final = ("name", "step")
-"""What `${checkpoint:...}` can ask for."""
+"""Values of `${checkpoint:...}`."""
 
 
 def asks_of_checkpoint(word: str) -> list[str]:

@@ -1,9 +1,8 @@
-"""A connection between the head and another machine: JSON messages, each signed. Standard library alone.
+"""Connection between the head and another machine: signed JSON messages. Standard library only.
 
-Both sides begin with a random number; from both and the shared secret comes the key of this connection, and each
-message is signed with it (HMAC-SHA256) together with its place in the order and its direction. So who does not
-know the secret can neither speak, nor change, repeat or drop a message unnoticed. Nothing here is secret: messages
-hold no secrets, and are not encrypted.
+Both sides send a random number. These and the shared secret give the key of the connection, which signs each message
+(HMAC-SHA256) with its sequence number and direction. A peer without the secret cannot send, change, repeat or drop a
+message unnoticed. Messages are not encrypted and contain no secrets.
 
     frame = length of the rest (4 bytes) + signature (32 bytes) + JSON
 """
@@ -49,11 +48,11 @@ _FIELDS: dict[str, dict[str, type | UnionType]] = {
     "signal": {"number": int},
     "end": {"state": str, "exit_code": int, "cause": str | None},
 }
-"""What the head and the other machines say to each other: the kinds, and what each must hold."""
+"""Message kinds between head and machines, with their required fields."""
 
 
 class LinkClosed(BringUpError):
-    """The other side is gone, or is none of ours."""
+    """The peer has closed the connection, or is not ours."""
 
 
 class WrongSecret(ConfigError):
@@ -61,7 +60,7 @@ class WrongSecret(ConfigError):
 
 
 class Link:
-    """One side of a connection. Nothing blocks: `send` queues, `poll` moves what can move."""
+    """One side of a connection. Nothing blocks: `send` queues, `poll` transfers."""
 
     def __init__(self, sock: socket.socket, secret: str, *, is_head: bool) -> None:
         self._sock, self._secret, self._is_head = sock, secret, is_head
@@ -80,10 +79,10 @@ class Link:
         self._waiting.append({"kind": kind, **fields})
 
     def poll(self) -> list[dict[str, Any]]:
-        """Send what is queued, as far as the network takes it; the whole messages that came.
+        """Send queued messages as far as the network accepts them, and return complete received ones.
 
         Raises:
-            LinkClosed: the connection is over.
+            LinkClosed: the connection is closed.
             WrongSecret: a signature is wrong.
         """
         is_over = self._read()
@@ -108,7 +107,7 @@ class Link:
 
     def _read(self) -> bool:
         """Whether the other side has ended the connection."""
-        # What is left waits in the kernel, until what came is taken apart: so memory is bounded by the longest message.
+        # Unread data waits in the kernel until the received part is parsed: memory is bounded by one message.
         for _ in range(_READS_AT_ONCE):
             try:
                 data = self._sock.recv(65536)
@@ -174,7 +173,7 @@ class Link:
         found: list[dict[str, Any]] = []
         while len(self._incoming) >= 4:
             (length,) = struct.unpack("!I", self._incoming[:4])
-            # Whoever has sent a whole message knows the secret.
+            # A peer that has sent a valid message knows the secret.
             most = _MOST_BYTES if self._num_received else _MOST_UNPROVEN_BYTES
             if not _MAC_BYTES <= length <= most:
                 raise LinkClosed("a message must be of a known length", seen=f"{length} bytes from {self.peer}")
@@ -198,7 +197,7 @@ class Link:
 
 
 def find_fault(message: Any) -> str | None:
-    """Why this is no message; None when it is one. Kinds and fields that are not known here are nobody's business.
+    """Return why this is not a valid message; None if it is. Unknown kinds and fields are ignored.
 
     >>> find_fault({"kind": "notice", "signal": 15})
     "'notice' without a fitting 'signal'"

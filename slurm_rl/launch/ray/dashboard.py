@@ -1,7 +1,7 @@
-"""Ray's job API as typed functions: HTTP to the dashboard, with the standard library alone, so that a login node
-needs no Ray. Every call has a deadline.
+"""Ray's job API over HTTP to the dashboard. Standard library only, so a login node needs no Ray. Every call has a
+deadline.
 
-    dashboard = Dashboard("http://head:8265", token)       token: RAY_AUTH_TOKEN, sent in a header and nowhere else
+    dashboard = Dashboard("http://head:8265", token)       token: RAY_AUTH_TOKEN, sent only in a header
 
 https://docs.ray.io/en/latest/cluster/running-applications/job-submission/api.html
 """
@@ -32,7 +32,7 @@ class RayUnavailableError(SlurmRLError):
 
 @dataclass(frozen=True)
 class RayJob:
-    """What Ray says of a job."""
+    """State of a job, as Ray reports it."""
 
     status: str
     """PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED."""
@@ -45,7 +45,7 @@ class RayJob:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token is for this address; whoever it points to must be named by the user."""
+    """Refuse redirects: the token is only for the address that the user named."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -101,11 +101,11 @@ class Dashboard:
         return str(found.get("logs") or "")
 
     def stop(self, job_id: str) -> None:
-        """Ask the job to save and leave: Ray sends it SIGTERM, and SIGKILL after what the job said it needs."""
+        """Ask the job to save and end: Ray sends SIGTERM, and SIGKILL after the job's own grace period."""
         self._request("POST", f"/api/jobs/{quote(job_id)}/stop", b"")
 
     def _json(self, path: str) -> dict[str, Any] | None:
-        """What Ray says of it; None when Ray does not know it."""
+        """Return Ray's state of the job; None if Ray does not know it."""
         try:
             found = json.loads(self._request("GET", path))
         except _NotFound:

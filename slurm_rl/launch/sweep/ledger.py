@@ -1,13 +1,13 @@
-"""The sweep directory: which runs there are, what each was told, and which Slurm job it became.
+"""The sweep directory: its runs, their overrides and their Slurm jobs.
 
     runs/addition-sweep-20261121-101500/
       sweep.json                 the ledger
       code/                      one snapshot of slurm_rl for all runs
-      0/ 1/ 2/ ...               a run directory each; `code` in it is a link to the one above
+      0/ 1/ 2/ ...               one run directory each; `code` in it is a link to the one above
       arrays/<n>/job.sh          a batch script for each array
       arrays/<n>/<index>         links: element of the array -> run directory
 
-A run says itself how it fares; the ledger is what only the sweep knows.
+The state of a run is in its own directory; the ledger has only facts of the sweep.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class SweepRun:
     """One run of a sweep."""
 
     index: int
-    """Its number, which is also the name of its directory."""
+    """Number of the run, and name of its directory."""
     overrides: tuple[str, ...]
     """All that its config was composed of."""
     array_job: str | None = None
     """Slurm's id of the array; null on this machine, and until Slurm has taken it."""
     array_index: int | None = None
-    """Its place in the array."""
+    """Index in the array."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Ledger:
 
     name: str
     metric: str
-    """What `status` ranks by, and what a sweeper that asks for values gets."""
+    """Metric that `status` ranks by and that a sweeper optimizes."""
     smallest_first: bool
     """Whether less of the metric is better."""
     runs: tuple[SweepRun, ...] = ()

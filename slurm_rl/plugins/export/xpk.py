@@ -1,7 +1,7 @@
 """A MaxText run as a command of xpk, Google's tool for TPU workloads on GKE: https://github.com/AI-Hypercomputer/xpk.
 
-The script holds no value of a secret: xpk reads those variables from the environment of the shell that runs it,
-by a file of names. Pure.
+The script contains no secrets: xpk reads these variables from the environment of the calling shell, by a file of names.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATHWAYS_ENV = {
 
 @dataclass(frozen=True)
 class XpkTarget:
-    """What only the user knows of Google's side."""
+    """Settings of Google Cloud that only the user knows."""
 
     cluster: str
     tpu_type: str
@@ -37,10 +37,10 @@ class XpkTarget:
 
 
 def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]) -> str:
-    """A bash script: without a word it starts the workload; `status`, `wait` and `delete` ask xpk of it.
+    """Return a bash script: without an argument it starts the workload; `status`, `wait` and `delete` query it.
 
     Raises:
-        ConfigError: the run is none for xpk, or something cannot be said to it.
+        ConfigError: xpk cannot run this, or a value cannot be passed to it.
     """
     argv = shlex.join(build_xpk_argv(config, target))
     watching = build_watching_argv(config, target)
@@ -102,7 +102,7 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
 
 
 def build_watching_argv(config: RunConfig, target: XpkTarget) -> dict[str, list[str]]:
-    """What the script runs for each of its words: the argv of xpk that asks of this workload, or ends it."""
+    """Argument of the script -> argv of xpk that queries or deletes this workload."""
     name = workload_name(config.name, "xpk")
     where = [f"--cluster={target.cluster}", *([f"--project={target.project}"] if target.project else [])]
     return {
@@ -113,7 +113,7 @@ def build_watching_argv(config: RunConfig, target: XpkTarget) -> dict[str, list[
 
 
 def build_env_lines(config: RunConfig, secret_names: Sequence[str]) -> list[str]:
-    """Of xpk's --env-file: NAME=value, or NAME alone for what the shell has."""
+    """Return the lines of xpk's --env-file: NAME=value, or only NAME for a variable of the shell."""
     values = _PATHWAYS_ENV | {name: value for name, value in config.cluster.env.items() if value is not None}
     for name, value in values.items():
         if not value.isprintable():

@@ -1,4 +1,4 @@
-"""GPUs by the names that sites give them in GRES: whose they are, and how much memory they have. Pure."""
+"""GPU models by the names that sites use in GRES: vendor and memory. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GpuModel:
-    """What a name of a GPU type tells."""
+    """Vendor and memory of a GPU type."""
 
     accelerator: str
     """nvidia or amd."""
@@ -50,7 +50,7 @@ _MODELS: tuple[tuple[str, GpuModel], ...] = (
 
 
 def find_model(name: str) -> GpuModel | None:
-    """By a type in GRES; None where no vendor has such a name.
+    """Return the model of a GRES type; None for an unknown name.
 
     >>> find_model("nvidia_a100-sxm4-80gb")
     GpuModel(accelerator='nvidia', mem_gb=80, other_mem_gb=None)

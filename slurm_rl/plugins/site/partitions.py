@@ -1,4 +1,4 @@
-"""The partitions of a cluster, by what sinfo and scontrol print. Pure."""
+"""Partitions of a cluster, parsed from sinfo and scontrol. Pure."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class NodeKind:
     cpus: int
     mem_mb: int
     gres: str
-    """As Slurm writes it."""
+    """Name, as Slurm writes it."""
     features: tuple[str, ...]
     nodelist: str
-    """Of some of them, in Slurm's short form."""
+    """Host list, in Slurm's short form."""
 
     @property
     def gpu_type(self) -> str | None:
@@ -46,7 +46,7 @@ class NodeKind:
 
     @property
     def num_gpus(self) -> int:
-        """Of that type, on a node."""
+        """GPUs of that type per node."""
         return parse_gpus(self.gres).get(self.gpu_type or "", 0)
 
 
@@ -61,11 +61,11 @@ class Partition:
     """None when there is no limit."""
     kinds: tuple[NodeKind, ...]
     rules: Mapping[str, str]
-    """What `scontrol show partition` says of it; empty where it does not answer."""
+    """Fields of `scontrol show partition`; empty if it does not answer."""
 
     @property
     def kind(self) -> NodeKind:
-        """Of its nodes those with most GPUs in service together; without GPUs, those there are most of."""
+        """Nodes with the most GPUs in service; without GPUs, the largest group of equal nodes."""
         return max(self.kinds, key=lambda kind: (kind.num_gpus * kind.num_usable, kind.num_gpus, kind.num_nodes))
 
     @property
@@ -97,7 +97,7 @@ def parse_sinfo(output: str) -> list[Partition]:
 
 
 def _add(kinds: tuple[NodeKind, ...], new: NodeKind) -> tuple[NodeKind, ...]:
-    """Nodes that differ by their state alone are one kind."""
+    """Merge node groups that differ only by state."""
     for index, kind in enumerate(kinds):
         if (kind.cpus, kind.mem_mb, kind.gres, kind.features) == (new.cpus, new.mem_mb, new.gres, new.features):
             both = replace(kind, num_nodes=kind.num_nodes + new.num_nodes, num_usable=kind.num_usable + new.num_usable)
@@ -133,7 +133,7 @@ def _split(features: str) -> tuple[str, ...]:
 
 
 def parse_records(output: str) -> list[dict[str, str]]:
-    """Read `scontrol show partition|node -o`: a record a line, whose values may hold spaces.
+    """Parse `scontrol show partition|node -o`: one record per line, with spaces in values.
 
     >>> parse_records("NodeName=n1 OS=Linux 6.1 #1 SMP CPUTot=8 Gres=(null)")
     [{'NodeName': 'n1', 'OS': 'Linux 6.1 #1 SMP', 'CPUTot': '8', 'Gres': '(null)'}]
@@ -143,13 +143,13 @@ def parse_records(output: str) -> list[dict[str, str]]:
 
 
 def with_rules(partitions: Sequence[Partition], records: Sequence[Mapping[str, str]]) -> list[Partition]:
-    """The partitions with what scontrol says of each."""
+    """Return the partitions with their fields from scontrol."""
     rules = {record.get("PartitionName", ""): record for record in records}
     return [replace(partition, rules=rules.get(partition.name, {})) for partition in partitions]
 
 
 def is_open_to(partition: Partition, accounts: Sequence[str], groups: Sequence[str]) -> bool:
-    """Whether its rules let somebody in with these accounts and Unix groups; what is not known lets everybody in."""
+    """Return whether the rules admit a user with these accounts and Unix groups; unknown rules admit all."""
 
     def names(key: str) -> set[str]:
         value = partition.rules.get(key, "ALL")

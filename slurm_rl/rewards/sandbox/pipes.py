@@ -12,13 +12,13 @@ from typing import IO
 
 @dataclass
 class Reader:
-    """Collects what comes out of a descriptor; beyond `limit` bytes it is thrown away."""
+    """Collects the output of a descriptor; bytes beyond `limit` are discarded."""
 
     limit: int
     stops: bool = False
     """More than `limit` ends the watch."""
     awaited: bool = True
-    """The watch goes on until this one is at its end."""
+    """Whether to wait for the end of this one."""
     data: bytearray = field(default_factory=bytearray)
     overflowed: bool = False
 
@@ -29,12 +29,12 @@ class Reader:
 
 
 def watch(readers: Mapping[int, Reader], give_up: float, writer: IO[bytes] | None = None, text: bytes = b"") -> bool:
-    """Drain `readers` (by descriptor) until all awaited ones are at their end, and write `text` to `writer`.
+    """Drain `readers` (by descriptor) until all awaited ones have ended, and write `text` to `writer`.
 
-    The writer, an unbuffered pipe, is closed when all is written or nobody reads any more.
+    The writer, an unbuffered pipe, is closed after the last byte or when its reader has closed.
 
     Returns:
-        False when `give_up` (of the monotonic clock) came first, or a reader that `stops` was given too much.
+        False at the deadline `give_up` (monotonic clock), or if a reader with `stops` exceeded its limit.
     """
     awaited = {fd for fd, reader in readers.items() if reader.awaited}
     left = memoryview(text)
@@ -75,7 +75,7 @@ def _drain(fd: int, reader: Reader) -> bool:
 
 
 def _feed(fd: int, left: memoryview) -> memoryview:
-    """Write what fits and return the rest; nothing when nobody reads any more."""
+    """Write as much as fits and return the rest; empty if the reader has closed."""
     try:
         return left[os.write(fd, left) :] if left else left
     except BlockingIOError:
