@@ -34,14 +34,14 @@ _CLOSE_DISPLAY_S = 1.0
 
 
 def follow_to_the_end(run: RunDir, job: Any) -> int:
-    """Show progress until the job, which is submitit's, ends; its exit code.
+    """Show progress until submitit's job ends; returns its exit code.
 
-    A child process reads the run directory, which may hang; this one hears Ctrl-C and sees the job's process alone.
+    A child process reads the run directory, which may hang; this process only handles Ctrl-C and polls the job.
     """
     ours, theirs = socket.socketpair()
     display = ForkedTask(lambda: run_told(lambda: _display(run, job, ours, theirs)))
     theirs.close()
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of nohup the user wants that the run goes on
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # with nohup the user wants the run to continue
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the head of `join` stops its run instead
         signal.signal(signal.SIGTERM, _leave)
@@ -74,7 +74,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 def stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:
     """A handler of SIGTERM and SIGHUP."""
-    # Once: whoever takes the machine away may say it again while the run saves.
+    # Only once: the provider may repeat the signal while the run saves.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -126,7 +126,7 @@ def _close_display(line: socket.socket) -> None:
 
 
 def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) -> int:
-    """Show the run until the other end of `line` says something or is closed; after that, how it ended."""
+    """Show the run until a message or the end of `line`, then its outcome."""
     die_with_parent(signal.SIGKILL, os.getppid())
     theirs.close()
     line.setblocking(False)
@@ -137,7 +137,7 @@ def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) 
         while line.recv(1):
             pass
     if _result(job) == EXIT_NOT_OURS:
-        # Nothing of the run is ours to sum up; its controller has said whose it is.
+        # No summary of a run that is not ours; its controller has named the owner.
         said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
         print(*[words for words in said if words.startswith(OURS)], sep="\n", file=sys.stderr)
         return EXIT_NOT_OURS
@@ -199,6 +199,6 @@ def _read_or_write_summary(run: RunDir) -> dict[str, Any]:
 
 
 def _is_saved(run: RunDir) -> bool:
-    """Whether the last attempt said so."""
+    """Return whether the last attempt reported it."""
     ends = [run.attempt(number).end for number in run.attempt_numbers()[-1:]]
     return any(end.is_file() and read_json(end)["outcome"] == "checkpointed" for end in ends)

@@ -1,4 +1,4 @@
-"""`report --goodput`: where the GPU-time of runs went, from their directories alone; on wish by Slurm's own times."""
+"""`report --goodput`: GPU-time of runs by cause, from their directories, or by Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_goodput(told: Words) -> int:
 
 
 def ask_accounting(runs: Sequence[RunDir]) -> Billed:
-    """What Slurm billed for the jobs of these runs, in one question.
+    """Return the times that Slurm billed for the jobs of these runs, by one query.
 
     Raises:
         SlurmUnavailableError: there is no accounting, or it does not answer.
@@ -90,10 +90,10 @@ def _require_runs(folder: Path) -> list[RunDir]:
 
 
 def render_one(run: RunDir, ledger: Ledger, *, whole: bool) -> str:
-    """The sentence, the ratios and every bucket with what it is.
+    """Return the sentence, the ratios and every bucket with its description.
 
     Args:
-        whole: nothing is cut off at its beginning, so that its metrics say what was computed.
+        whole: the start is included, so that the metrics cover all computation.
     """
     ratios = [f"goodput {render_ratio(ledger.goodput)}", f"ETTR {render_ratio(ledger.ettr)}"]
     if whole:

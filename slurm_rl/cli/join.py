@@ -1,10 +1,10 @@
-"""`join`: one run over machines that nobody schedules, started by the same line on each of them.
+"""`join`: one run over machines without a scheduler, started by the same command on each of them.
 
     python -m slurm_rl join +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
-    python -m slurm_rl join --run <run directory>     go on with a run, on as many machines as there are now
+    python -m slurm_rl join --run <run directory>     resume a run, on as many machines as there are now
 
-Which node a machine is, its environment (slurm_rl/node/rank_discovery.py) or the flags say. Node 0 makes the run
-directory, plays the controller and an agent; the others come to it over the network.
+The rank of a machine comes from its environment (slurm_rl/node/rank_discovery.py) or the flags. Node 0 creates the run
+directory and runs the controller and an agent; the others connect to it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _describe(identity: NodeIdentity) -> str:
 
 
 def _load(told: Words, identity: NodeIdentity) -> RunConfig:
-    """The config with what this machine was told in place of the preset's."""
+    """Return the config with this machine's flags in place of the preset's values."""
     named = told.flags.run
     if named is None:
         overrides = check_overrides(told.rest)
@@ -109,7 +109,7 @@ def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_
     plan = plan_in(config, directory)
     check_inputs(config, tell, is_new=not is_resumed)
     check_image_is_there(plan)
-    listen(config.cluster.head_port).close()  # said before anything is started
+    listen(config.cluster.head_port).close()  # print before anything starts
     if is_resumed:
         if (before := load_plan(directory).num_nodes) != plan.num_nodes:
             print(f"slurm_rl: {plan.num_nodes} nodes now, {before} before", file=sys.stderr)
@@ -173,7 +173,7 @@ def _sees_head(directory: RunDir, word: str) -> bool:
     file = directory.machines
 
     def sees() -> bool:
-        # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+        # List the folder instead of opening the file: NFS may cache its absence for a minute.
         return file in set(directory.path.iterdir()) and read_json(file)["word"] == word
 
     return directory.path.is_dir() and comes_true(sees, _SEE_S)

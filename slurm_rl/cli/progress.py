@@ -1,6 +1,6 @@
-"""What a run is doing right now, folded from its events and rows one at a time, and the display of that.
+"""Current state of a run, folded from its events and rows, and its display.
 
-It reads the run directory alone, so any process can show it.
+It reads only the run directory, so any process can show it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAGES: dict[str, str] = {
     "trainer/resumed": "resuming from the checkpoint",
     "trainer/finished": "finished",
 }
-"""What comes next after each event; other kinds leave the stage as it is."""
+"""Stage after each event; other kinds do not change it."""
 
 ROW_STAGES = {"warmup": "warm-up", **STAGE_TITLES}
 
@@ -92,7 +92,7 @@ class Progress:
             self.step_seconds.clear()
 
     def stage_text(self) -> str:
-        """`GRPO 37/100`, or the stage alone."""
+        """`GRPO 37/100`, or only the stage."""
         return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
 
     def left_s(self) -> float | None:
@@ -119,13 +119,13 @@ Show = Callable[[list[Row]], None]
 
 
 def follow(run: RunDir, is_alive: Callable[[], bool]) -> None:
-    """Show the run until `is_alive` says it ended; what it wrote last is still shown."""
+    """Show the run until `is_alive` returns False, with the last lines written."""
     progress = Progress()
     events, metrics = RowTail(run.events), RowTail(run.metrics)
     with _open_display(run, progress) as show:
         alive = True
         while alive:
-            # Asked before the files are read, so that the last lines of a dying run are not missed.
+            # Check before reading the files, so that the last lines of a dying run are shown.
             alive = is_alive()
             show(_advance(progress, events, metrics))
             if alive:
@@ -133,7 +133,7 @@ def follow(run: RunDir, is_alive: Callable[[], bool]) -> None:
 
 
 def _advance(progress: Progress, events: RowTail, metrics: RowTail) -> list[Row]:
-    """Fold in what is new, and return the new events."""
+    """Fold in new rows, and return the new events."""
     added, rows = events.read_new(), metrics.read_new()
     # The two files tell one story: a row comes after the events that happened before it.
     told = [(event["time"], event, True) for event in added]
@@ -183,7 +183,7 @@ class PlainDisplay:
             print(", ".join([progress.stage_text(), *progress.numbers()]), flush=True)
 
     def _is_due(self) -> bool:
-        """Only steps are told this way; everything before them has its events."""
+        """Return whether a progress line is due; before the first step there are only events."""
         progress = self._progress
         stage, done = self._printed
         if not progress.total or (progress.stage, progress.done) == (stage, done):

@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
 
 
 def _look_at(rest: list[str]) -> tuple[str, list[RunLine], str]:
-    """What is said above the table, its lines, and of what they are, as it was typed; of one run there is no table."""
+    """Return the text above the table, its rows, and the target as typed; a single run has no table."""
     now, named = time.time(), show_plainly(" ".join(rest))
     path = find_target(rest)
     if (sweep := SweepDir(path)).is_sweep:
@@ -158,7 +158,7 @@ def render_status(run: RunDir) -> str:
     """State, job, step and the newest numbers, one a line."""
     state, job, last = read_states([run])[0], load_job(run), last_row(run)
     if not last and state.error is None:
-        with contextlib.suppress(SlurmRLError):  # a cluster that is gone since
+        with contextlib.suppress(SlurmRLError):  # a cluster that no longer exists
             last = read_last_row(read_far_log(run) or "")
     lines = [f"run     {run.path}", f"state   {state}"]
     if job:
@@ -179,7 +179,7 @@ def render_status(run: RunDir) -> str:
 
 
 def _tell_learned(run: RunDir) -> list[str]:
-    """What its own saves have taught it of when to stop; nothing before."""
+    """Return the lead time measured from the run's saves; empty before."""
     measured = read_learned(run)
     if measured.lead_s is None:
         return []
@@ -190,7 +190,7 @@ def _tell_learned(run: RunDir) -> list[str]:
 
 
 def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
-    """Ranks without a sign of life, and what the run does otherwise since it was out of memory."""
+    """Return silent ranks, and the smaller micro-batches after running out of memory."""
     lines = []
     if is_alive and (numbers := run.attempt_numbers()):
         lines += [
@@ -207,7 +207,7 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
 
 
 def _tell_silent_controller(run: RunDir) -> list[str]:
-    """Only Slurm can start a job again whose controller's node is lost, and takes its time."""
+    """Explain a wait for Slurm, which alone can restart a job whose controller's node was lost."""
     kinds = ("controller/silent", "controller/recovered", "attempt/started", "attempt/ended")
     told = [row for row in read_last_rows(run.events, _TAIL_BYTES) if row.get("kind") in kinds]
     if not told or told[-1]["kind"] != "controller/silent":
@@ -220,7 +220,7 @@ def _tell_silent_controller(run: RunDir) -> list[str]:
 
 
 def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:
-    """Step, pace and what is watched, of the newest row."""
+    """Return step, pace and watched metrics of the newest row."""
     step = int(last["step"])
     of_all = f" of {total}, {min(1.0, step / total):.0%}" if total else ""
     lines = [f"step    {step}{of_all} ({last['stage']})"]
@@ -243,7 +243,7 @@ def last_row(run: RunDir) -> dict[str, Any]:
 
 
 def find_total(run: RunDir) -> int:
-    """Steps of the whole run, warm-up included, as its trainer says when an attempt begins; 0 before the first."""
+    """Return the steps of the whole run with warm-up, logged by the trainer at the start of an attempt; 0 before."""
     events = read_first_rows(run.events, _HEAD_BYTES)
     said = next((event for event in events if event.get("kind") == "trainer/started"), {})
     return int(said.get("warmup_steps", 0)) + int(said.get("num_steps", 0))

@@ -160,13 +160,7 @@ VERBS = {
             _CONFIG_DIR,
             switch("--json", help="print what would be sent, as JSON", not_with="output"),
             switch("--script", help="print what would be sent", not_with="output"),
-            flag(
-                "--as",
-                dest="system",
-                not_with="output",
-                choices=["dstack", "xpk"],
-                help="print it for this system",
-            ),
+            flag("--as", dest="system", not_with="output", choices=["dstack", "xpk"], help="print it for this system"),
             flag("--out", needs="--as", metavar="FILE", help="--as: in place of standard output"),
             flag("--image", needs="--as", help="--as: Docker reference, in place of container.image"),
             flag(

@@ -1,7 +1,7 @@
-"""The clock and the stop flag of a loop: a signal raises it, the loop looks at it where stopping loses nothing.
+"""Clock and stop flag of a loop: a signal sets the flag, and the loop checks it where stopping loses nothing.
 
-How a trainer ends, whatever happens: outcome.json, and an exit status that says the same.
-`finished` 0, `checkpointed` 75 (asked to stop; all is saved: try again later), `failed` 1, or 2 for bad input.
+A trainer always ends with outcome.json and the matching exit code: `finished` 0, `checkpointed` 75 (stopped with all
+state saved: try again later), `failed` 1, or 2 for bad input.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def run_to_outcome(
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
     except Exception as error:
         if is_out_of_memory(error):
-            # Every rank says so for itself, since the first one may only see that another is gone.
+            # Every rank reports its own, since the first one may only see that another has died.
             note_out_of_memory(
                 attempt, RanOut(heartbeat.process_name() or "trainer", heartbeat.last_phase(), first_line(error))
             )
         if cause := explain_io_error(error, run.path):
             log_to_stderr(cause)
             return end("failed", 1, cause=f"{cause}, then resume", error=type(error).__name__)
-        # Not ours, so the traceback is what helps; the log keeps it and the cause names it.
+        # An unforeseen error: the log has the traceback, the cause names it.
         traceback.print_exc()
         if writes:
             append_event(run, "trainer/crashed", cause=repr(error))

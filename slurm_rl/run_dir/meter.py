@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal; in a log, a pipe or a dumb terminal a plain line now and then.
+"""Progress of long work: a bar on a terminal, otherwise a plain line at intervals.
 
     with measure("model.safetensors", total=size) as advance:
         for chunk in chunks:
@@ -6,8 +6,8 @@
 
     model.safetensors: 3.1 of 15.2 GB, 20%, 210 MB/s, 58 s left
 
-All of it goes to standard error. Quick work says nothing: the first plain line comes after EVERY_S. The lines come from
-a thread, so work that stalls is seen to stall.
+Output goes to standard error. Quick work prints nothing: the first line comes after EVERY_S. A thread prints the lines,
+so stalled work is visible.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ REFRESH_S = 0.25
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 Advance = Callable[[float], None]
-"""Tells how much more is done, from any thread; what has to be done again is negative."""
+"""Adds to the amount done, from any thread; negative for work to repeat."""
 _on_screen = threading.Lock()
-"""A terminal has one bar at a time; work beside it gets lines."""
+"""A terminal has one bar at a time; parallel work prints lines."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Work:
     unit: str = "B"
     """B: bytes, in their thousands; else the word behind the number."""
     begun: float = 0.0
-    """What was there before, of a download that is resumed."""
+    """Amount done earlier, of a resumed download."""
     done: float = 0.0
 
     def describe(self, seconds: float) -> str:
-        """A line: what, how much, how fast, how long still, after so many seconds.
+        """Return a line with amount, rate and remaining time, after so many seconds.
 
         >>> Work("weights", 4e9, done=1e9).describe(10.0)
         'weights: 1.0 of 4.0 GB, 25%, 100.0 MB/s, 30 s left'
@@ -112,14 +112,14 @@ def measure(
     poll: Callable[[], float] | None = None,
     is_shown: bool = True,
 ) -> Iterator[Advance]:
-    """Show how far the work in this block is, until it is through.
+    """Show the progress of the work in this block.
 
     Args:
-        what: for people; control characters in it are not shown.
-        total: None: not known.
-        begun: how much was there before.
-        poll: asked for how much is done, of work that does not say so itself.
-        is_shown: False: of many ranks that do the same, one tells.
+        what: label; control characters are removed.
+        total: None: unknown.
+        begun: amount done earlier.
+        poll: returns the amount done, for work that does not report it.
+        is_shown: False for all but one of several ranks with the same work.
     """
     plain = "".join(char if char.isprintable() else "?" for char in what)
     work, lock, over = Work(plain, total, unit, begun, begun), threading.Lock(), threading.Event()
@@ -154,7 +154,7 @@ def measure(
 
 
 class _Lines:
-    """Of a log: each look is a line."""
+    """For logs: prints a line each time."""
 
     every_s = EVERY_S
 
@@ -166,7 +166,7 @@ class _Lines:
 
 
 class _Bar:
-    """Of a terminal: begun with the first look, so that quick work does not flicker."""
+    """For terminals: starts with the first update, so that quick work does not flicker."""
 
     every_s = REFRESH_S
 
@@ -230,5 +230,5 @@ def _make_bar(console: Console, work: Work) -> Progress:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # whoever read it has left
+    with contextlib.suppress(OSError, ValueError):  # the reader has closed
         print(line, file=sys.stderr, flush=True)

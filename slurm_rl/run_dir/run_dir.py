@@ -1,30 +1,30 @@
-"""The run directory: the only place where the stages of a run meet.
+"""The run directory: the only state that the stages of a run share.
 
-This file alone knows the file names. JSON is written to a file next to it and renamed, so a reader sees the old
-file or the new one, never half of either. Standard library alone: the node agent imports it.
+Only this file has the file names. JSON is written to a temporary file and renamed, so a reader sees the old file or the
+new one, never a part. Standard library only: the node agent imports it.
 
     runs/addition-20261121-101500/
-      config.yaml plan.json         what the user said, what was derived from it
+      config.yaml plan.json         the user's config, the plan derived from it
       code/                         the snapshot of slurm_rl that every attempt runs
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
-      job.json end.json             the launcher's job; how it ended
+      job.json end.json             the launcher's job; its outcome
       learned.json                  times of saves and of lost attempts, over all attempts
-      lease/                        which controller has the run: see run_lock.py
-      remedy.json                   smaller micro-batches, once an attempt was out of memory
-      machines.json                 where the head listens, on machines without Slurm
+      lease/                        the lock of the controller: see run_lock.py
+      remedy.json                   smaller micro-batches after an attempt ran out of memory
+      machines.json                 address of the head, on machines without Slurm
       prompts.json                  number and checksum of the prompts
-      attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
+      attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder per attempt
       attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see run_dir/step_log.py
       attempts/latest               link to the newest attempt
-      events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
+      events.jsonl metrics.jsonl    append-only; one JSON object per line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
-      journal/                      turns of episodes that are under way
+      journal/                      turns of episodes in progress
       samples.jsonl                 a few completions of each logged step, for the report
       checkpoints/step-<k>/         see models/checkpoint/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
-      summary.json report.html      what came out
-      .reserve                      while it runs: room for how it ended, should the disk be full
+      summary.json report.html      results
+      .reserve                      reserved space for the outcome, if the disk is full
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RunDir:
         self.submitit = self.path / "submitit"
         self.job = self.path / "job.json"
         self.machines = self.path / "machines.json"
-        """Without Slurm: where the head listens for the other machines, and what they are called."""
+        """Without Slurm: address of the head, and names of the other machines."""
         self.attempts = self.path / "attempts"
         self.events = self.path / "events.jsonl"
         self.metrics = self.path / "metrics.jsonl"
@@ -99,7 +99,7 @@ class RunDir:
         """Holds the room that `write_last` gives away."""
 
     def require_ours(self) -> None:
-        """Raise LeaseError when another controller has the run now; to be asked before what counts is written."""
+        """Raise LeaseError if another controller owns the run; call before every write that counts."""
         if self.epoch is not None:
             require_epoch(self.lease, self.epoch)
 
@@ -143,9 +143,9 @@ class AttemptDir:
         self.start = path / "start.json"
         """Which job this attempt belongs to, written by the controller before anything else."""
         self.abort = path / "abort.json"
-        """Written by the controller when a node died: the others have nobody to wait for."""
+        """Written by the controller when a node has died: the others must stop waiting."""
         self.steps = path / "steps.jsonl"
-        """What its loop spent its time on, never rewound."""
+        """Times of the loop's steps; never rewound."""
         self.head = path / "head.json"
         """Where the head node publishes its address; workers wait for it."""
         self.outcome = path / "outcome.json"
@@ -155,13 +155,13 @@ class AttemptDir:
         self.dump = path / "dump.json"
         """Written by the head's agent: a rank hangs, and all are to write their stacks."""
         self.hang = path / "hang.json"
-        """What that found: the cause, and who is suspected."""
+        """Result of the hang detection: cause and suspects."""
 
     def log(self, who: str) -> Path:
         return self.logs / f"{who}.log"
 
     def beats(self, rank: int) -> Path:
-        """What a node agent tells of the beats of its processes."""
+        """Heartbeats of a node's processes, reported by its agent."""
         return self.path / f"beats-{rank}.json"
 
     def node(self, rank: int) -> Path:
@@ -171,11 +171,11 @@ class AttemptDir:
 
 @contextlib.contextmanager
 def expect_writable(path: Path, then: str, *, what: str = "the run directory") -> Iterator[None]:
-    """What a file system refuses in the block becomes a RunDirError, with what the disk has left.
+    """Raise RunDirError for errors of the file system in the block, with the free space.
 
     Args:
-        path: what is written to.
-        then: what the user should do once it is writable, or in place of that.
+        path: path being written.
+        then: next action after the path is writable, or instead of that.
     """
     try:
         with annotate_path(path):
@@ -210,7 +210,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
                 os.fsync(file.fileno())
             Path(beside).replace(path)
         except BaseException:
-            # What failed is what is told; a read-only file system also refuses this.
+            # The original error is reported; a read-only file system also refuses this.
             with contextlib.suppress(OSError):
                 Path(beside).unlink(missing_ok=True)
             raise
@@ -223,7 +223,7 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
 
 
 def write_last(run: RunDir, path: Path, value: Any) -> bool:
-    """Write what must still be said on a full disk, in the room that was kept for it; stderr gets what fails even so.
+    """Write the final record in the reserved space of a full disk; print it to stderr if that fails.
 
     Returns:
         Whether it is on disk.
@@ -259,14 +259,15 @@ def read_json(path: Path) -> Any:
 
 
 def append_row(run: RunDir, path: Path, row: dict[str, Any]) -> None:
-    """Append a line to one of the run's line files; what a crash left of the last line goes, which is an event."""
+    """Append a line to a line file of the run; an incomplete last line from a crash is removed, which is an event."""
     run.require_ours()
     if num_bytes := jsonl.append_row(path, row):
         append_event(run, "file/mended", file=path.name, cut_off_bytes=num_bytes)
 
 
 def append_event(run: RunDir, kind: str, **fields: Any) -> None:
-    """Add an event: `kind` is `area/what`, the time is seconds since the epoch. A full disk costs the event alone."""
+    """Append an event: `kind` is `area/name`, the time is in seconds since the epoch. On a full disk only the event is
+    lost."""
     row = {"time": round(time.time(), 3), "kind": kind, **fields}
     try:
         append_row(run, run.events, row)

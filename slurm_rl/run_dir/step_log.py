@@ -1,11 +1,11 @@
-"""attempts/<n>/steps.jsonl: what the loop of one attempt spent its time on. Standard library alone.
+"""attempts/<n>/steps.jsonl: times of the loop of one attempt. Standard library only.
 
     {"step": 412, "stage": "grpo", "start": 1795223958.812, "seconds": 2.104, "phases": {"rollout": 1.3, "train": 0.7}}
 
-Unlike metrics.jsonl it is never rewound: a step that a crash took was paid for, and the goodput ledger asks who pays.
-A row is written when what it tells of is over, and covers the time since the row before it or since `mark`: logging is
-the step's own. `stage` is that of metrics.jsonl (a step of training, or `eval`), or `save`, the time in which the loop
-waited for a checkpoint; `phases` may overlap where sampling goes ahead.
+Unlike metrics.jsonl it is never rewound: the goodput ledger counts steps that a crash lost. A row is written at the end
+of its step and covers the time since the row before it or since `mark`, logging included. `stage` is that of
+metrics.jsonl (a training step or `eval`), or `save`, the time that the loop waited for a checkpoint; `phases` may
+overlap when sampling ahead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepLog:
         self.mark()
 
     def mark(self) -> None:
-        """What was before this is no part of the next row."""
+        """Exclude the time until now from the next row."""
         self._start, self._since = time.time(), time.perf_counter()
 
     def recent(self, *, save: bool) -> list[float]:
@@ -47,11 +47,11 @@ class StepLog:
         return list(self._recent[save])
 
     def add(self, step: int, stage: str, timers: Mapping[str, float] = {}) -> None:
-        """The row of what has just ended; a run can do without it, so a full disk costs a word alone.
+        """Write the row of the step that has ended; a full disk only prints a warning.
 
         Args:
-            step: training steps done by now, over the whole run.
-            timers: seconds by key; those of metrics.jsonl (`time/<phase>_s`) are its phases, others are passed over.
+            step: training steps so far, over the whole run.
+            timers: seconds by key; `time/<phase>_s` of metrics.jsonl are its phases, others are ignored.
         """
         seconds = time.perf_counter() - self._since
         if stage not in _NO_STEP:

@@ -15,9 +15,9 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 67_200
+MAX_LINES = 66_900
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 9_300
+MAX_PLUGIN_LINES = 8_800
 """Lines of slurm_rl/plugins. Goal: 9,000."""
 MAX_TEST_LINES = 64_400
 """Lines of tests. Goal: 45,000."""
@@ -30,10 +30,10 @@ MAX_CYCLES = 0
 """Groups of files that import each other in a circle; late imports count."""
 MAX_PLUGIN_IMPORTS = 34
 """Imports of plugins by the layers, all of them in the CLI. Goal: 0."""
-MAX_DIALECT = 9.5
+MAX_DIALECT = 7.0
 """Dialect words per 1,000 words of docstrings, comments and docs. Goal: 2."""
-MAX_ALGORITHM_FILES = 5
-"""Files of code and presets that mention distillation, an algorithm on a teacher."""
+MAX_ALGORITHM_FILES = 11
+"""Files of code and presets that mention distillation or its teacher. Goal: 5."""
 
 DIALECT = [
     r"\bwhat\b",
@@ -118,5 +118,5 @@ def test_prose_stays_plain() -> None:
 
 def test_algorithm_takes_few_files() -> None:
     files = [*PACKAGE.rglob("*.py"), *ROOT.glob("conf/**/*.yaml")]
-    found = [path for path in files if re.search("distill", path.read_text(), re.IGNORECASE)]
+    found = [path for path in files if re.search("distill|teacher", path.read_text(), re.IGNORECASE)]
     assert len(found) <= MAX_ALGORITHM_FILES, found

@@ -1,19 +1,19 @@
-"""What follows the end of an attempt: a table, without machinery.
+"""Decide what follows the end of an attempt. Pure.
 
 | the attempt                     | asked to stop by       | then                                          |
 |---------------------------------|------------------------|-----------------------------------------------|
 | finished                        |                        | finish                                        |
-| anything else                   | the user, scancel      | interrupted: final, `resume` goes on          |
+| anything else                   | the user, scancel      | interrupted: final, `resume` continues it     |
 | out of memory, the first time   |                        | as `failed` below, with smaller micro-batches |
-| failed on input                 |                        | fail: trying again would fail again           |
+| failed on input                 |                        | fail: a retry would fail again                |
 | the second without new progress |                        | fail: so would the third                      |
 | failed, more than max_failures  |                        | fail                                          |
 | anything else                   | time limit, preemption | requeue                                       |
-| checkpointed                    | nobody knows who       | interrupted                                   |
+| checkpointed                    | unknown                | interrupted                                   |
 | lost (its node, its controller) |                        | retry on spare nodes, requeue without enough  |
 | failed                          |                        | retry                                         |
 
-Where nobody requeues, or refuses to, a job whose last attempt failed has failed, and any other is interrupted.
+If no requeue is possible, a job whose last attempt failed has failed, and any other is interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ StoppedBy = Literal["", "user", "scheduler"]
 _MAX_UNBEGUN = 6
 EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_NOT_OURS = 76
-"""Of a controller whose run another one has: it has written nothing since."""
+"""Exit code of a controller that lost the run to another one; it stopped writing."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AttemptEnd:
     job_key: str = ""
     """The job it belongs to; a `resume` is another job and starts counting anew."""
     remedy: str = ""
-    """What the next attempt does otherwise, so that it may not end so; such an end is no failure of the run."""
+    """Changed settings of the next attempt; such an end does not count as a failure."""
     has_begun: bool = True
     """False when bad nodes were found before anything was started on them."""
 
@@ -56,10 +56,10 @@ def decide(
     max_failures: int,
     has_nodes: bool = True,
 ) -> Decision:
-    """What to do after the last of `ends`, which are all attempts of this job, oldest first.
+    """Decide after the last of `ends`, all attempts of this job, oldest first.
 
     Args:
-        has_nodes: the allocation still holds as many healthy nodes as the run needs.
+        has_nodes: the allocation still has enough healthy nodes for the run.
     """
     last = ends[-1]
     if last.outcome == "finished":

@@ -1,7 +1,7 @@
-"""The controller: outside any container, it starts attempts of a run until one settles it.
+"""The controller: outside of any container, it starts attempts of a run until the run has ended.
 
-Written once for all launchers: what differs is the `Allocation` it is given. All state is in the run directory, so a
-controller that is started again, by a requeue or after it was killed, goes on where the last one was.
+The `Allocation` has everything that depends on the launcher. All state is in the run directory, so a controller
+restarted by a requeue or after a kill continues the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from slurm_rl.run_dir.run_lock import RunLock
 from slurm_rl.run_dir.run_secret import checkpoint_key
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""What a controller is told; a supervisor keeps them blocked until it can hear."""
+"""Signals of a controller; the supervisor blocks them until the controller handles them."""
 _POLL_S = 0.1
 _ROOM_S = 60.0
 _ROOM_LOOK_S = 2.0
@@ -91,7 +91,7 @@ class Controller:
         return take_run(self.run_dir, self.allocation, self.is_stopped)
 
     def _once_there_is_room(self, work: Callable[[], T]) -> T:
-        """What `work` returns; a disk that is full for a moment ends no run whose attempts may fail."""
+        """Return the result of `work`; a temporarily full disk does not end a run with remaining attempts."""
         give_up_at = time.monotonic() + (_ROOM_S if self.plan.limits.max_failures else 0.0)
         while True:
             try:
@@ -139,7 +139,7 @@ class Controller:
         self.run_dir.require_ours()
         reserve_space(self.run_dir.reserve)
         newest = max(self.run_dir.attempt_numbers(), default=0)
-        # What was made and then found no room for its first word is this one.
+        # A directory that was created without space for its first file is this one.
         is_begun = newest > 0 and self.run_dir.attempt(newest).start.is_file()
         attempt = self.run_dir.attempt(max(1, newest + is_begun))
         attempt.logs.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class Controller:
         return attempt
 
     def _held(self) -> dict[str, Any]:
-        """What the goodput ledger counts: nodes and GPUs, those of spare nodes apart."""
+        """Return the nodes and GPUs for the goodput ledger, spare nodes separately."""
         plan, known = self.plan, self.allocation.holding()
         nodes, each = known.get("nodes", plan.num_nodes), plan.gpus_per_node or 1
         spare = max(0, nodes - plan.num_nodes) * each
@@ -185,7 +185,7 @@ class Controller:
                 raise
             end = AttemptEnd("failed", cause, EXIT_FAILED)
         finally:
-            with contextlib.suppress(OSError):  # how the attempt ended is told all the same
+            with contextlib.suppress(OSError):  # record the outcome anyway
                 token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
         end = remedy_memory(self.run_dir, self.plan, attempt, self.allocation.judge(attempt, end))
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
@@ -212,7 +212,7 @@ class Controller:
             if self.lease is not None and self.lease.lost is not None:
                 end_nodes(nodes)
                 raise self.lease.lost
-            # Whoever lends the machines takes them back, as Slurm does at the time limit.
+            # The provider ends the machines, as Slurm does at the time limit.
             if not self.stopped_by and (notice := self.allocation.notice or limit.look()):
                 log_to_stderr(notice)
                 self.stopped_by = "scheduler"

@@ -1,4 +1,4 @@
-"""A run as a script holds it: submit it, watch it, read what came out. The verbs call the same functions."""
+"""A run in Python: submit it, watch it, read its results. The verbs call the same functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import Row, read_rows
 
 WAIT_S = 7 * 24 * 3600.0
-"""How long `Run.wait` waits when it is not told: a week."""
+"""Default timeout of `Run.wait` in seconds: a week."""
 
 
 def plan_run(config: RunConfig) -> JobPlan:
-    """What `submit` would send, and refuse, by what this machine sees; no cluster is asked and nothing is written.
+    """Return the plan that `submit` would send; refuse what it would refuse, as far as this machine can check. Asks no
+    cluster and writes nothing.
 
-    `slurm_rl.plan.render.render_plan` makes text of it, `plan.to_json()` plain data.
+    `slurm_rl.plan.render.render_plan` renders it as text, `plan.to_json()` as plain data.
 
     Raises:
-        SlurmRLError: `submit` would refuse it; every reason at once.
+        SlurmRLError: `submit` would refuse it; the message has every reason.
     """
     _require_config("plan_run", config)
     directory = choose_directory(config)
@@ -46,19 +47,19 @@ def plan_run(config: RunConfig) -> JobPlan:
 
 
 def submit(config: RunConfig) -> Run:
-    """Start a run and return at once: a job of the cluster that `config.cluster` names, or processes of this machine.
+    """Start a run and return at once: a job on the cluster of `config.cluster`, or processes on this machine.
 
-    A local run has processes of their own, in a session of their own: it goes on when the script ends, the notebook's
-    kernel restarts or the terminal closes, until it is done or `Run.cancel` ends it.
+    A local run has its own processes and session: it continues when the script ends, the notebook's kernel restarts or
+    the terminal closes, until it has ended or `Run.cancel` ends it.
 
     Args:
-        config: of `load_config`. Its relative paths are taken from this process's working directory.
+        config: from `load_config`. Relative paths start at the working directory.
 
     Returns:
-        The run; `run.path` is its directory, from which any later process gets it back: `Run(path)`.
+        The run; any later process opens it by its directory: `Run(path)`.
 
     Raises:
-        SlurmRLError: it is refused, by us or in the cluster's own words; nothing is left of it.
+        SlurmRLError: it is refused, by us or by the cluster, whose message is included; nothing is left of it.
     """
     _require_config("submit", config)
     notes: list[str] = []
@@ -98,18 +99,18 @@ class Run:
 
     @property
     def job_id(self) -> str | None:
-        """Of the newest job: Slurm's number, or that of a process; None of a run that has none yet."""
+        """Id of the newest job: Slurm's number, or a process id; None before the first."""
         job = load_job(self._directory)
         return None if job is None else job.job_id
 
     @property
     def config(self) -> RunConfig:
-        """What the run was submitted with."""
+        """Config of the run."""
         return parse_config(yaml.safe_load(self._directory.config.read_text(encoding="utf-8")))
 
     @property
     def plan(self) -> JobPlan:
-        """What was derived from it."""
+        """Plan of the run."""
         return load_plan(self._directory)
 
     @property
@@ -121,9 +122,9 @@ class Run:
         return state
 
     def metrics(self) -> list[Row]:
-        """The rows of metrics so far, oldest first; `pandas.DataFrame(run.metrics())` is a table of them.
+        """Return the rows of metrics so far, oldest first, for example for `pandas.DataFrame(run.metrics())`.
 
-        Every row has `step` and `stage` (warmup, grpo, sft, ..., and eval for evaluations), and what was measured:
+        Every row has `step` and `stage` (warmup, grpo, sft, ..., and eval for evaluations), and the measured values:
         `area/name` to a number. Rows of different stages have different columns.
 
         Raises:
@@ -133,9 +134,9 @@ class Run:
         return read_rows(self._directory.metrics) if far is None else read_rows_of_log(far)
 
     def summary(self) -> dict[str, Any]:
-        """What came out so far: state, steps, accuracy before and after, reward, tokens a second, time by phase.
+        """Return the results so far: state, steps, accuracy before and after, reward, tokens per second, time by phase.
 
-        What was not measured is None.
+        Unmeasured values are None.
         """
         return summarize(self._directory)
 
@@ -144,18 +145,18 @@ class Run:
         return write_report(self._directory)
 
     def wait(self, timeout_s: float = WAIT_S) -> RunState:
-        """Wait for the end of the run, which a job that waits to start again has not reached.
+        """Wait for the end of the run; a job that waits to start again has not ended.
 
-        Ctrl-C, or an interrupted cell, ends the waiting and leaves the run alone.
+        Ctrl-C, or an interrupted cell, ends the wait and leaves the run running.
 
         Args:
-            timeout_s: seconds to wait; 0 only looks.
+            timeout_s: seconds to wait; 0 only checks.
 
         Returns:
-            How it ended; of a run that did what it should, `.word` is finished. A failed run is no exception here.
+            The outcome; `.word` of a successful run is finished. A failed run raises nothing here.
 
         Raises:
-            WaitError: it has not ended; names the state that was seen last.
+            WaitError: it has not ended; the message has the last state.
         """
         give_up = time.monotonic() + timeout_s
         [state] = wait_for_runs([self._directory], timeout_s=timeout_s)
@@ -176,13 +177,13 @@ class Run:
         return cancel_runs([self._directory]) > 0
 
     def resume(self) -> Run:
-        """Start a run that has ended again, with its plan and its code: it goes on from its newest checkpoint.
+        """Resume a run that has ended, with its plan and code, from its newest checkpoint.
 
         Returns:
             This run, with a new job.
 
         Raises:
-            SlurmRLError: it is going, or is refused.
+            SlurmRLError: it is still running, or the resume is refused.
         """
         notes: list[str] = []
         self._process = resume_run(self._directory, notes.append).submitted.process

@@ -73,7 +73,7 @@ class SlurmAllocation(Allocation):
         try:
             found = query_jobs([holder.job]).get(holder.job)
         except SlurmRLError:
-            return False  # Slurm is away; its beat tells
+            return False  # Slurm does not answer; the heartbeat decides
         return found is not None and not found.state.is_ended
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class SlurmAllocation(Allocation):
         return f"Slurm did not requeue the job: {refusal}. Next: {command}"
 
     def _plan_exclusion(self) -> Callable[[], None]:
-        """What tells Slurm to keep the next start off bad nodes; decided before the requeue, since there is little
-        time after it."""
+        """Return the options that exclude bad nodes from the next start; chosen before the requeue, after which time is
+        short."""
         within_s = max(1.0, kill_wait_s() - 2.0)
         try:
             found = self.hosts.checks.exclusion(self.hosts.names)
@@ -159,22 +159,22 @@ class SlurmAllocation(Allocation):
         return lambda: exclude_at_requeue(self.run_dir, self.plan, self.job_id, found, within_s)
 
     def abandon(self, cause: str) -> None:
-        """By a signal that nobody handles: of SIGTERM and SIGKILL Slurm's own process on a node writes a line into the
-        step's log before it hands them on, and would wait for that file. When the agent is gone, it ends all of the
-        step. The cause goes into the job's comment, where `status` finds what no file could say."""
+        """End the job by a signal without a handler: for SIGTERM and SIGKILL slurmstepd first writes a line into the
+        step's log, and would wait for that file. The end of the agent ends the step. The cause goes into the job's
+        comment, where `status` finds it."""
         note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
         cancel([self.job_id], signal="ALRM", steps=True)
 
 
 def _requeue(run: RunDir, job_id: str, is_ended: IsStopped, exclude: Callable[[], None]) -> str | None:
-    """Ask Slurm to start the job around this process again, and wait to be ended by Slurm.
+    """Ask Slurm to requeue the job of this process, and wait until Slurm ends it.
 
     Args:
-        is_ended: whether Slurm's SIGTERM has come.
-        exclude: keeps the next start off bad nodes, once the job is requeued.
+        is_ended: whether Slurm's SIGTERM has arrived.
+        exclude: excludes bad nodes from the next start, after the requeue.
 
     Returns:
-        Slurm's refusal in its own words; None when it did as asked.
+        Slurm's error message; None on success.
     """
     deadline = time.monotonic() + _UNAVAILABLE_S
     refusal = None

@@ -1,4 +1,4 @@
-"""Jobs of Slurm: asked about by one squeue, ended by a handful of calls, whatever their number."""
+"""Slurm jobs: one squeue call queries them, a few calls end them, whatever their number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 _CANCEL_DEADLINE_S = 10.0
 _DEPENDENCY = "Dependency"
 """squeue's reason for a job that waits for another."""
-# Where a job may run and what a node must have; the rest is the batch job's own business.
+# Options that decide where a job may run; the rest is the batch job's own.
 _PROBE_OPTIONS = (
     *("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node"),
 )
@@ -82,7 +82,7 @@ class SlurmLauncher(Launcher):
         waiting = {job.job_id: job.run for job in alive if job.job_id not in running}
         # First those that wait, or they would start on the nodes that the others leave.
         commands.cancel(render_ids(waiting))
-        # To the controllers alone: they save first, which a plain scancel's KillWait may be too short for.
+        # Signal only the controllers: they save first, for which KillWait of a plain scancel may be too short.
         commands.cancel(render_ids(running), signal="TERM")
         _record_cancelled(waiting)
         return len(alive)
@@ -130,7 +130,7 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
 
 
 def _end_unstarted(job: Job) -> RunState | None:
-    """Of a job that Slurm took out of its queue because the run before it did not finish."""
+    """Outcome of a job that Slurm removed because the run before it did not finish."""
     before = run_before(job)
     if before is None or job.run.end.is_file():
         return None
@@ -146,7 +146,7 @@ def _clock(seconds: float) -> str:
 def _record_cancelled(waiting: Mapping[str, RunDir]) -> None:
     """Write the ends of jobs that had no controller to do it."""
     deadline, found = time.monotonic() + _CANCEL_DEADLINE_S, commands.query_jobs(waiting)
-    # Of an array Slurm tells all elements, also those that run.
+    # Slurm reports all elements of an array, also running ones.
     while any(job_id in found and not found[job_id].state.is_ended for job_id in waiting):
         if time.monotonic() > deadline:
             break

@@ -1,4 +1,4 @@
-"""What ended tasks of an srun, or a whole job, before any Python of ours could say so."""
+"""Cause of the end of srun tasks or jobs that ended before our Python could report one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_rl.plan.step import task_log
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
 STOPPED = "interrupted: "
-"""Begins the comment of a job, behind OURS, that ended as it was asked to and could write no end."""
+"""Prefix of a job's comment, after OURS, for a requested end that could not be written to a file."""
 
 
 def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]
 
 
 def _find_log(plan: JobPlan, attempt: AttemptDir, rank: int, task: int) -> Path:
-    """Where srun put what the task said. Of a component it numbers the tasks from 0 and their files from a number of
-    its own, so there the order of the files counts."""
+    """Return srun's output files of the tasks. For a component srun numbers tasks from 0 and files from its own number,
+    so the order of the files counts."""
     if not plan.node_groups:
         return attempt.log(f"{task_log(None)}{task}")
     group = plan.node_groups.index(group_of(plan.node_groups, rank))
@@ -39,7 +39,7 @@ def _find_log(plan: JobPlan, attempt: AttemptDir, rank: int, task: int) -> Path:
 
 
 def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
-    """Why a job that Slurm calls failed ended without a word of its controller; None where nobody knows."""
+    """Return why a failed job ended without a report of its controller; None if unknown."""
     if job.comment.startswith(OURS):
         return job.comment.removeprefix(OURS)
     if job.state != JobState.FAILED:

@@ -1,7 +1,7 @@
-"""Every state a Slurm job can be in, and what it means to us.
+"""States of a Slurm job, and what they mean for a run.
 
-squeue, sacct and scontrol share these words; sacct adds to some of them ("CANCELLED by 1000"). States that a
-later Slurm may add are UNKNOWN, never an error: a status line with one strange word in it beats no status line.
+squeue, sacct and scontrol share these names; sacct appends to some ("CANCELLED by 1000"). States of later versions of
+Slurm are UNKNOWN, never an error.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from enum import Enum
 
 
 class JobState(Enum):
-    """What a state means to us; the value is the word that users see."""
+    """Meaning of a state; the value is shown to users."""
 
     PENDING = "pending"
     """Waits to start, again or for the first time."""
     RUNNING = "running"
     SUSPENDED = "suspended"
-    """Stopped in the middle by Slurm; goes on by itself."""
+    """Interrupted by Slurm; continues by itself."""
     COMPLETING = "completing"
-    """The last processes are leaving; the next state says how it ended."""
+    """The last processes are ending; the next state has the outcome."""
     COMPLETED = "completed"
     FAILED = "failed"
     """The job's own exit code was not 0."""
@@ -32,14 +32,14 @@ class JobState(Enum):
 
     @property
     def is_ended(self) -> bool:
-        """True when the job runs no more and, unless somebody requeues it, never will."""
+        """Whether the job has ended and will not run again without a requeue."""
         return self not in _NOT_ENDED
 
 
 _NOT_ENDED = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.UNKNOWN})
 
 STATES: dict[JobState, str] = {
-    # CONFIGURING: the nodes still boot. REQUEUE_HOLD waits for `scontrol release`; the reason says so.
+    # CONFIGURING: the nodes are booting. REQUEUE_HOLD waits for `scontrol release`; the reason names it.
     JobState.PENDING: "PENDING CONFIGURING EXPEDITING POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED REQUEUE_HOLD "
     "RESV_DEL_HOLD SPECIAL_EXIT",
     JobState.RUNNING: "RUNNING RESIZING SIGNALING",
@@ -47,7 +47,7 @@ STATES: dict[JobState, str] = {
     JobState.COMPLETING: "COMPLETING STAGE_OUT UPDATE_DB",
     JobState.COMPLETED: "COMPLETED",
     JobState.FAILED: "FAILED",
-    # REVOKED: another cluster of the federation started it; here it is gone.
+    # REVOKED: another cluster of the federation started it; this one removed it.
     JobState.CANCELLED: "CANCELLED REVOKED",
     JobState.TIMEOUT: "TIMEOUT DEADLINE",
     JobState.PREEMPTED: "PREEMPTED",
