@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.columns import find_screen
-from slurm_rl.cli.find import find_target, open_target
+from slurm_rl.cli.find import find_target, open_target, require_sweep
 from slurm_rl.cli.phase import describe_phase
-from slurm_rl.cli.results import run_leaderboard
+from slurm_rl.cli.results import find_total, last_row, run_leaderboard
 from slurm_rl.cli.status_picture import draw_runs
 from slurm_rl.cli.status_results import describe_results
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
@@ -27,11 +27,11 @@ from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.words import render_line
 from slurm_rl.run_dir.event_text import format_seconds
-from slurm_rl.run_dir.jsonl import read_first_rows, read_last_rows
+from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text
 from slurm_rl.run_dir.save_times import read_learned
 
-_TAIL_BYTES = _HEAD_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 16
 _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 """The first that a row has is in the table."""
 
@@ -39,35 +39,30 @@ _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 def run(words: list[str]) -> int:
     told = read_words("status", words)
     flags = told.flags
-    if flags.metric or flags.json or flags.smallest_first is not None:
-        return run_leaderboard(told)
-    head, table, what = _look_at(told.rest)
-    if head:
-        print(show_plainly(head))
-    if table:
+    is_ranked = flags.metric is not None or flags.json or flags.smallest_first is not None
+    sweep = require_sweep(told.rest) if is_ranked else SweepDir(find_target(told.rest))
+    if is_ranked or sweep.is_sweep:
+        run_leaderboard(told, sweep)
+        table = _build_table(sweep.path) if flags.svg else []
+    elif table := _build_table(sweep.path):
         _print_table(table)
-    if told.flags.svg:
-        save_picture(told.flags.svg, table, what)
+    else:
+        print(show_plainly(render_status(open_target(sweep.path))))
+    if flags.svg:
+        save_picture(flags.svg, table, show_plainly(" ".join(told.rest)) or str(sweep.path))
     return 0
 
 
-def _look_at(rest: list[str]) -> tuple[str, list[RunLine], str]:
-    """Return the text above the table, its rows, and the target as typed; a single run has no table."""
-    now, named = time.time(), show_plainly(" ".join(rest))
-    path = find_target(rest)
+def _build_table(path: Path) -> list[RunLine]:
+    """Return a row for each run of a sweep, a pipeline or a folder; nothing for a single run."""
     if (sweep := SweepDir(path)).is_sweep:
-        runs = runs_of(sweep)
-        states = read_states(runs)
-        told = zip(runs, states, _name_runs(sweep), strict=True)
-        head = f"sweep   {sweep.path}\nruns    {count_states(states)}"
-        return head, [_look(run, state, name, now) for run, state, name in told], named or str(sweep.path)
-    if stages := find_stages(path):
-        in_order = zip(stages, read_states(stages), strict=True)
-        return "", [_look(run, state, run.path.name, now) for run, state in in_order], named or str(path)
-    if lines := look_below(path):
-        return "", lines, named
-    run = open_target(path)
-    return render_status(run), [], named or str(run.path)
+        runs, names = runs_of(sweep), _name_runs(sweep)
+    elif runs := find_stages(path):
+        names = [run.path.name for run in runs]
+    else:
+        return look_below(path)
+    now = time.time()
+    return [_look(run, state, name, now) for run, state, name in zip(runs, read_states(runs), names, strict=True)]
 
 
 def save_picture(path: Path, table: list[RunLine], what: str) -> None:
@@ -234,16 +229,3 @@ def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -
     elif "policy/loss" in last:
         lines.append(f"loss    {last['policy/loss']:.3f}")
     return lines
-
-
-def last_row(run: RunDir) -> dict[str, Any]:
-    """The newest row of metrics.jsonl that is not an evaluation; only the file's end is read."""
-    rows = read_last_rows(run.metrics, _TAIL_BYTES)
-    return next((row for row in reversed(rows) if row.get("stage") != "eval"), {})
-
-
-def find_total(run: RunDir) -> int:
-    """Return the steps of the whole run with warm-up, logged by the trainer at the start of an attempt; 0 before."""
-    events = read_first_rows(run.events, _HEAD_BYTES)
-    said = next((event for event in events if event.get("kind") == "trainer/started"), {})
-    return int(said.get("warmup_steps", 0)) + int(said.get("num_steps", 0))

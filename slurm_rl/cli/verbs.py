@@ -207,7 +207,7 @@ VERBS = {
         + _OVERRIDES,
     ),
     "status": Verb(
-        "state of a run or of all runs in a folder; the leaderboard of a sweep (--metric, --json)",
+        "state of a run, or of all runs in a folder; the leaderboard of a sweep",
         "[run | sweep | folder]",
         "status runs",
         (

@@ -91,12 +91,12 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
     lines = cli(cluster, shared_dir, "status", str(path), env=env).stdout.splitlines()
     assert lines[1].split(maxsplit=1)[1] == "2 finished, 1 interrupted"
     table = cli(cluster, shared_dir, *results).stdout.splitlines()
-    assert table[0].split() == ["#", "reward/mean", "RUN", "optim.lr", "STATE"]
-    rows = [line.split() for line in table[1:]]
+    assert table[2].split()[:6] == ["#", "reward/mean", "RUN", "STATE", "STEP", "optim.lr"]
+    rows = [line.split() for line in table[3:]]
     assert sorted(row[2] for row in rows) == ["0", "1", "2"]
     values = [float(row[1]) for row in rows]
     assert values == sorted(values, reverse=True)
-    assert {row[2]: (row[3], row[4]) for row in rows}["0"] == ("0.0001", "interrupted")
+    assert {row[2]: (row[3], row[5]) for row in rows}["0"] == ("interrupted", "0.0001")
     found = cli(cluster, shared_dir, *results, "--min", "--json").stdout
     assert [row["value"] for row in json.loads(found)] == sorted(values)
     missing = cli(cluster, shared_dir, "status", str(path), "--metric", "reward/meen")

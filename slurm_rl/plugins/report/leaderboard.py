@@ -18,6 +18,8 @@ _LEGEND = 44
 """Characters of a run's name in a legend."""
 _LEAST = 6
 """Characters that a swept value keeps."""
+_NUM_FIXED = 5
+"""Columns before those of the swept keys."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class RankedRun:
     value: float | None
     """None while it has no such number."""
     state: str
+    step: str = "-"
+    """Steps done, and of how many."""
+    why: str = ""
+    """Node, reason of a wait, or cause of a failure."""
 
     @property
     def label(self) -> str:
@@ -105,35 +111,27 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def build_table(standings: Sequence[RankedRun], metric: str) -> list[list[str]]:
-    """Rows of cells, the headings first."""
+    """Return rows of cells, the headings first. The swept keys follow five fixed columns."""
     keys = list(dict.fromkeys(key for standing in standings for key in standing.overrides))
-    rows = [["#", metric, "RUN", *keys, "STATE"]]
-    for place, standing in enumerate(standings, start=1):
-        value = "-" if standing.value is None else f"{standing.value:.6g}"
-        place_text = str(place) if standing.value is not None else "-"
-        rows.append([place_text, value, standing.run, *(standing.overrides.get(k, "") for k in keys), standing.state])
-    return rows
+    rows = [["#", metric, "RUN", "STATE", "STEP", *keys, "WHERE OR WHY"]]
+    for place, run in enumerate(standings, start=1):
+        value, number = ("-", "-") if run.value is None else (f"{run.value:.6g}", str(place))
+        swept = (run.overrides.get(key, "") for key in keys)
+        rows.append([number, value, run.run, run.state, run.step, *swept, run.why])
+    return rows if any(run.why for run in standings) else [row[:-1] for row in rows]
 
 
 def render_standings(standings: Sequence[RankedRun], metric: str, width: int | None = None) -> str:
-    """The table as text, a line a run.
+    """Return the table as text, one line per run.
 
     Args:
-        width: of the terminal: keys lose what is before their last dot, cells are cut, the longest first, and the last
-            keys are left out.
+        width: columns of the terminal. In a wider table keys lose their sections, cells are cut, the longest first, and
+            the last columns are left out.
     """
     rows = build_table(standings, metric)
-    if width is not None and _total(rows) > width:
-        rows[0] = [name.rpartition(".")[2] if 3 <= at < len(rows[0]) - 1 else name for at, name in enumerate(rows[0])]
-        while len(rows[0]) > 4 and _total(rows, most=_LEAST) > width:
-            rows = [[*row[:-2], row[-1]] for row in rows]
-    longest_first = sorted(range(3, len(rows[0]) - 1), key=lambda at: -max(len(row[at]) for row in rows))
+    if width is not None and sum(max(map(len, column)) for column in zip(*rows, strict=True)) > width:
+        rows[0] = [name.rpartition(".")[2] if at >= _NUM_FIXED else name for at, name in enumerate(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    longest_first = sorted(range(_NUM_FIXED, len(widths)), key=lambda at: -widths[at])
     fitted = fit(rows, width, [Shrink(at, _LEAST, keeps_end=True) for at in longest_first])
     return "\n".join(GAP.join(row).rstrip() for row in fitted)
-
-
-def _total(rows: Sequence[Sequence[str]], most: int | None = None) -> int:
-    """Width of the table; that of swept values is at most `most`."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    swept = [width if most is None else min(width, most) for width in widths[3:-1]]
-    return sum([*widths[:3], *swept, widths[-1]]) + len(GAP) * (len(widths) - 1)

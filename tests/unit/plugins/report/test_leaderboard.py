@@ -29,9 +29,9 @@ RUNS = [
 def test_a_terminal_has_short_keys_and_whole_lines() -> None:
     table = render_standings(RUNS, "accuracy.after.sampled", 80).splitlines()
     assert max(map(len, table)) <= 80
-    assert table[0].split() == ["#", "accuracy.after.sampled", "RUN", "group_size", "lr", "path", "STATE"]
+    assert table[0].split() == ["#", "accuracy.after.sampled", "RUN", "STATE", "STEP", "group_size", "lr", "path"]
     # Begin and end of a long value say which it is.
-    assert [row.split()[5][-2:] for row in table[1:]] == ["-0", "-1", "-2"] and "…" in table[1]
+    assert [row.split()[7][-2:] for row in table[1:]] == ["-0", "-1", "-2"] and "…" in table[1]
 
 
 def test_a_file_has_whole_keys_and_values() -> None:
@@ -44,7 +44,7 @@ def test_ever_more_keys_never_make_a_longer_line(width: int) -> None:
     many = [RankedRun("0", {f"section.key{n}": "value" * 5 for n in range(12)}, None, "running")]
     table = render_standings(many, "reward/mean", width).splitlines()
     assert max(map(len, table)) <= width
-    assert width == 20 or table[1].endswith("running")
+    assert width == 20 or "running" in table[1]
 
 
 # ---- the metric of a sweep -----------------------------------------------------------------------
@@ -81,11 +81,22 @@ def test_choose_metric_follows_the_task(words: list[str], named: str | None, met
     assert choose_metric(config, named, smallest_first=False) == (metric, smallest_first)
 
 
+def test_status_of_a_sweep_prints_its_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
+    assert main(["status", str(sweep.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"sweep   {sweep.path}", "runs    2 finished"]
+    assert [line.split()[:5] for line in lines[3:]] == [
+        ["1", "1", "1", "finished", "3"],
+        ["2", "0.5", "0", "finished", "3"],
+    ]
+
+
 def test_results_of_sft_are_ranked_by_held_out_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "eval/loss", [make_row(3, "eval", **{"eval/loss": 0.5})], smallest_first=True)
     assert main(["status", str(sweep.path), "--min"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines[1:]] == [["1", "0.5", "0"], ["2", "1", "1"]]
+    assert [line.split()[:3] for line in lines[3:]] == [["1", "0.5", "0"], ["2", "1", "1"]]
 
 
 def test_results_without_the_default_metric_show_the_runs_and_a_hint(
@@ -94,7 +105,7 @@ def test_results_without_the_default_metric_show_the_runs_and_a_hint(
     sweep = make_sweep(tmp_path, "accuracy.after.best", [make_row(3, "grpo", **{"reward/mean": 0.5})])
     assert main(["status", str(sweep.path), "--max"]) == 0
     said = capsys.readouterr()
-    assert said.out.count("finished") == 2
+    assert "runs    2 finished" in said.out
     assert "no run has the metric accuracy.after.best" in said.err and len(said.err) < 300
 
 
