@@ -79,23 +79,10 @@ LOCKS = {
 }
 
 
-def _requires(name: str) -> list[str]:
-    """Return the requirements of a distribution; pyproject.toml is newer than the metadata of slurm_rl."""
-    if canonicalize_name(name) != "slurm-rl":
-        return metadata.requires(name) or []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = list(project["dependencies"])
-    for extra, texts in project["optional-dependencies"].items():
-        for text in texts:
-            requirement, _, marker = text.partition(";")
-            lines.append(f'{requirement}; {f"({marker}) and " if marker else ""}extra == "{extra}"')
-    return lines
-
-
 def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
     """Names of all distributions that this one needs, by the metadata of what is installed."""
     found: set[str] = set()
-    for text in _requires(name):
+    for text in metadata.requires(name) or []:
         requirement = Requirement(text)
         dependency = canonicalize_name(requirement.name)
         if requirement.marker and not any(requirement.marker.evaluate({"extra": one}) for one in extras | {""}):

@@ -6,7 +6,7 @@ The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME (or HF_HUB_CACHE) and HF_HUB_OF
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,7 +72,9 @@ class Fetched:
         return Manifest(name, str(folder), revision, self.commit, self.sources, outputs, list(left_out))
 
 
-def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Path, say: Any) -> Fetched:
+def fetch_files(
+    repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Path, say: Callable[[str], None]
+) -> Fetched:
     """Download the wanted files into `folder`; offline, return their paths in the library's cache.
 
     Files that an earlier call completed are kept. A file that was cut off is downloaded again.
@@ -82,7 +84,7 @@ def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Pa
         PrepareError: the hub did not answer, the connection broke, or a file has another checksum.
     """
     require_library("huggingface_hub", "prepare needs huggingface_hub")
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi
     from huggingface_hub.constants import is_offline_mode
 
     if is_offline_mode():
@@ -93,34 +95,33 @@ def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Pa
     names = wanted.select(list(listed), f"the {kind} {repo}")
     say(f"{repo} at {commit[:12]}: {len(names)} files, {sum(listed[name].size or 0 for name in names) / 1e9:.2f} GB")
     with annotate_path(folder), explain_hub_errors(repo, kind, revision):
-        snapshot_download(
-            repo,
-            repo_type=kind,
-            revision=commit,
-            local_dir=folder,
-            allow_patterns=list(wanted.patterns),
-            ignore_patterns=list(wanted.without),
-        )
+        _download(repo, kind, commit, wanted, local_dir=folder)
     sources = [_verify(repo, listed[name], folder / name) for name in names]
     return Fetched(commit=commit, paths={name: folder / name for name in names}, sources=sources)
 
 
-def _find_in_cache(repo: str, kind: Kind, revision: str, wanted: Wanted) -> Fetched:
+def _download(repo: str, kind: Kind, revision: str, wanted: Wanted, **options: Any) -> Path:
+    """Call `snapshot_download` for the wanted files and return the folder that holds them."""
     from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            repo,
+            repo_type=kind,
+            revision=revision,
+            allow_patterns=list(wanted.patterns),
+            ignore_patterns=list(wanted.without),
+            **options,
+        )
+    )
+
+
+def _find_in_cache(repo: str, kind: Kind, revision: str, wanted: Wanted) -> Fetched:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                repo,
-                repo_type=kind,
-                revision=revision,
-                local_files_only=True,
-                allow_patterns=list(wanted.patterns),
-                ignore_patterns=list(wanted.without),
-            )
-        )
+        folder = _download(repo, kind, revision, wanted, local_files_only=True)
     except LocalEntryNotFoundError as error:
         raise ConfigError(
             f"offline (HF_HUB_OFFLINE), the {kind} {repo} must be in the cache already",

@@ -1,4 +1,8 @@
-"""Choose the charts of a report and turn rows of metrics into points; svg.py draws them."""
+"""Which charts a report shows, and how rows of metrics become them; pygal draws them as inline SVG.
+
+pygal is plain Python without numpy, so it is there on a login node, and what it draws needs no script: values are
+told by the browser's own tips. Colours, fonts and the dark theme are those of page.html.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,34 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element
 
 from slurm_rl.config.tasks import STAGE_TITLES, TORCHRUN_TASKS
 from slurm_rl.plugins.report.summary import PHASES, split_step
-from slurm_rl.plugins.report.svg import MAX_COMPARED_POINTS, Point, draw_lines, draw_stacked
 from slurm_rl.run_dir.jsonl import Row
+
+if TYPE_CHECKING:
+    import pygal
+
+Point = tuple[float, float]
+MAX_POINTS = 120
+"""More than this is binned: a report of a long run stays small, and each point wide enough to hit."""
+FEW_POINTS = 24
+"""Up to this each one is marked."""
+MAX_COMPARED_POINTS = 60
+"""Of each run, where several are in one chart."""
+FONT_SIZE = 14
+MAX_SHARED_LABEL = 14
+"""Characters of a label that shares its line of a legend with others; a longer one has its own line."""
+_NOT_SHOWN = {"defs", "desc", "script", "style"}
+"""What pygal adds for its own style sheet and script, which the page has no use for."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A key of the rows of one stage."""
+    """A key of the rows, in one stage."""
 
     label: str
     key: str
@@ -54,9 +76,9 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     ),
     "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in STAGE_TITLES.items()),
 }
-"""Title -> curves of a chart; charts without values are omitted."""
+"""Title to the curves of a chart; it is drawn when any of them has values."""
 _NAMED = ((re.compile(r"score/(.+)"), "Score {}", "grpo"), (re.compile(r"set/(.+/avg@\d+)"), "Set {}", "eval"))
-"""Pattern of keys with a name of the user, title of the chart, and stage of the rows."""
+"""Pattern of keys with a name of the user's, title of the chart of each, and stage of its rows."""
 
 
 def find_charts(rows: Iterable[Row]) -> dict[str, tuple[Curve, ...]]:
@@ -73,30 +95,25 @@ def find_charts(rows: Iterable[Row]) -> dict[str, tuple[Curve, ...]]:
 
 
 def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
-    """Yield title and SVG of each chart that has values."""
+    """(title, SVG) of the charts for which there are values."""
     for title, shown in find_charts(rows).items():
         curves = {curve.label: points for curve in shown if (points := select_points(rows, curve))}
         if curves:
             yield title, draw_lines(curves)
     timed = [row for row in rows if row["stage"] == "grpo" and "time/step_s" in row]
     if timed:
-        steps = [split_step(row) for row in timed]
-        phases = {
-            phase: [(float(row["step"]), step[phase]) for row, step in zip(timed, steps, strict=True)]
-            for phase in (*PHASES, "other")
-        }
-        yield "Time of a step, seconds", draw_stacked(phases, "s")
+        yield "Time of a step, seconds", _draw_phases(timed)
 
 
 def compare_runs(named: Mapping[str, list[Row]], others: Sequence[list[Row]] = ()) -> Iterator[tuple[str, str]]:
-    """Yield title and SVG of each curve, with all runs in one chart.
+    """(title, SVG) of each curve that a run has, all runs in one chart.
 
     Args:
-        others: rows of the runs to draw in grey behind the named ones.
+        others: rows of runs that are drawn pale behind the named ones.
     """
     for title, shown in find_charts(row for rows in named.values() for row in rows).items():
         for curve in shown:
-            # Runs without values stay, so that each run keeps its color.
+            # A run without it stays, so that every run has one colour.
             curves = {name: select_points(rows, curve) for name, rows in named.items()}
             if any(curves.values()):
                 pale = [select_points(rows, curve) for rows in others]
@@ -104,7 +121,7 @@ def compare_runs(named: Mapping[str, list[Row]], others: Sequence[list[Row]] = (
 
 
 def thin_rows(rows: list[Row]) -> list[Row]:
-    """Return at most MAX_COMPARED_POINTS rows per stage, evenly spaced."""
+    """At most MAX_COMPARED_POINTS rows of each stage, spread over the run: enough for a pale curve."""
     stages: dict[str, list[Row]] = {}
     for row in rows:
         stages.setdefault(row["stage"], []).append(row)
@@ -112,5 +129,153 @@ def thin_rows(rows: list[Row]) -> list[Row]:
 
 
 def select_points(rows: list[Row], curve: Curve) -> list[Point]:
-    """Return step and value of each row that has the key."""
+    """(step, value) of each row that has the key."""
     return [(row["step"], row[curve.key]) for row in rows if row["stage"] == curve.stage and curve.key in row]
+
+
+def bin_points(points: list[Point], most: int = MAX_POINTS) -> list[Point]:
+    """At most so many points: the mean of each run of neighbours, at its last step."""
+    size = -(-len(points) // most)
+    bins = [points[start : start + size] for start in range(0, len(points), max(1, size))]
+    return [(part[-1][0], fmean(y for _, y in part)) for part in bins]
+
+
+def moving_mean(points: list[Point], half_width: int) -> list[Point]:
+    """The mean of each point and `half_width` neighbours on either side, fewer at the ends."""
+    smoothed = []
+    for index, (x, _) in enumerate(points):
+        near = points[max(0, index - half_width) : index + half_width + 1]
+        smoothed.append((x, fmean(y for _, y in near)))
+    return smoothed
+
+
+def format_number(value: float) -> str:
+    """A number as short as it can be read.
+
+    >>> [format_number(v) for v in (0, 2500000.0, 0.25, 0.1 + 0.2, 0.000012)]
+    ['0', '2,500,000', '0.25', '0.3', '1.2e-05']
+    """
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.6g}"
+
+
+def draw_lines(curves: Mapping[str, list[Point]], pale: Sequence[list[Point]] = ()) -> str:
+    """Curves by label over the step. A long one is smoothed, and when it is alone, its values are pale behind it.
+
+    Args:
+        pale: curves without a name, behind the others; they do not widen the chart by more than its height each way.
+    """
+    import pygal
+
+    most = MAX_POINTS if len(curves) < 3 else MAX_COMPARED_POINTS
+    binned = {label: bin_points(points, most) for label, points in curves.items()}
+    is_long, is_alone = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
+    if is_long and not is_alone:
+        binned = {label: _smooth(points) for label, points in binned.items()}
+    values = [value for points in binned.values() for _, value in points]
+    starts_at_zero = 0 < min(values) < max(values) / 2
+    kind = "marked" if not is_long else "raw" if is_alone else "smooth"
+    behind = _join(pale, min(values), max(values))
+    labels = [*binned, *(["others"] if behind else [])]
+    chart = pygal.XY(**_look(kind, labels), dots_size=4, include_x_axis=starts_at_zero)
+    for label, points in binned.items():
+        chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
+        if is_long and is_alone:
+            chart.add("smoothed", _smooth(points), show_dots=False)
+    if behind:
+        chart.add("others", behind, show_dots=False, allow_interruptions=True)
+        chart.add_xml_filter(_put_others_behind)
+    return _render(chart)
+
+
+def _join(pale: Sequence[list[Point]], low: float, high: float) -> list[tuple[float | None, float | None]]:
+    """One series of many curves, a gap after each; one run that diverged would flatten all others."""
+    room = (high - low) or abs(high) or 1.0
+    joined: list[tuple[float | None, float | None]] = []
+    for points in pale:
+        for x, y in _smooth(bin_points(points, MAX_COMPARED_POINTS)):
+            joined.append((x, y) if low - room <= y <= high + room else (None, None))
+        joined.append((None, None))
+    return joined if any(x is not None for x, _ in joined) else []
+
+
+def _put_others_behind(root: Element) -> Element:
+    """The last series becomes the first drawn, and grey."""
+    groups = [(parent, node) for parent in root.iter() for node in parent if "series" in node.get("class", "").split()]
+    last = max(int(re.findall(r"serie-(\d+)", node.get("class", ""))[0]) for _, node in groups)
+    for parent, node in groups:
+        if f"serie-{last}" in node.get("class", "").split():
+            node.set("class", "series others")
+            parent.remove(node)
+            parent.insert(0, node)
+    for node in root.iter():
+        if f"color-{last}" in node.get("class", "").split():
+            node.set("class", "others")
+    return root
+
+
+def _smooth(points: list[Point]) -> list[Point]:
+    return moving_mean(points, len(points) // 25)
+
+
+def _draw_phases(rows: list[Row]) -> str:
+    import pygal
+
+    phases = [*PHASES, "other"]
+    chart = pygal.StackedBar(**_look("stacked", phases), x_labels_major_count=6, show_minor_x_labels=False)
+    steps = [split_step(row) for row in rows]
+    for phase in phases:
+        points = bin_points([(row["step"], step[phase]) for row, step in zip(rows, steps, strict=True)])
+        chart.x_labels = [format_number(x) for x, _ in points]
+        chart.add(phase, [{"value": y, "tooltip": f"{_tip(x, phase, y)} s"} for x, y in points])
+    return _render(chart)
+
+
+def _tip(step: float, label: str, value: float) -> str:
+    return f"step {format_number(step)}: {label} {format_number(value)}"
+
+
+def _look(kind: str, labels: Sequence[str]) -> dict[str, Any]:
+    from pygal.style import Style
+
+    has_long = max(map(len, labels)) > MAX_SHARED_LABEL
+    columns = 1 if has_long else 3
+    return {
+        # The page says the fonts; pygal must know their size to leave room for them.
+        "style": Style(label_font_size=FONT_SIZE, major_label_font_size=FONT_SIZE, legend_font_size=FONT_SIZE),
+        "classes": ["chart", kind],
+        # About as wide as a card of three, so that a letter is shown in the size that it was given room for.
+        "width": 430,
+        "height": 230 + (24 * -(-len(labels) // columns) if len(labels) > 1 else 0),
+        "margin": 6,
+        "margin_right": 22,
+        "css": [],
+        "js": [],
+        "show_legend": len(labels) > 1,
+        "legend_at_bottom": True,
+        "legend_at_bottom_columns": 1 if has_long else None,
+        "truncate_legend": -1,
+        "min_scale": 3,
+        "max_scale": 6,
+        "truncate_label": -1,
+        "disable_xml_declaration": True,
+        "value_formatter": format_number,
+        "x_value_formatter": format_number,
+    }
+
+
+def _render(chart: pygal.Graph) -> str:
+    chart.add_xml_filter(_strip)
+    svg: str = chart.render(is_unicode=True)
+    return svg
+
+
+def _strip(root: Element) -> Element:
+    """Leave what is drawn, and the tips of the points."""
+    del root.attrib["id"]
+    root.attrib.pop("xmlns", None)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            is_head = parent is root and child.tag == "title"
+            if not isinstance(child.tag, str) or child.tag in _NOT_SHOWN or is_head:
+                parent.remove(child)
+    return root

@@ -13,12 +13,11 @@ from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.nouns import Ledger
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.words import render_line, render_ratio
-from slurm_rl.plugins.report.charts import build_charts, compare_runs, thin_rows
+from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.goodput_bar import draw_bar
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
 from slurm_rl.plugins.report.summary import EVALUATION, describe_data, summarize_run
-from slurm_rl.plugins.report.svg import format_number
 from slurm_rl.run_dir.eval_sets import describe_sets, find_average
 from slurm_rl.run_dir.event_text import describe_event, format_seconds, read_config_text, read_events
 from slurm_rl.run_dir.jsonl import Row, read_rows
@@ -158,8 +157,11 @@ def render_goodput(ledger: Ledger | None) -> str:
 
 
 def render_charts(charts: Iterable[tuple[str, str]]) -> str:
-    """Return the cards of the charts."""
-    cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>' for title, svg in charts)
+    """Return the cards of the charts, given by title and SVG."""
+    try:
+        cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>' for title, svg in charts)
+    except ModuleNotFoundError as missing:
+        return f'<p class="sub">No curves: {escape(str(missing.name))} is missing. Next: pip install pygal</p>'
     return f'<div class="charts">{cards}</div>' if cards else ""
 
 

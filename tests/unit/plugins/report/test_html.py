@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+
+import pytest
 
 from slurm_rl.plugins.report.html import write_report, write_sweep_report
 from slurm_rl.plugins.report.leaderboard import RankedRun
@@ -99,6 +102,14 @@ def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path:
     labels = {text.partition(":")[0] for text in page.text if ": lr=" in text and not text.startswith("step")}
     assert labels == set("01234") and "others" in page.text
     assert "runs: 8 finished · metric: reward/mean" in page.text
+
+
+def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygal", None)
+    page = read_page(finished_run)
+    assert page.tags.count("svg") == 1  # the bar of the ledger needs no package
+    assert "+21.5 s" in page.text
+    assert any("pip install pygal" in text for text in page.text)
 
 
 def test_first_and_last_samples_are_shown(finished_run: RunDir) -> None:
