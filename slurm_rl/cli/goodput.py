@@ -15,10 +15,10 @@ from slurm_rl.cli.words import Words
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.runs.find import parse_path
 from slurm_rl.launch.slurm.commands import query_starts
-from slurm_rl.plugins.goodput.holds import NOT_BILLED, Billed
-from slurm_rl.plugins.goodput.nouns import BUCKETS, Ledger
+from slurm_rl.plugins.goodput.allocations import NOT_BILLED, Billed
 from slurm_rl.plugins.goodput.read import add_ledgers, find_runs, read_jobs, read_ledger, read_mfu
-from slurm_rl.plugins.goodput.words import render_held, render_line, render_ratio, render_time
+from slurm_rl.plugins.goodput.render import render_held, render_line, render_ratio, render_time
+from slurm_rl.plugins.goodput.types import BUCKETS, Ledger
 from slurm_rl.plugins.report.goodput_bar import render_bar_file
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_text
 

@@ -21,11 +21,9 @@ from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
-from slurm_rl.plugins.site.dialogue import Asker, answer_all, ask_terminal
-from slurm_rl.plugins.site.findings import Findings
-from slurm_rl.plugins.site.look import look
+from slurm_rl.plugins.site.machine import Findings, inspect_site
 from slurm_rl.plugins.site.preset import Preset, build_preset
-from slurm_rl.plugins.site.questions import Answers
+from slurm_rl.plugins.site.questions import Answers, Asker, answer_all, ask_terminal
 from slurm_rl.run_dir.run_dir import expect_writable, write_text
 
 _ANSWERS = ("partition", "accelerator", "account", "run_root", "image", "network")
@@ -43,7 +41,7 @@ def run(words: list[str]) -> int:
     if flags.name is not None:
         check_name(flags.name, folder, force=flags.force)
     print("site    looks at Slurm and at this machine", file=sys.stderr, flush=True)
-    findings = look()
+    findings = inspect_site()
     name = flags.name or name_of(findings.settings.get("ClusterName", ""))
     path = check_name(name, folder, force=flags.force)
     judged = find_admitted(name, findings, _read_answers(flags), _choose_asker(flags))

@@ -25,7 +25,7 @@ from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.plugins.goodput.read import read_ledger
-from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.plugins.goodput.holds import find_holds
+from slurm_rl.plugins.goodput.allocations import find_allocations
 from slurm_rl.plugins.goodput.read import read_ledger, read_steps
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.run_dir import RunDir
@@ -41,7 +41,7 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
     rows = read_accounting(cluster, job)
     billed = sum(end - start for _, start, end in rows)
     completing = sum(max(0.0, later[0] - row[2]) for row, later in itertools.pairwise(rows))
-    ledger, holds = read_ledger(run), find_holds(read_events(run), read_steps(run))
+    ledger, holds = read_ledger(run), find_allocations(read_events(run), read_steps(run))
     assert ledger is not None
     # Slurm counts in whole seconds, and ends the job after our last word.
     slack = 0.01 * billed + 1.0

@@ -872,7 +872,7 @@ def exported_text(folder: Path) -> Case:
 @writer("goodput --svg", "cli.goodput.save_bar")
 def bar_of_a_ledger(folder: Path) -> Case:
     from slurm_rl.cli.goodput import save_bar
-    from slurm_rl.plugins.goodput.nouns import Ledger
+    from slurm_rl.plugins.goodput.types import Ledger
 
     path, total = folder / "bar.svg", Ledger("GPU", 1, 100.0, 10.0, 10.0, {"trained": 90.0, "bring_up": 10.0})
     return Case(lambda: save_bar(path, total), lambda: path.read_text().endswith("</svg>\n"), old_or_new(path, b""))

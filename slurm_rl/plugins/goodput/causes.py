@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_rl.plugins.goodput.holds import is_settled, number
-from slurm_rl.plugins.goodput.nouns import Cause
+from slurm_rl.plugins.goodput.allocations import is_settled, number
+from slurm_rl.plugins.goodput.types import Cause
 from slurm_rl.run_dir.jsonl import Row
 
 _LONGEST = 60
@@ -19,7 +19,7 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
 
     Args:
         events: events of this attempt, including `attempt/ended`.
-        is_requeued: the next attempt belongs to another start of the same job.
+        is_requeued: the next attempt belongs to another allocation of the same job.
 
     >>> find_cause([{"kind": "nodes/lost", "hosts": ["n17"]}], {"outcome": "lost", "seconds": 9.0}, is_requeued=False)
     Cause(who='node', name='n17', reason='')
@@ -32,10 +32,8 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
         # Slurm and `scancel` send the same SIGTERM; only the next event distinguishes them.
         return Cause("requeue", reason="no warning" if is_settled(ended) else "")
     stopped = _STOPPED.get(str(ended.get("stopped_by", "")))
-    if stopped is not None and _is_at_limit(events, ended):
-        return _STOPPED["limit"]
     if stopped is not None:
-        return stopped
+        return _STOPPED["limit"] if _is_at_limit(events, ended) else stopped
     if is_settled(ended):
         return Cause("program", reason="its controller was killed")
     return Cause("program", reason=_shorten(str(ended.get("cause", ""))))

@@ -1,285 +1,261 @@
 """Build the ledger from events and step rows. Pure.
 
-Each start of the job is a window of time. Intervals are painted over it, coarse ones first: bring-up from the attempt's
+Each allocation is a window of time. Intervals are painted over it, coarse ones first: bring-up from the attempt's
 start to its first row, the gate, the attempt's tail, then the rows of its steps. Uncovered time is `other`, so the
 buckets always sum to the time held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
+from slurm_rl.plugins.goodput.allocations import (
+    NOT_BILLED,
+    Allocation,
+    Billed,
+    Steps,
+    find_allocations,
+    is_settled,
+    number,
+)
 from slurm_rl.plugins.goodput.causes import find_cause
-from slurm_rl.plugins.goodput.holds import NOT_BILLED, Billed, clip, find_holds, is_settled, number
-from slurm_rl.plugins.goodput.nouns import BUCKETS, Cause, Charge, Hold, Ledger
-from slurm_rl.plugins.goodput.paint import Label, Stripe, paint
+from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Charge, Ledger
 from slurm_rl.run_dir.jsonl import Row
 
-Steps = Mapping[int, Sequence[Row]]
-"""Rows of each attempt's steps.jsonl."""
-_NOT_TRAINING = {"eval": "evaluated", "save": "saving"}
+_STAGE_BUCKETS = {"eval": "evaluated", "save": "saving"}
 _DEATHS = {"trainer/crashed", "trainer/failed", "node/died", "node/failed", "nodes/lost", "attempt/ended"}
-_AT_WORK = "trainer/started"
+Label = tuple[str, Cause | None]
+"""Bucket and the cause that it is charged to."""
+_TEARDOWN: Label = ("teardown", None)
 
 
-@dataclass
+class Interval(NamedTuple):
+    """An interval of time with a label."""
+
+    start: float
+    end: float
+    label: Label
+
+
+@dataclass(eq=False)
 class _Attempt:
     """Events and rows of one attempt."""
 
     number: int
-    place: int
-    """Index in the order of attempts."""
-    job: str
     start: float
     end: float
-    """Unix time of the end of the attempt or of its start of the job."""
+    """Unix time of the end of the attempt or of its allocation."""
     events: list[Row]
-    rows: list[Row]
-    ended: Row | None = None
-    resumed: int | None = None
+    rows: Sequence[Row]
+    ended: Row | None
+    resumed: int | None
     """Step of the loaded checkpoint, 0 without one; None if it ended before loading."""
-    cause: Cause | None = None
-    saved: int = 0
+    saved: int
     """Step of the newest checkpoint at its end."""
+    cause: Cause | None
+    losses: list[tuple[int, Cause | None]] = field(default_factory=list)
+    """Steps after which all others were lost, with the cause; oldest loss first."""
+
+    def times(self, *kinds: str) -> list[float]:
+        return [number(event, "time") for event in self.events if event.get("kind") in kinds]
+
+    def find_loss(self, row: Row) -> tuple[int, Cause | None] | None:
+        """Return the first loss of this step; None if it survived."""
+        return next((loss for loss in self.losses if number(row, "step") > loss[0]), None)
+
+    @property
+    def is_untimed(self) -> bool:
+        """Whether the attempt worked without rows: an external trainer, or a run of an earlier version."""
+        saved = self.times("checkpoint/saved", "eval/done", "trainer/finished")
+        return not self.rows and bool(self.times("external/started") or (saved and self.times("trainer/started")))
 
 
 def build_ledger(
-    events: Sequence[Row],
-    steps: Steps,
-    *,
-    unit: str = "GPU",
-    units: int = 1,
-    spare: int = 0,
-    since: float = 0.0,
-    billed: Billed = NOT_BILLED,
+    events: Sequence[Row], steps: Steps, *, unit: str = "GPU", since: float = 0.0, billed: Billed = NOT_BILLED
 ) -> Ledger | None:
     """Return the current ledger of a run; None before its first attempt.
 
     Args:
         events: rows of events.jsonl, in any order.
-        steps: rows by attempt; a training attempt without rows makes goodput unknown.
+        steps: a training attempt without rows makes goodput unknown.
         unit: `GPU`, or `node` without GPUs.
-        units, spare: defaults for starts whose event does not record them.
         since: Unix time; omit everything before it.
-        billed: accounting records; see `find_holds`.
+        billed: accounting records; see `find_allocations`.
     """
     ordered = sorted(events, key=lambda event: number(event, "time"))
-    holds = find_holds(ordered, steps, units=units, spare=spare, billed=billed)
-    if not holds:
+    allocations = find_allocations(ordered, steps, billed)
+    attempts = _find_attempts(ordered, steps, allocations)
+    _find_losses(attempts)
+    allocations = [one for one in allocations if one.end > since]
+    if not allocations:
         return None
-    attempts = _find_attempts(ordered, steps, holds)
-    lost_at = _find_losses(attempts)
-    holds = [clip(hold, since) for hold in holds if hold.end > since]
-    if not holds:
-        return None
-    totals: dict[Label, float] = {("spare", None): 0.0}
-    for hold in holds:
-        mine = [attempt for attempt in attempts if attempt.number in hold.attempts]
-        found = paint(hold.start, hold.end, ("other", None), _stripes(hold, mine, attempts, lost_at))
-        for label, seconds in found.items():
-            totals[label] = totals.get(label, 0.0) + seconds * (hold.units - hold.spare)
-        totals["spare", None] += hold.spare * (hold.end - hold.start)
+    totals: dict[Label, float] = defaultdict(float)
+    for one in allocations:
+        one.clip(since)
+        for label, seconds in paint(one.start, one.end, ("other", None), _intervals(one, attempts)).items():
+            totals[label] += seconds * (one.units - one.spare)
+        totals["spare", None] += one.spare * (one.end - one.start)
     buckets = dict.fromkeys(BUCKETS, 0.0)
     for (bucket, _), seconds in totals.items():
         buckets[bucket] += seconds
+    blank = [str(attempt.number) for attempt in attempts if attempt.is_untimed]
+    late = [attempt for attempt in attempts if attempt.end > since]
     return Ledger(
         "GPU" if unit == "GPU" else "node",
-        attempts=sum(attempt.end > since for attempt in attempts),
-        held_s=sum(hold.seconds for hold in holds),
-        queue_s=sum(hold.queued_s for hold in holds),
-        queue_unit_s=sum(hold.queued_s * hold.units for hold in holds),
+        attempts=len(late),
+        held_s=sum(one.units * (one.end - one.start) for one in allocations),
+        queue_s=sum(one.queued_s for one in allocations),
+        queue_unit_s=sum(one.queued_s * one.units for one in allocations),
         buckets=buckets,
-        charges=_charges(totals, [attempt for attempt in attempts if attempt.end > since]),
-        phases=_phases(attempts, lost_at, since),
-        unknown=tuple(_unknown(attempts)),
+        charges=_charges(totals, [attempt.cause for attempt in late if attempt.cause]),
+        unknown=(f"no step times of attempt {', '.join(blank)} (an external trainer)",) if blank else (),
     )
 
 
-# ---- attempts ------------------------------------------------------------------------------------
-
-
-def _find_attempts(events: Sequence[Row], steps: Steps, holds: Sequence[Hold]) -> list[_Attempt]:
-    """Return the attempts in order, each within its start of the job."""
+def _find_attempts(events: Sequence[Row], steps: Steps, allocations: Sequence[Allocation]) -> list[_Attempt]:
+    begun = {int(number(event, "attempt")): event for event in events if event.get("kind") == "attempt/started"}
+    order = [(one, name) for one in allocations for name in one.attempts]
     found: list[_Attempt] = []
-    for hold in holds:
-        begun = [event for event in events if event.get("kind") == "attempt/started"]
-        starts = {int(number(event, "attempt")): number(event, "time") for event in begun}
-        jobs = {int(number(event, "attempt")): str(event.get("job")) for event in begun}
-        for place, name in enumerate(hold.attempts):
-            later = hold.attempts[place + 1] if place + 1 < len(hold.attempts) else None
-            end = hold.end if later is None else starts[later]
-            found.append(_Attempt(name, len(found), jobs[name], starts[name], end, [], list(steps.get(name, ()))))
     saved = 0
-    for place, attempt in enumerate(found):
-        limit = found[place + 1].start if place + 1 < len(found) else float("inf")
-        attempt.events = [event for event in events if attempt.start <= number(event, "time") < limit]
-        for event in attempt.events:
-            _take(attempt, event)
-            if event.get("kind") == "checkpoint/saved":
-                saved = max(saved, int(number(event, "step")))
-        attempt.saved = saved
-        if attempt.rows and attempt.resumed is None:
-            attempt.resumed = 0
-        if attempt.ended is not None and not is_settled(attempt.ended):
-            attempt.end = min(attempt.end, number(attempt.ended, "time"))
-    for place, attempt in enumerate(found):
-        following = found[place + 1] if place + 1 < len(found) else None
-        hold = next(hold for hold in holds if attempt.number in hold.attempts)
-        again = following is not None and following.number not in hold.attempts and following.job == attempt.job
-        attempt.cause = find_cause(attempt.events, attempt.ended, is_requeued=again)
+    for (one, name), following in zip(order, [*order[1:], None], strict=False):
+        start = number(begun[name], "time")
+        limit = number(begun[following[1]], "time") if following else float("inf")
+        own = [event for event in events if start <= number(event, "time") < limit]
+        saves = [int(number(event, "step")) for event in own if event.get("kind") == "checkpoint/saved"]
+        resumes = [int(number(event, "step")) for event in own if event.get("kind") == "trainer/resumed"]
+        ends = [event for event in own if event.get("kind") == "attempt/ended" and event.get("attempt") == name]
+        rows, ended = steps.get(name, ()), ends[-1] if ends else None
+        end = limit if following and following[0] is one else one.end
+        if ended is not None and not is_settled(ended):
+            end = min(end, number(ended, "time"))
+        is_requeued = bool(following and following[0] is not one and following[0].key[0] == one.key[0])
+        cause = find_cause(own, ended, is_requeued=is_requeued)
+        saved = max([saved, *saves])
+        resumed = resumes[-1] if resumes else 0 if rows else None
+        found.append(_Attempt(name, start, end, own, rows, ended, resumed, saved, cause))
     return found
 
 
-def _take(attempt: _Attempt, event: Row) -> None:
-    kind = event.get("kind")
-    if kind == "attempt/ended" and event.get("attempt") == attempt.number:
-        attempt.ended = event
-    elif kind == "trainer/resumed":
-        attempt.resumed = int(number(event, "step"))
-
-
-def _find_losses(attempts: Sequence[_Attempt]) -> dict[int, list[tuple[int, int]]]:
-    """Return by attempt the pairs (step, index of the attempt whose end lost all steps after it), oldest end first."""
-    losses: dict[int, list[tuple[int, int]]] = {attempt.number: [] for attempt in attempts}
-    trained = 0
-    """Index of the newest attempt that trained; an attempt that ends during bring-up loses no steps."""
+def _find_losses(attempts: Sequence[_Attempt]) -> None:
+    """Note in each attempt which of its steps were lost; an attempt that ends during bring-up loses no steps."""
+    cause: Cause | None = None
     for place, attempt in enumerate(attempts):
         if attempt.resumed is not None:
             for earlier in attempts[:place]:
-                losses[earlier.number].append((attempt.resumed, trained))
-        trained = place if attempt.rows else trained
-        if place == len(attempts) - 1 and attempt.cause is not None:
-            # The next attempt would resume from there.
-            for each in attempts:
-                losses[each.number].append((attempt.saved, trained))
-    return losses
+                earlier.losses.append((attempt.resumed, cause))
+        if attempt.rows or place == 0:
+            cause = attempt.cause
+    if attempts and attempts[-1].cause is not None:
+        # The next attempt would resume from there.
+        for attempt in attempts:
+            attempt.losses.append((attempts[-1].saved, cause))
 
 
-# ---- stripes -------------------------------------------------------------------------------------
-
-
-def _stripes(
-    hold: Hold,
-    mine: Sequence[_Attempt],
-    attempts: Sequence[_Attempt],
-    lost_at: Mapping[int, list[tuple[int, int]]],
-) -> Iterator[Stripe]:
-    """Yield the intervals of one start of the job, coarse ones first."""
+def _intervals(allocation: Allocation, attempts: Sequence[_Attempt]) -> Iterator[Interval]:
+    """Yield the intervals of one allocation, coarse ones first."""
+    mine = [attempt for attempt in attempts if attempt.number in allocation.attempts]
     for attempt in mine:
-        owed = attempts[attempt.place - 1].cause if attempt.place else None
+        place = attempts.index(attempt)
+        charged = attempts[place - 1].cause if place else None
         if not attempt.rows and attempt.cause:
-            owed = attempt.cause  # the attempt trained nothing
-        first = attempt is mine[0]
-        begin = hold.start if first else attempt.start
-        yield from _bring_up(attempt, begin, owed)
+            charged = attempt.cause  # the attempt trained nothing
+        yield from _bring_up(attempt, allocation.start if attempt is mine[0] else attempt.start, charged)
         yield from _tail(attempt)
-        limit = next((other.start for other in mine if other.start > attempt.start), hold.end)
-        yield Stripe(attempt.end, limit, ("teardown", None))
-        yield from _rows(attempt, attempts, lost_at[attempt.number])
+        limit = next((other.start for other in mine if other.start > attempt.start), allocation.end)
+        yield Interval(attempt.end, limit, _TEARDOWN)
+        yield from _rows(attempt)
 
 
-def _bring_up(attempt: _Attempt, begin: float, owed: Cause | None) -> Iterator[Stripe]:
-    """Yield the bring-up until the first row, and the wait for engines after the warmup."""
-    first = number(attempt.rows[0], "start") if attempt.rows else _end_of_bring_up(attempt)
-    yield Stripe(begin, min(first, attempt.end), ("bring_up", owed))
-    for before, row in zip(attempt.rows, attempt.rows[1:], strict=False):
+def _bring_up(attempt: _Attempt, begin: float, charged: Cause | None) -> Iterator[Interval]:
+    """Yield the bring-up until the first row, the wait for engines after the warmup, and the gate."""
+    if attempt.rows:
+        first = number(attempt.rows[0], "start")
+    else:
+        kinds = ("external/started", "trainer/started") if attempt.is_untimed else ()
+        first = max(attempt.times(*kinds), default=attempt.end)
+    yield Interval(begin, min(first, attempt.end), ("bring_up", charged))
+    for before, row in pairwise(attempt.rows):
         if before.get("stage") == "warmup" and row.get("stage") != "warmup":
-            yield Stripe(_end_of(before), number(row, "start"), ("bring_up", owed))
-    passed = [event for event in attempt.events if event.get("kind") == "preflight/passed"]
+            yield Interval(_end_of(before), number(row, "start"), ("bring_up", charged))
+    passed = next((event for event in attempt.events if event.get("kind") == "preflight/passed"), None)
     if passed:
-        time = number(passed[0], "time")
-        start = time - number(passed[0], "seconds") if "seconds" in passed[0] else attempt.start
-        yield Stripe(max(start, attempt.start), time, ("gate", owed))
+        time = number(passed, "time")
+        start = time - number(passed, "seconds") if "seconds" in passed else attempt.start
+        yield Interval(max(start, attempt.start), time, ("gate", charged))
 
 
-def _end_of_bring_up(attempt: _Attempt) -> float:
-    """Return the end of the bring-up of an attempt without rows: its end, or the begin of untimed work."""
-    kinds = ("external/started", _AT_WORK) if _came_to_work(attempt) else ()
-    return max((number(event, "time") for event in attempt.events if event.get("kind") in kinds), default=attempt.end)
-
-
-def _tail(attempt: _Attempt) -> Iterator[Stripe]:
+def _tail(attempt: _Attempt) -> Iterator[Interval]:
     """Yield the intervals from the last row to the attempt's end."""
     if attempt.ended is None or not attempt.rows:
         return
     last = _end_of(attempt.rows[-1])
-    outcome, cause = attempt.ended.get("outcome"), attempt.cause
-    if outcome in ("finished", "checkpointed"):
-        yield Stripe(last, attempt.end, ("teardown", None))
+    if attempt.ended.get("outcome") in ("finished", "checkpointed"):
+        yield Interval(last, attempt.end, _TEARDOWN)
         return
-    died = [number(event, "time") for event in attempt.events if event.get("kind") in _DEATHS]
-    death = min([time for time in died if time >= last and not is_settled(attempt.ended)], default=attempt.end)
-    hung = [number(event, "time") for event in attempt.events if event.get("kind") == "rank/hung"]
+    died = [] if is_settled(attempt.ended) else [time for time in attempt.times(*_DEATHS) if time >= last]
+    bucket, death = "cut", min(died, default=attempt.end)
+    hung = attempt.times("rank/hung")
     if hung and hung[0] >= last:
-        death = hung[0]
-    yield Stripe(last, death, ("hung" if hung and hung[0] == death else "cut", cause))
-    yield Stripe(death, attempt.end, ("teardown", None))
+        bucket, death = "hung", hung[0]
+    yield Interval(last, death, (bucket, attempt.cause))
+    yield Interval(death, attempt.end, _TEARDOWN)
 
 
-def _rows(attempt: _Attempt, attempts: Sequence[_Attempt], losses: Sequence[tuple[int, int]]) -> Iterator[Stripe]:
+def _rows(attempt: _Attempt) -> Iterator[Interval]:
     """Yield steps, evaluations and saves; the gap before the last save is an interrupted step."""
-    for before, row in zip(attempt.rows, attempt.rows[1:], strict=False):
+    for before, row in pairwise(attempt.rows):
         if row.get("stage") == "save" and before.get("stage") != "warmup":
-            yield Stripe(_end_of(before), number(row, "start"), ("cut", attempt.cause))
+            yield Interval(_end_of(before), number(row, "start"), ("cut", attempt.cause))
     for row in attempt.rows:
-        bucket = _NOT_TRAINING.get(str(row.get("stage")), "trained")
-        at = number(row, "start"), _end_of(row)
-        loss = None if bucket == "saving" else _loss_of(row, losses)
-        yield Stripe(*at, (bucket, None) if loss is None else ("redone", attempts[loss].cause))
-
-
-def _loss_of(row: Row, losses: Sequence[tuple[int, int]]) -> int | None:
-    """Return the index of the first attempt whose end lost this step; None if it survived."""
-    step = number(row, "step")
-    return next((place for kept, place in losses if step > kept), None)
+        bucket = _STAGE_BUCKETS.get(str(row.get("stage")), "trained")
+        loss = None if bucket == "saving" else attempt.find_loss(row)
+        yield Interval(number(row, "start"), _end_of(row), ("redone", loss[1]) if loss else (bucket, None))
 
 
 def _end_of(row: Row) -> float:
     return number(row, "start") + max(0.0, number(row, "seconds"))
 
 
-# ---- sums ----------------------------------------------------------------------------------------
-
-
-def _charges(totals: Mapping[Label, float], attempts: Sequence[_Attempt]) -> tuple[Charge, ...]:
-    sums: dict[Cause, dict[str, float]] = {}
+def _charges(totals: Mapping[Label, float], ends: Sequence[Cause]) -> tuple[Charge, ...]:
+    """Return the charges by cause; a cause without a measurable loss is included."""
+    sums: dict[Cause, dict[str, float]] = {cause: {} for cause in ends}
     for (bucket, cause), seconds in totals.items():
         if cause is not None and seconds:
             sums.setdefault(cause, {})[bucket] = seconds
-    ends = [attempt.cause for attempt in attempts]
-    # A cause without a measurable loss is listed too.
-    for cause in ends:
-        if cause is not None:
-            sums.setdefault(cause, {})
     charges = [Charge(cause, ends.count(cause), buckets) for cause, buckets in sums.items()]
     return tuple(sorted(charges, key=lambda charge: -charge.seconds))
 
 
-def _phases(
-    attempts: Sequence[_Attempt], lost_at: Mapping[int, list[tuple[int, int]]], since: float
-) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for attempt in attempts:
-        for row in attempt.rows:
-            is_lost = row.get("stage") in _NOT_TRAINING or _loss_of(row, lost_at[attempt.number]) is not None
-            if is_lost or number(row, "start") < since:
-                continue
-            for name, seconds in (row.get("phases") or {}).items():
-                found[name] = found.get(name, 0.0) + seconds
+def paint(start: float, end: float, base: Label, intervals: Iterable[Interval]) -> dict[Label, float]:
+    """Return the seconds of the window by label: `base`, covered by intervals, later ones over earlier ones.
+
+    Intervals are clipped to the window; one that ends before it starts covers nothing. The values sum to the window.
+
+    >>> other, up, trained = [(name, None) for name in ("other", "bring_up", "trained")]
+    >>> found = paint(0.0, 10.0, other, [Interval(1.0, 6.0, up), Interval(4.0, 12.0, trained), Interval(9.0, 9.0, up)])
+    >>> found[other], found[up], found[trained]
+    (1.0, 3.0, 6.0)
+    """
+    clipped = [Interval(max(start, one.start), min(end, one.end), one.label) for one in intervals]
+    clipped = [one for one in clipped if one.start < one.end]
+    opens = sorted((one.start, -order) for order, one in enumerate(clipped))
+    found: dict[Label, float] = {}
+    active: list[int] = []  # negative order: the latest interval first
+    at, opened = start, 0
+    for cut in sorted({end, *(edge for one in clipped for edge in one[:2])}):
+        if cut <= at:
+            continue
+        while opened < len(opens) and opens[opened][0] <= at:
+            heapq.heappush(active, opens[opened][1])
+            opened += 1
+        while active and clipped[-active[0]].end <= at:
+            heapq.heappop(active)
+        label = clipped[-active[0]].label if active else base
+        found[label] = found.get(label, 0.0) + cut - at
+        at = cut
     return found
-
-
-def _unknown(attempts: Sequence[_Attempt]) -> Iterator[str]:
-    blank = [str(attempt.number) for attempt in attempts if not attempt.rows and _came_to_work(attempt)]
-    if blank:
-        which = f"attempt {blank[0]}" if len(blank) == 1 else f"attempts {', '.join(blank)}"
-        yield f"{which} left no times of steps (an earlier version, or somebody else's trainer)"
-
-
-def _came_to_work(attempt: _Attempt) -> bool:
-    """Return whether the attempt reached its training loop, or started an external trainer."""
-    if any(event.get("kind") == "external/started" for event in attempt.events):
-        return True
-    saved = any(event.get("kind") in ("checkpoint/saved", "eval/done", "trainer/finished") for event in attempt.events)
-    return saved and any(event.get("kind") == _AT_WORK for event in attempt.events)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 
-from slurm_rl.plugins.goodput.holds import find_holds, number
+from slurm_rl.plugins.goodput.allocations import find_allocations, number
 from slurm_rl.run_dir.io_errors import describe_disk, log_to_stderr
 from slurm_rl.run_dir.jsonl import Row, read_last_rows, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
@@ -34,26 +35,22 @@ def learn(run: RunDir) -> Measured:
 
 
 def measure(events: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> Measured:
-    """From what a run wrote of all its attempts."""
+    """Return the measurements over all attempts of a run."""
     saves = [number(row, "seconds") for row in events if row.get("kind") == "checkpoint/saved" and "seconds" in row]
     units = [number(row, "seconds") for rows in steps.values() for row in rows if row.get("stage") != "save"]
     ordered = sorted(events, key=lambda event: number(event, "time"))
-    holds = find_holds([_without_gpus(event) for event in ordered], steps)
+    nodes_held = [(number(one.first, "nodes"), one.end - one.start) for one in find_allocations(ordered, steps)]
     return Measured(
         num_saves=len(saves),
         save_s=round(percentile(saves, 0.95), 3),
         rest_s=round(percentile_of_rest(units, 0.95), 3),
         ends=sum(row.get("kind") == "attempt/ended" and row.get("outcome") in _LOSSES for row in events),
-        node_days=round(sum(hold.seconds for hold in holds) / _DAY_S, 6),
+        node_days=round(sum(nodes * seconds for nodes, seconds in nodes_held) / _DAY_S, 6),
     )
 
 
-def _without_gpus(event: Row) -> Row:
-    return {key: value for key, value in event.items() if key != "gpus"}
-
-
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; 0 of none.
+    """Return the smallest value that at least this share of the values does not exceed; 0 without values.
 
     >>> percentile([3.0, 1.0, 2.0], 0.95), percentile([], 0.5)
     (3.0, 0.0)
@@ -62,21 +59,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def percentile_of_rest(durations: Sequence[float], share: float) -> float:
-    """What is left of one of these, at a moment that falls anywhere in them with equal chance.
-
-    Long ones are hit more often: of steps of 1 s and an evaluation of 100 s, most moments are in the evaluation.
+    """Return the percentile of the remaining duration at a random moment, which falls into long ones more often.
 
     >>> percentile_of_rest([10.0], 0.95), round(percentile_of_rest([1.0] * 10 + [100.0], 0.95), 1)
     (9.5, 94.5)
     """
-    left, total = (1.0 - share) * sum(durations), sum(durations)
-    if total <= 0:
-        return 0.0
-    low, high = 0.0, max(durations)
-    for _ in range(60):
-        middle = (low + high) / 2
-        if sum(max(0.0, duration - middle) for duration in durations) > left:
-            low = middle
-        else:
-            high = middle
-    return round(high, 6)
+    # The rest r solves sum(max(0, d - r)) = left; the sum over the n longest is at most that, with equality for one n.
+    left = (1.0 - share) * sum(durations)
+    sums = accumulate(sorted(durations, reverse=True))
+    return round(max([0.0, *((total - left) / count for count, total in enumerate(sums, 1))]), 6)

@@ -1,18 +1,36 @@
-"""Read the ledger of a run directory, and add the ledgers of several runs."""
+"""Read the ledger and the MFU of run directories.
+
+Model FLOPs utilization as in PaLM (arXiv:2204.02311, appendix B), over the surviving steps: 6 FLOPs per parameter for a
+trained token, 2 for a prefilled or sampled token. The FLOPs of attention are omitted; below 4,096 tokens they are less
+than a tenth for models from 7B on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
-from slurm_rl.plugins.goodput.holds import NOT_BILLED, Billed
+from slurm_rl.node.gpu_peaks import find_peak
+from slurm_rl.plan.known_models import find_known
+from slurm_rl.plan.memory import parse_shape
+from slurm_rl.plugins.goodput.allocations import NOT_BILLED, Billed
 from slurm_rl.plugins.goodput.ledger import build_ledger
-from slurm_rl.plugins.goodput.mfu import Mfu, compute_mfu
-from slurm_rl.plugins.goodput.nouns import BUCKETS, Charge, Ledger
+from slurm_rl.plugins.goodput.render import render_line
+from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Charge, Ledger
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
+
+
+class Mfu(NamedTuple):
+    """Share of the peak FLOP/s, or the reason why it is unknown."""
+
+    value: float | None
+    why: str = ""
 
 
 def read_steps(run: RunDir) -> dict[int, list[Row]]:
@@ -34,19 +52,45 @@ def read_ledger(run: RunDir, *, since: float | None = None, billed: Billed = NOT
         billed: accounting records of its jobs.
     """
     plan = read_json(run.plan) if run.plan.is_file() else {}
-    gpus = int(plan.get("gpus_per_node") or 0)
-    each = gpus or 1
-    idle = int(plan.get("num_spare_nodes") or 0)
-    nodes = int(plan.get("num_nodes") or 1) + idle
-    return build_ledger(
-        read_rows(run.events),
-        read_steps(run),
-        unit="GPU" if gpus else "node",
-        units=nodes * each,
-        spare=idle * each,
-        since=since or 0.0,
-        billed=billed,
+    unit = "GPU" if plan.get("gpus_per_node") else "node"
+    return build_ledger(read_rows(run.events), read_steps(run), unit=unit, since=since or 0.0, billed=billed)
+
+
+def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:
+    """Return the sum of ledgers of one unit; None if there are none."""
+    if not ledgers:
+        return None
+    charges: dict[Cause, Charge] = {}
+    for charge in (charge for ledger in ledgers for charge in ledger.charges):
+        before = charges.get(charge.cause, Charge(charge.cause, 0, {}))
+        attempts = before.attempts + charge.attempts
+        charges[charge.cause] = Charge(charge.cause, attempts, _add([before.buckets, charge.buckets]))
+    unknown = sum(bool(ledger.unknown) for ledger in ledgers)
+    return Ledger(
+        ledgers[0].unit,
+        attempts=sum(ledger.attempts for ledger in ledgers),
+        held_s=sum(ledger.held_s for ledger in ledgers),
+        queue_s=sum(ledger.queue_s for ledger in ledgers),
+        queue_unit_s=sum(ledger.queue_unit_s for ledger in ledgers),
+        buckets=_add([dict.fromkeys(BUCKETS, 0.0), *(ledger.buckets for ledger in ledgers)]),
+        charges=tuple(sorted(charges.values(), key=lambda charge: -charge.seconds)),
+        unknown=(f"no step times of {unknown} of {len(ledgers)} runs",) if unknown else (),
     )
+
+
+def _add(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)  # type: ignore[arg-type]
+    return dict(total)
+
+
+def find_runs(folder: Path) -> list[RunDir]:
+    """Return the run itself, or all runs one to three levels below the folder."""
+    if (folder / "plan.json").is_file():
+        return [RunDir(folder)]
+    plans = [plan for depth in ("*", "*/*", "*/*/*") for plan in folder.glob(f"{depth}/plan.json")]
+    return [RunDir(plan.parent) for plan in sorted(plans)]
 
 
 def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
@@ -58,50 +102,54 @@ def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
     return compute_mfu(ledger, read_rows(run.metrics), config if isinstance(config, dict) else {})
 
 
-def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:
-    """Return the sum of ledgers; None if there are none.
+def compute_mfu(ledger: Ledger, rows: Sequence[Row], config: Mapping[str, Any]) -> Mfu:
+    """Return the MFU of a run.
 
-    Raises:
-        ValueError: GPU-seconds and node-seconds do not add up.
+    Args:
+        rows: rows of metrics.jsonl, which has the surviving steps.
+        config: config.yaml as a tree.
     """
-    if not ledgers:
-        return None
-    if len({ledger.unit for ledger in ledgers}) > 1:
-        raise ValueError("GPU-seconds and node-seconds do not add up")
-    charges: dict[object, Charge] = {}
-    for charge in (charge for ledger in ledgers for charge in ledger.charges):
-        before = charges.get(charge.cause)
-        both = _add(each.buckets for each in (before, charge) if each)
-        charges[charge.cause] = Charge(charge.cause, charge.attempts + (before.attempts if before else 0), both)
-    return Ledger(
-        ledgers[0].unit,
-        attempts=sum(ledger.attempts for ledger in ledgers),
-        held_s=sum(ledger.held_s for ledger in ledgers),
-        queue_s=sum(ledger.queue_s for ledger in ledgers),
-        queue_unit_s=sum(ledger.queue_unit_s for ledger in ledgers),
-        buckets={**dict.fromkeys(BUCKETS, 0.0), **_add(ledger.buckets for ledger in ledgers)},
-        charges=tuple(sorted(charges.values(), key=lambda charge: -charge.seconds)),
-        phases=_add(ledger.phases for ledger in ledgers),
-        unknown=_count_unknown(ledgers),
-    )
+    trained = ledger.buckets.get("trained", 0.0)
+    if ledger.unit != "GPU":
+        return Mfu(None, "no GPU")
+    if not trained or ledger.unknown:
+        return Mfu(None, "the step times are unknown")
+    name = str((config.get("cluster") or {}).get("gpu_type") or "")
+    peak = find_peak(name.upper())
+    if peak is None:
+        return Mfu(None, f"the peak of {name} is unknown" if name else "cluster.gpu_type is not set")
+    model = str((config.get("model") or {}).get("path") or "")
+    try:
+        tree = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+        shape = parse_shape(tree) if isinstance(tree, dict) else None
+    except (OSError, ValueError):
+        shape = find_known(model)
+    if shape is None:
+        return Mfu(None, "the size of the model is unknown")
+    if shape.num_experts > 1:
+        return Mfu(None, "the number of active parameters of a mixture of experts is unknown")
+    return Mfu(count_flops(rows, shape.num_parameters) / (trained * peak.tflops * 1e12))
 
 
-def _add(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.items():
-            total[name] = total.get(name, 0.0) + seconds
+def count_flops(rows: Sequence[Row], num_parameters: int) -> float:
+    """Return the FLOPs of all training steps; evaluations are excluded, like their time.
+
+    >>> count_flops([{"stage": "sft", "tokens/computed": 10.0}, {"stage": "eval", "tokens/sampled": 10.0}], 2)
+    120.0
+    """
+    total = 0.0
+    for row in (row for row in rows if row.get("stage") != "eval"):
+        total += 6.0 * num_parameters * float(row.get("tokens/computed") or row.get("tokens/trained") or 0.0)
+        total += 2.0 * num_parameters * (row.get("tokens/prompt", 0.0) + row.get("tokens/sampled", 0.0))
     return total
 
 
-def _count_unknown(ledgers: Sequence[Ledger]) -> tuple[str, ...]:
-    count = sum(bool(ledger.unknown) for ledger in ledgers)
-    return (f"{count} of {len(ledgers)} runs left no times of steps",) if count else ()
-
-
-def find_runs(folder: Path) -> list[RunDir]:
-    """Return the run itself, or all runs one to three levels below the folder."""
-    if (folder / "plan.json").is_file():
-        return [RunDir(folder)]
-    plans = [plan for depth in ("*", "*/*", "*/*/*") for plan in folder.glob(f"{depth}/plan.json")]
-    return [RunDir(plan.parent) for plan in sorted(plans)]
+def summarize_goodput(run: RunDir) -> dict[str, float | str]:
+    """Return shares and ratios for the summary of W&B; the end of the current attempt is not in it yet."""
+    ledger = read_ledger(run)
+    if ledger is None:
+        return {}
+    shares = {name: seconds / ledger.held_s for name, seconds in ledger.buckets.items() if ledger.held_s}
+    ratios = {"goodput": ledger.goodput, "ettr": ledger.ettr, "mfu": read_mfu(run, ledger).value}
+    found = {f"goodput/{name}": value for name, value in {**shares, **ratios}.items() if value is not None}
+    return {"goodput/sentence": render_line(ledger), **found}

@@ -1,26 +1,26 @@
-"""Render the ledger as one SVG bar, inline or as a file. Pure functions."""
+"""Render the ledger as one SVG bar, inline or as a file. Pure."""
 
 from __future__ import annotations
 
 import textwrap
 from html import escape
 
-from slurm_rl.plugins.goodput.nouns import Ledger
-from slurm_rl.plugins.goodput.words import WORDS, render_line, split
+from slurm_rl.plugins.goodput.render import render_line, split
+from slurm_rl.plugins.goodput.types import Ledger
 
 WIDTH, _BAR = 760, 30
 _LEGEND_Y, _LINE = 56, 22
-_LONGEST = 108
-"""Characters of a line of the sentence."""
-_COLOURS = {
-    WORDS["trained"]: "#2f6fde",
-    WORDS["evaluated"]: "#6ea4ff",
-    WORDS["gate"]: "#c9a400",
-    WORDS["bring_up"]: "#e0a81a",
-    WORDS["saving"]: "#1d9a6c",
-    WORDS["spare"]: "#b1489f",
-    WORDS["teardown"]: "#8a93a3",
-    WORDS["other"]: "#c3c9d3",
+_MAX_CHARS = 108
+"""Characters in a line of the sentence."""
+_COLORS = {
+    "trained": "#2f6fde",
+    "evaluated": "#6ea4ff",
+    "gate": "#c9a400",
+    "bring_up": "#e0a81a",
+    "saving": "#1d9a6c",
+    "spare": "#b1489f",
+    "teardown": "#8a93a3",
+    "other": "#c3c9d3",
 }
 _LOST = "#c0362c"
 """Color of time charged to a cause."""
@@ -29,26 +29,22 @@ _LEAST = 0.004
 
 
 def draw_bar(ledger: Ledger) -> str:
-    """An SVG with its colours inside; every part has a title that a pointer shows."""
-    parts = [(name, share) for name, share in split(ledger) if share >= _LEAST]
+    """Return an SVG with a legend and tooltips; its colors are inside."""
     x, bars, legend, at, line = 0.0, [], [], 0.0, 0
-    for name, share in parts:
-        width = share * WIDTH
-        title = f"{share:.1%} {name}"
-        bars.append(
-            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="{_BAR}" fill="{_colour(name)}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
+    for bucket, name, share in split(ledger):
+        if share < _LEAST:
+            continue
+        width, title, color = share * WIDTH, escape(f"{share:.1%} {name}"), _COLORS.get(bucket, _LOST)
+        rect = f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="{_BAR}" fill="{color}">'
+        bars.append(f"{rect}<title>{title}</title></rect>")
         x += width
         # Estimated text width: wide enough for most fonts.
-        needed = 30 + 7.2 * len(title)
+        needed = 30 + 7.2 * len(f"{share:.1%} {name}")
         if at + needed > WIDTH and at:
             at, line = 0.0, line + 1
         y = _LEGEND_Y + line * _LINE
-        legend.append(
-            f'<rect x="{at:.0f}" y="{y - 10}" width="12" height="12" rx="2" fill="{_colour(name)}"/>'
-            f'<text x="{at + 18:.0f}" y="{y}">{escape(title)}</text>'
-        )
+        mark = f'<rect x="{at:.0f}" y="{y - 10}" width="12" height="12" rx="2" fill="{color}"/>'
+        legend.append(f'{mark}<text x="{at + 18:.0f}" y="{y}">{title}</text>')
         at += needed
     height = _LEGEND_Y + line * _LINE + 8
     return (
@@ -60,17 +56,13 @@ def draw_bar(ledger: Ledger) -> str:
 
 def render_bar_file(ledger: Ledger) -> str:
     """Return a standalone SVG with the sentence, on a white background."""
-    bar, lines = draw_bar(ledger), textwrap.wrap(render_line(ledger), _LONGEST)
+    bar, lines = draw_bar(ledger), textwrap.wrap(render_line(ledger), _MAX_CHARS)
     height, top = int(bar.split('viewBox="0 0 ')[1].split('"')[0].split()[1]), 22 + _LINE * len(lines)
-    said = "".join(f'<text x="20" y="{30 + _LINE * place}">{escape(line)}</text>' for place, line in enumerate(lines))
+    text = "".join(f'<text x="20" y="{30 + _LINE * place}">{escape(line)}</text>' for place, line in enumerate(lines))
     size = f'width="{WIDTH + 40}" height="{top + height + 16}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 40} {top + height + 16}" {size}>'
         '<rect width="100%" height="100%" fill="#ffffff"/>'
-        f'<g color="#1b2330" fill="#1b2330" font-family="system-ui, sans-serif" font-size="13">{said}'
+        f'<g color="#1b2330" fill="#1b2330" font-family="system-ui, sans-serif" font-size="13">{text}'
         f'<svg x="20" y="{top}" width="{WIDTH}" height="{height}">{bar}</svg></g></svg>\n'
     )
-
-
-def _colour(name: str) -> str:
-    return _COLOURS.get(name, _LOST)

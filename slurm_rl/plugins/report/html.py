@@ -10,9 +10,9 @@ from string import Template
 from typing import Any
 
 from slurm_rl.config.tasks import STAGE_TITLES
-from slurm_rl.plugins.goodput.nouns import Ledger
 from slurm_rl.plugins.goodput.read import read_ledger
-from slurm_rl.plugins.goodput.words import render_line, render_ratio
+from slurm_rl.plugins.goodput.render import render_line, render_ratio
+from slurm_rl.plugins.goodput.types import Ledger
 from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.goodput_bar import draw_bar

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
-from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.run_dir.divergence import find_divergence
 from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_results
 from slurm_rl.run_dir.event_text import RunMeta, collect_meta, format_seconds

@@ -1,1 +1,1 @@
-"""What a login node can tell of its cluster, and the preset that follows from it."""
+"""The site wizard: inspect a login node and write the preset of its cluster."""

@@ -132,7 +132,7 @@ class MetricsLogger:
         """Flush and close; later calls of `log` are an error."""
         self._tensorboard.close()
         if self._wandb:
-            self._wandb.sum_up(load_function("slurm_rl.plugins.goodput.wandb_summary:summarize_goodput")(self._run))
+            self._wandb.sum_up(load_function("slurm_rl.plugins.goodput.read:summarize_goodput")(self._run))
             self._wandb.close()
 
 

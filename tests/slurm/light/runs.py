@@ -18,9 +18,9 @@ from slurm_rl.launch.jobs import submit_run
 from slurm_rl.node.tmp_dir import tmp_stem
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.goodput.nouns import Ledger
 from slurm_rl.plugins.goodput.read import read_ledger, read_steps
-from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.goodput.render import render_line
+from slurm_rl.plugins.goodput.types import Ledger
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until

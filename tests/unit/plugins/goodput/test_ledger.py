@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.plugins.goodput.ledger import build_ledger
-from slurm_rl.plugins.goodput.nouns import BUCKETS, Ledger
-from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.goodput.render import render_line
+from slurm_rl.plugins.goodput.types import BUCKETS, Ledger
 from slurm_rl.run_dir.jsonl import Row
 from tests.unit.plugins.goodput.story import Story
 
@@ -161,7 +161,7 @@ def test_a_run_of_an_earlier_version_says_what_is_unknown() -> None:
     story = Story().start(0).event(20, "trainer/started").event(50, "checkpoint/saved", step=5).end(60, "finished")
     ledger = read(story)
     assert (ledger.goodput, ledger.ettr) == (None, None)
-    assert "attempt 1 left no times of steps" in render_line(ledger)
+    assert "no step times of attempt 1" in render_line(ledger)
     assert ledger.buckets["bring_up"] / 16 == 20
 
 

@@ -18,10 +18,9 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli.goodput import render_one
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.plugins.goodput.ledger import build_ledger
-from slurm_rl.plugins.goodput.mfu import compute_mfu
-from slurm_rl.plugins.goodput.nouns import BUCKETS
-from slurm_rl.plugins.goodput.read import add_ledgers, read_ledger
-from slurm_rl.plugins.goodput.words import render_line
+from slurm_rl.plugins.goodput.read import add_ledgers, compute_mfu, read_ledger
+from slurm_rl.plugins.goodput.render import render_line
+from slurm_rl.plugins.goodput.types import BUCKETS
 from slurm_rl.plugins.report.goodput_bar import render_bar_file
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import write_summary
@@ -168,9 +167,9 @@ def test_mfu_says_why_it_is_unknown() -> None:
     ledger = build_ledger(story.events, story.steps)
     assert ledger is not None
     for config, why in (
-        ({"cluster": {"gpu_type": "tpu9"}}, "the peak of tpu9 is not known"),
-        ({"cluster": {}}, "cluster.gpu_type does not say"),
-        ({"cluster": {"gpu_type": "h100"}, "model": {"path": "me/mine"}}, "the model's size is not known"),
+        ({"cluster": {"gpu_type": "tpu9"}}, "the peak of tpu9 is unknown"),
+        ({"cluster": {}}, "cluster.gpu_type is not set"),
+        ({"cluster": {"gpu_type": "h100"}, "model": {"path": "me/mine"}}, "the size of the model is unknown"),
     ):
         found = compute_mfu(ledger, [], config)
         assert found.value is None and why in found.why

@@ -9,11 +9,11 @@ from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
 
 # Two kinds of H100 nodes, one node drained, another one away; a type in capitals, sockets behind the count.
 H100_SINFO = """\
-debug|up|1:00:00|2|104|1900000|gpu:H100:8(S:0-1)|idle|hgpn[01-02]|h100,ib
-long*|up|2-00:00:00|10|104|1900000|gpu:H100:8(S:0-1)|mixed|hgpn[03-12]|h100,ib
-long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|drained|hgpn13|h100,ib
-long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|down*|hgpn14|h100,ib
-cpu|up|infinite|40|128|256000|(null)|idle~|c[001-040]|milan
+debug|up|1:00:00|2|104|1900000|gpu:H100:8(S:0-1)|idle|h100,ib
+long*|up|2-00:00:00|10|104|1900000|gpu:H100:8(S:0-1)|mixed|h100,ib
+long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|drained|h100,ib
+long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|down*|h100,ib
+cpu|up|infinite|40|128|256000|(null)|idle~|milan
 """
 H100_PARTITIONS = """\
 PartitionName=debug AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
@@ -21,16 +21,16 @@ PartitionName=long AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long Default=Y
 PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
 """
 AMD_SINFO = """\
-mi300*|up|1-00:00:00|16|192|2300000|gpu:amd_instinct_mi300x_oam:8|idle|x[1000-1015]|(null)
-mi250|up|1-00:00:00|4|128|1000000|gpu:MI250:8(S:0-3)|idle|x[2000-2003]|(null)
+mi300*|up|1-00:00:00|16|192|2300000|gpu:amd_instinct_mi300x_oam:8|idle|(null)
+mi250|up|1-00:00:00|4|128|1000000|gpu:MI250:8(S:0-3)|idle|(null)
 """
-UNTYPED_SINFO = "main*|up|infinite|3|64|500000|gpu:8|idle|n[1-3]|(null)\n"
+UNTYPED_SINFO = "main*|up|infinite|3|64|500000|gpu:8|idle|(null)\n"
 TEST_SINFO = """\
-main*|up|infinite|1|4|12000|gpu:fake:2|drained|n1|old
-main*|up|infinite|3|4|12000|gpu:fake:2|idle|n[2-4]|old
-high|up|infinite|4|4|12000|gpu:fake:2|idle|n[1-4]|new
+main*|up|infinite|1|4|12000|gpu:fake:2|drained|old
+main*|up|infinite|3|4|12000|gpu:fake:2|idle|old
+high|up|infinite|4|4|12000|gpu:fake:2|idle|new
 """
-CPU_SINFO = "batch*|up|12:00:00|20|32|128000|(null)|idle|c[1-20]|(null)\n"
+CPU_SINFO = "batch*|up|12:00:00|20|32|128000|(null)|idle|(null)\n"
 SETTINGS = "Configuration data as of 2026-11-23T08:00:00\nClusterName             = alpha\nTmpFS   = /local\n"
 ASSOCIATIONS = "lab|lab||gpu,normal|normal\nlab|other||normal|normal\n"
 

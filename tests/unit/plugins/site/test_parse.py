@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_rl.config.gres import parse_gpus
 from slurm_rl.launch.slurm.partitions import parse_limit
-from slurm_rl.plugins.site.accounts import Association, choose_qos, list_accounts, parse_associations
-from slurm_rl.plugins.site.fabric import Fabric, advise, read_fabric
-from slurm_rl.plugins.site.folders import judge_folder, list_folders
-from slurm_rl.plugins.site.gpus import find_model
-from slurm_rl.plugins.site.look import find_runtimes
-from slurm_rl.plugins.site.partitions import (
+from slurm_rl.plugins.site.gpu_models import find_model
+from slurm_rl.plugins.site.machine import find_runtimes, judge_folder, list_devices, list_folders
+from slurm_rl.plugins.site.questions import advise_network
+from slurm_rl.plugins.site.slurm_facts import (
+    Association,
     NodeKind,
     Partition,
+    choose_qos,
+    list_accounts,
+    parse_associations,
     parse_records,
     parse_sinfo,
     rank_partitions,
     takes_jobs,
-    with_rules,
 )
 from tests.unit.plugins.site.samples import AMD_SINFO, H100_PARTITIONS, H100_SINFO, UNTYPED_SINFO
 
@@ -93,13 +96,13 @@ def test_nodes_that_differ_by_their_state_are_one_kind() -> None:
 
 
 def test_what_sinfo_prints_beside_its_rows_is_passed_over() -> None:
-    noise = "slurm_load_partitions: warning\n\na|b|c\nx|up|infinite|many|4|5|(null)|idle|n1|(null)\n"
+    noise = "slurm_load_partitions: warning\n\na|b|c\nx|up|infinite|many|4|5|(null)|idle|(null)\n"
     assert parse_sinfo(noise + UNTYPED_SINFO) == parse_sinfo(UNTYPED_SINFO)
     assert parse_sinfo("") == []
 
 
 def test_counts_may_be_shortened() -> None:
-    [found] = parse_sinfo("big*|up|infinite|1.5K|64+|512000+|(null)|idle|n[1-1500]|(null)")
+    [found] = parse_sinfo("big*|up|infinite|1.5K|64+|512000+|(null)|idle|(null)")
     assert (found.kind.num_nodes, found.kind.cpus, found.kind.mem_mb) == (1500, 64, 512000)
 
 
@@ -118,8 +121,7 @@ def test_records_have_values_with_spaces() -> None:
 
 
 def partition(name: str, gres: str, nodes: int, limit: int | None = None, **rules: str) -> Partition:
-    kind = NodeKind(nodes, nodes, 64, 512000, gres, (), name)
-    return Partition(name, False, True, limit, (kind,), rules)
+    return Partition(name, False, True, limit, [NodeKind(64, 512000, gres, (), nodes, nodes)], rules)
 
 
 def test_whole_gpus_are_taken_before_slices() -> None:
@@ -128,9 +130,7 @@ def test_whole_gpus_are_taken_before_slices() -> None:
 
 
 def test_the_kind_with_most_gpus_in_service_counts() -> None:
-    text = (
-        "g*|up|infinite|4|64|512000|gpu:v100:4|idle|a[1-4]|old\ng*|up|infinite|3|64|512000|gpu:h100:8|mixed|b[1-3]|new"
-    )
+    text = "g*|up|infinite|4|64|512000|gpu:v100:4|idle|old\ng*|up|infinite|3|64|512000|gpu:h100:8|mixed|new"
     [found] = parse_sinfo(text)
     assert found.kind.gpu_type == "h100"
     [other] = parse_sinfo(text.replace("mixed", "drained"))
@@ -162,8 +162,7 @@ def test_partitions_for_long_runs_on_gpus_come_first() -> None:
     ],
 )
 def test_partitions_of_others_are_left_out(rules: dict[str, str], is_open: bool) -> None:
-    [found] = with_rules([partition("p", "gpu:1", 1)], [{"PartitionName": "p", **rules}])
-    assert bool(rank_partitions([found], ["lab"], ["users"])) is is_open
+    assert bool(rank_partitions([partition("p", "gpu:1", 1, **rules)], ["lab"], ["users"])) is is_open
 
 
 def test_accounts_begin_with_the_default_one() -> None:
@@ -217,7 +216,7 @@ MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/scratch", "lustre"), ("/tmp", "tm
 
 
 def test_folders_that_all_nodes_see_come_first() -> None:
-    environ = {"HOME": "/home/me", "SCRATCH": "/scratch/me", "WORK": "/data/me", "PROJECT": ""}
+    environ = {"SCRATCH": "/scratch/me", "HOME": "/home/me", "WORK": "/data/me", "PROJECT": ""}
     found = list_folders(environ, "/tmp/here", MOUNTS)
     assert [folder.word for folder in found] == ["${oc.env:SCRATCH}", "${oc.env:HOME}", "${oc.env:WORK}", ""]
     assert [folder.is_shared for folder in found] == [True, True, False, False]
@@ -229,21 +228,26 @@ def test_file_systems_of_a_network_are_known_by_their_type() -> None:
     assert not judge_folder("/opt", "", [("/", "fuse.sshfs")]).is_shared
 
 
-def test_devices_of_this_machine_alone_are_no_fabric() -> None:
-    names = [("lo", True), ("docker0", True), ("veth12ab", True), ("ib0", False), ("hsn0", True), ("eno1", True)]
-    assert read_fabric(names, ["mlx5_1", "mlx5_0"]) == Fabric(("eno1", "hsn0"), ("mlx5_0", "mlx5_1"))
+def test_list_devices_omits_virtual_and_down_interfaces(tmp_path: Path) -> None:
+    states = {"lo": "up", "docker0": "up", "veth12ab": "up", "ib0": "down", "hsn0": "unknown", "eno1": "up"}
+    for name, state in states.items():
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "operstate").write_text(f"{state}\n")
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / "infiniband" / name).mkdir(parents=True)
+    assert list_devices(tmp_path) == ["mlx5_0", "mlx5_1", "eno1", "hsn0"]
 
 
 @pytest.mark.parametrize(
-    ("fabric", "preset"),
+    ("devices", "said"),
     [
-        (Fabric(("eth0",), ("mlx5_0",)), "ib"),
-        (Fabric(("ib0",), ()), "ib"),
-        (Fabric(("eth0",), ("rdmap16s27",)), "efa"),
-        (Fabric(("hsn0", "eno1"), ()), "auto"),
-        (Fabric(("eth0",), ()), None),
+        (("mlx5_0", "eth0"), "+network=ib"),
+        (("ib0",), "+network=ib"),
+        (("rdmap16s27", "eth0"), "+network=efa"),
+        (("hsn0", "eno1"), "cluster.network_interface=hsn0"),
+        (("eth0",), None),
     ],
 )
-def test_the_fabric_tells_which_network_preset_is_meant(fabric: Fabric, preset: str | None) -> None:
-    found = advise(fabric)
-    assert (found and found.preset) == preset
+def test_advise_network_names_the_preset_of_the_fastest_device(devices: tuple[str, ...], said: str | None) -> None:
+    found = advise_network(devices)
+    assert found is None if said is None else said in (found or "")

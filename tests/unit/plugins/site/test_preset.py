@@ -16,11 +16,9 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
-from slurm_rl.plugins.site.dialogue import Asker, answer_all
-from slurm_rl.plugins.site.findings import Findings
-from slurm_rl.plugins.site.look import look
+from slurm_rl.plugins.site.machine import Findings, inspect_site
 from slurm_rl.plugins.site.preset import Preset, build_preset
-from slurm_rl.plugins.site.questions import Question
+from slurm_rl.plugins.site.questions import Asker, Question, answer_all
 from tests.unit.plugins.site.samples import AMD_SINFO, CPU_SINFO, TEST_SINFO, UNTYPED_SINFO, Missing, Site
 
 
@@ -31,14 +29,14 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SBATCH_PARTITION", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("slurm_rl.plugins.site.look._RUNTIMES", ())
-    monkeypatch.setattr("slurm_rl.plugins.site.look.find_accelerator", lambda: ("cpu", 0))
+    monkeypatch.setattr("slurm_rl.plugins.site.machine._RUNTIMES", ())
+    monkeypatch.setattr("slurm_rl.plugins.site.machine.find_accelerator", lambda: ("cpu", 0))
 
 
 def build(
     site: Site, told: Mapping[str, str] | None = None, ask: Asker | None = None
 ) -> tuple[Findings, Preset, dict[str, Any]]:
-    findings = look(site)
+    findings = inspect_site(site)
     preset = build_preset(findings, answer_all(findings, told or {}, ask), ["a header"])
     return findings, preset, yaml.safe_load(preset.text)
 
@@ -96,7 +94,7 @@ def test_what_is_assumed_is_marked_and_listed() -> None:
     assert {"cluster.slurm.partition", "cluster.slurm.account", "cluster.num_nodes"} <= set(preset.assumed)
     _, told, _ = build(Site(), {"partition": "debug", "account": "other"})
     assert not {"cluster.slurm.partition", "cluster.slurm.account"} & set(told.assumed)
-    assert "told on the command line" in comment(told, "partition")
+    assert "given on the command line" in comment(told, "partition")
 
 
 def test_amd_nodes(tmp_path: Path) -> None:
@@ -158,12 +156,12 @@ def test_a_controller_that_falls_silent_is_waited_for_once() -> None:
 @pytest.mark.parametrize("site", [Missing(), Site(silent=["sinfo"])])
 def test_without_sinfo_there_is_no_preset(site: Site) -> None:
     with pytest.raises(SlurmRLError):
-        look(site)
+        inspect_site(site)
 
 
 def test_a_slurm_that_is_away_is_no_bad_input() -> None:
     with pytest.raises(SlurmUnavailableError):
-        look(Site(silent=["sinfo -h"]))
+        inspect_site(Site(silent=["sinfo -h"]))
 
 
 def test_partitions_that_are_all_closed_are_bad_input() -> None:
@@ -176,7 +174,7 @@ def test_what_the_environment_chooses_stays_its_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
     _, preset, tree = build(Site())
     assert tree["cluster"]["slurm"]["account"] is None
-    assert "SBATCH_ACCOUNT in the environment says mine" in comment(preset, "account")
+    assert "SBATCH_ACCOUNT in the environment is mine" in comment(preset, "account")
     assert tree["cluster"]["slurm"]["partition"] == "debug"
     assert "cluster.slurm.partition" not in preset.assumed
 
@@ -252,7 +250,7 @@ WORD = st.text(st.characters(exclude_characters="|\n\r\x0b\x0c\x1c\x1d\x1e\x85\u
 @settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=WORD.filter(lambda text: text.strip("*") == text and text.strip()), gres=WORD, features=WORD, said=WORD)
 def test_whatever_a_site_calls_its_things_the_file_is_yaml(name: str, gres: str, features: str, said: str) -> None:
-    site = Site(f"{name}*|up|infinite|3|64|512000|gpu:{gres}:8|idle|n[1-3]|{features}\n")
+    site = Site(f"{name}*|up|infinite|3|64|512000|gpu:{gres}:8|idle|{features}\n")
     site.answers["scontrol show config"] = f"ClusterName = {said}\nTmpFS = {said}\n"
     _, preset, tree = build(site)
     assert tree["cluster"]["slurm"]["partition"] == name

@@ -13,13 +13,13 @@ class GpuModel:
     accelerator: str
     """nvidia or amd."""
     mem_gb: int | None
-    """None: the name leaves it open, and nothing is known."""
+    """Unknown if None."""
     other_mem_gb: int | None = None
-    """The model is also sold with this much."""
+    """Memory of the larger variant, if there is one."""
 
 
-# The smaller memory first where a model has two: what fits in it fits in both. By the vendors' data sheets; half of an
-# MI250 or MI250X is a GPU to Slurm and HIP.
+# The smaller memory first, since a model that fits in it fits in both. From the vendors' data sheets; half of an MI250
+# is one GPU to Slurm and HIP.
 _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"mi355x?|mi350x?", GpuModel("amd", 288)),
     (r"mi325x?", GpuModel("amd", 256)),
@@ -61,10 +61,10 @@ def find_model(name: str) -> GpuModel | None:
     found = next((model for pattern, model in _MODELS if any(re.fullmatch(pattern, word) for word in words)), None)
     if found is None:
         return None
-    # In the name itself, also of a slice (1g.10gb); by some sites without a unit: a100-80.
-    said = re.search(r"(?<!\d)(\d+)gb(?![a-z0-9.])|(?<=[^a-z0-9])(\d+)g(?![a-z0-9.])", lower)
-    said = said or re.search(r"(?:[avh][18]00)[-_](\d{2})(?!\d)()", lower)
-    mem_gb = int(said[1] or said[2]) if said else 0
+    # The name may have the memory, also of a slice (1g.10gb); some sites omit the unit: a100-80.
+    stated = re.search(r"(?<!\d)(\d+)gb(?![a-z0-9.])|(?<=[^a-z0-9])(\d+)g(?![a-z0-9.])", lower)
+    stated = stated or re.search(r"(?:[avh][18]00)[-_](\d{2})(?!\d)()", lower)
+    mem_gb = int(stated[1] or stated[2]) if stated else 0
     # `gh200_480gb` names the memory of its CPU.
     most = max(found.mem_gb or mem_gb, found.other_mem_gb or 0)
     return GpuModel(found.accelerator, mem_gb) if 0 < mem_gb <= most else found

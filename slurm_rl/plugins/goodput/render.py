@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slurm_rl.plugins.goodput.nouns import BUCKETS, Cause, Ledger
+from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Ledger
 
-WORDS = {
-    "trained": "trained",
-    "evaluated": "evaluation",
-    "gate": "gate",
-    "bring_up": "bring-up",
-    "saving": "saving",
-    "redone": "done again",
-    "cut": "cut off",
-    "hung": "hung",
-    "spare": "spare nodes",
-    "teardown": "teardown",
-    "other": "other",
-}
-_WHO = {
+_LABELS = {"evaluated": "evaluation", "redone": "done again", "cut": "cut off", "spare": "spare nodes"}
+_EARLY = ("trained", "evaluated", "gate", "bring_up")
+_CAUSES = {
     "node": "a node",
     "preemption": "preemption",
     "limit": "the time limit",
@@ -32,33 +21,35 @@ _WHO = {
 def render_line(ledger: Ledger) -> str:
     """Return one line: the time held and its shares in whole percent; shares below half a percent are in `other`.
 
-    >>> from slurm_rl.plugins.goodput.nouns import Charge
+    >>> from slurm_rl.plugins.goodput.types import Charge
     >>> h = 4096 * 3600
     >>> lost = Charge(Cause("node", "n17", "Xid 79"), 2, {"redone": 0.03 * h, "bring_up": 0.01 * h})
     >>> buckets = {"trained": 0.91 * h, "bring_up": 0.04 * h, "redone": 0.03 * h, "saving": 0.01 * h, "other": 0.01 * h}
     >>> print(render_line(Ledger("GPU", 3, h, 7 * 3600, 7 * h / 8, buckets, (lost,))))
     4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; queued 7 h
     """
-    parts = _round([part for part in split(ledger) if part[0] != WORDS["other"]])
+    parts = _round([(text, share) for bucket, text, share in split(ledger) if bucket != "other"])
     shown = [f"{share} % {text}" for text, share in parts if share]
     rest = 100 - sum(share for _, share in parts)
     if ledger.held_s and rest > 0:
-        shown.append(f"{rest} % {WORDS['other']}")
+        shown.append(f"{rest} % other")
     queued = f"; queued {render_time(ledger.queue_s)}" if ledger.queue_s >= 1 else ""
     unknown = f" ({'; '.join(ledger.unknown)})" if ledger.unknown else ""
     return f"{render_held(ledger)}: {', '.join(shown) or 'nothing yet'}{queued}{unknown}"
 
 
-def split(ledger: Ledger) -> Iterator[tuple[str, float]]:
-    """Yield names and shares that sum to 1: the buckets without charges, in the order of a run, and each charge."""
+def split(ledger: Ledger) -> Iterator[tuple[str, str, float]]:
+    """Yield (bucket, text, share) in the order of a run; the bucket is "" for a charge, and the shares sum to 1."""
     whole = ledger.held_s or 1.0
     charged = {name: sum(charge.buckets.get(name, 0.0) for charge in ledger.charges) for name in BUCKETS}
-    own = {name: max(0.0, ledger.buckets.get(name, 0.0) - charged[name]) / whole for name in BUCKETS}
-    early = ("trained", "evaluated", "gate", "bring_up")
-    yield from ((WORDS[name], own[name]) for name in early)
+    own = []
+    for name in (*_EARLY, *(name for name in BUCKETS if name not in _EARLY)):
+        seconds = max(0.0, ledger.buckets.get(name, 0.0) - charged[name])
+        own.append((name, _LABELS.get(name, name.replace("_", "-")), seconds / whole))
+    yield from own[: len(_EARLY)]
     for charge in ledger.charges:
-        yield render_cause(charge.cause, charge.attempts), charge.seconds / whole
-    yield from ((WORDS[name], own[name]) for name in WORDS if name not in early)
+        yield "", render_cause(charge.cause, charge.attempts), charge.seconds / whole
+    yield from own[len(_EARLY) :]
 
 
 def render_cause(cause: Cause, attempts: int) -> str:
@@ -69,7 +60,7 @@ def render_cause(cause: Cause, attempts: int) -> str:
     """
     inside = [cause.reason] if cause.reason else []
     inside += [f"{attempts} attempts"] if attempts > 1 else []
-    return f"lost to {cause.name or _WHO[cause.who]}" + (f" ({', '.join(inside)})" if inside else "")
+    return f"lost to {cause.name or _CAUSES[cause.who]}" + (f" ({', '.join(inside)})" if inside else "")
 
 
 def render_held(ledger: Ledger) -> str:
@@ -78,10 +69,9 @@ def render_held(ledger: Ledger) -> str:
     >>> render_held(Ledger("node", 1, 90.0, 0.0, 0.0, {})), render_held(Ledger("GPU", 1, 9e5, 0.0, 0.0, {}))
     ('90 node-seconds', '250 GPU-hours')
     """
-    for size, name in ((3600.0, "hours"), (60.0, "minutes")):
-        if ledger.held_s >= 2 * size:
-            return f"{_count(ledger.held_s / size)} {ledger.unit}-{name}"
-    return f"{_count(ledger.held_s)} {ledger.unit}-seconds"
+    units = ((3600.0, "hours"), (60.0, "minutes"))
+    size, name = next(((size, name) for size, name in units if ledger.held_s >= 2 * size), (1.0, "seconds"))
+    return f"{_count(ledger.held_s / size)} {ledger.unit}-{name}"
 
 
 def render_time(seconds: float) -> str:
@@ -90,10 +80,9 @@ def render_time(seconds: float) -> str:
     >>> render_time(7 * 3600), render_time(90), render_time(5400)
     ('7 h', '90 s', '90 min')
     """
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{_count(seconds / size)} {unit}"
-    return f"{seconds:.0f} s"
+    units = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+    found = next((f"{_count(seconds / size)} {unit}" for size, unit in units if seconds >= 2 * size), None)
+    return found or f"{seconds:.0f} s"
 
 
 def render_ratio(value: float | None) -> str:

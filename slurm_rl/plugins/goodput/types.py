@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 BUCKETS: dict[str, str] = {
-    "trained": "steps that survived",
-    "evaluated": "evaluations that survived",
-    "saving": "the loop waiting for checkpoints; writing in the background is not in it",
-    "gate": "looking at the nodes before an attempt",
-    "bring_up": "from the grant or the attempt's start to its first step: image, Ray, engines, loading",
-    "redone": "steps and evaluations after the checkpoint that the next attempt went on from",
-    "cut": "from the last step of an attempt to what ended it",
-    "hung": "from the last step to the finding that a rank hangs",
-    "spare": "nodes held beyond those that work",
-    "teardown": "from what ended an attempt to the next one, or to the end of the job; the export is in it",
-    "other": "what no event explains; more than 2 % of it is a bug, or a run of an earlier version",
+    "trained": "steps that counted, with their logging",
+    "evaluated": "evaluations that counted",
+    "saving": "the training loop blocked by a checkpoint",
+    "gate": "node checks before an attempt",
+    "bring_up": "from the start of an attempt to its first step: image, Ray, engines, loading",
+    "redone": "steps and evaluations that were lost because they came after the checkpoint",
+    "cut": "the unfinished step when an attempt ended",
+    "hung": "from the last step to the detection of a hang",
+    "spare": "spare nodes",
+    "teardown": "from the end of an attempt to the next one or the end of the job, with the export",
+    "other": "not explained by any event; above 2 % it is a bug",
 }
-"""Bucket -> description. Each second of each held GPU is in exactly one bucket."""
-
-Who = Literal["node", "preemption", "limit", "program", "user", "requeue"]
-"""Cause of an attempt's end. `requeue`: the job was started again for an unrecorded reason."""
+"""Bucket -> description. Each second of each allocated GPU is in exactly one bucket."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """Reason why an attempt ended before the run finished."""
 
-    who: Who
+    who: Literal["node", "preemption", "limit", "program", "user", "requeue"]
+    """`requeue`: the job was started again for an unrecorded reason."""
     name: str = ""
     """Name of the node at fault."""
     reason: str = ""
@@ -51,29 +49,6 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Hold:
-    """One start of a job, from the grant of its nodes to their release.
-
-    >>> Hold(start=100.0, end=160.0, units=16, spare=8, attempts=(1, 2)).seconds
-    960.0
-    """
-
-    start: float
-    end: float
-    units: int
-    """GPUs held; nodes without GPUs."""
-    spare: int = 0
-    """Number of these on spare nodes."""
-    attempts: tuple[int, ...] = ()
-    queued_s: float = 0.0
-    """Wall seconds in the queue before it."""
-
-    @property
-    def seconds(self) -> float:
-        return self.units * (self.end - self.start)
-
-
-@dataclass(frozen=True)
 class Ledger:
     """The time of a run over all its attempts and starts, in unit-seconds (GPU-seconds; node-seconds without GPUs).
 
@@ -93,8 +68,6 @@ class Ledger:
     """Unit-seconds by bucket; they sum to `held_s`."""
     charges: tuple[Charge, ...] = ()
     """Losses by cause, largest first."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """Wall seconds of surviving steps by phase, which may overlap."""
     unknown: tuple[str, ...] = ()
     """Reasons why goodput is unknown."""
 
@@ -120,15 +93,8 @@ class Ledger:
             "ettr": None if self.ettr is None else round(self.ettr, 4),
             "buckets": {name: round(self.buckets.get(name, 0.0), 3) for name in BUCKETS},
             "lost_to": [
-                {
-                    "who": charge.cause.who,
-                    "name": charge.cause.name,
-                    "reason": charge.cause.reason,
-                    "attempts": charge.attempts,
-                    "seconds": round(charge.seconds, 3),
-                }
+                {**vars(charge.cause), "attempts": charge.attempts, "seconds": round(charge.seconds, 3)}
                 for charge in self.charges
             ],
-            "phases_wall_s": {name: round(value, 3) for name, value in self.phases.items()},
             "unknown": list(self.unknown),
         }
