@@ -81,7 +81,7 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:
 def _add(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: Counter[str] = Counter()
     for part in parts:
-        total.update(part)  # type: ignore[arg-type]
+        total.update(part)
     return dict(total)
 
 
