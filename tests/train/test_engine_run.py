@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slurm_rl.node.heartbeat import HEARTBEATS
@@ -95,3 +96,16 @@ def test_engine_with_direct_transfer_is_replaced(whole_run: Path, tmp_path: Path
     os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)
     events = finish(run, process)
     assert [event["count"] for event in events] == [1]
+
+
+def test_asynchronous_engine_is_replaced_after_its_engine_process_is_killed(whole_run: Path, tmp_path: Path) -> None:
+    """The killed process is vLLM's EngineCore, a child of the actor: the actor lives until it notices."""
+    run = RunDir(tmp_path / "asynchronous")
+    options = "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1", "trainer.num_steps=12"
+    process = start_run(run.path, "ray.dashboard=false", *options)
+    actor = psutil.Process(wait_for_phase(run, process, "rollout-0", "generate", 0))
+    [core] = [child for child in actor.children(recursive=True) if "EngineCore" in child.name()]
+    core.kill()
+    [event] = finish(run, process)
+    assert event["engine"] == "rollout-0" and event["count"] == 1
+    assert [row["step"] for row in read_rows(run.metrics) if row.get("stage") == "grpo"] == list(range(41, 53))
