@@ -105,11 +105,11 @@ def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
     assert len(slow) == len(fast) == 3 and fast[-1] < slow[-1] < slow[0]
 
 
-def test_each_readme_is_one_page_that_shows_what_one_sees_and_is_in_the_list() -> None:
+def test_each_readme_has_its_sections_and_is_listed() -> None:
     assert len(NAMES) == 13
     listed = (EXAMPLES / "README.md").read_text()
     for name in NAMES:
         lines = (EXAMPLES / name / "README.md").read_text().splitlines()
         assert 20 <= len(lines) <= 60 and "OUTPUT" not in lines, name
-        assert {"## What one sees", "## On a cluster", "## Your own"} <= set(lines), name
+        assert {"## Output", "## On a cluster", "## Adapt it"} <= set(lines), name
         assert read_commands(name) and f"({name}/README.md)" in listed
