@@ -110,7 +110,6 @@ class SweepRuns:
                 f"sweep   {self.directory.path}",
                 f"jobs    {len(self.ledger.runs)} runs in {arrays}: {' '.join(jobs)}",
                 f"status  python -m slurm_rl status {path}",
-                f"results python -m slurm_rl status {path}",
                 f"cancel  python -m slurm_rl cancel {path}",
             ]
         )

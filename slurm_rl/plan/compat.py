@@ -18,6 +18,7 @@ _DRIVER_OF_CUDA = {13: 580, 12: 525, 11: 450}
 _DRIVERS = {"nvidia driver", "amdgpu driver"}
 _EXTERNAL_REMEDY = "use another image of that trainer, or correct external.needs"
 _REBUILD = "build it again: python -m slurm_rl image build --force"
+_INSTALL = "install slurm_rl with its trainer in that Python (docs/install.md), or set cluster.python"
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,18 @@ def find_mismatches(
 
 
 def _remedy(name: str, runtime: str) -> str:
+    install = _INSTALL if runtime == "none" else _REBUILD
     return {
         "python": "--base=<image with Python 3.11 or 3.12> to image build, or cluster.python=<its path in the image>",
         "cuda": "its torch is not built for NVIDIA; use containers/cuda",
         "hip": "its torch is not built for AMD; use containers/rocm",
-        "nccl": "torch's wheels for CUDA bring it; " + _REBUILD,
-        "rccl": "vLLM's image for AMD brings it; " + _REBUILD,
+        "nccl": "torch's wheels for CUDA bring it; " + install,
+        "rccl": "vLLM's image for AMD brings it; " + install,
         "flash-attn": "model.attention=auto; or pip install hatchling wheel && "
-        "pip install --no-build-isolation .[flash-attn]; or " + _REBUILD,
+        "pip install --no-build-isolation .[flash-attn]; or " + install,
         "nvidia driver": f"the container sees none; see {RUNTIMES[runtime].gpu_hook}, and nvidia-smi on the node",
         "amdgpu driver": "the node has none loaded; see lsmod on the node",
-    }.get(name, _REBUILD)
+    }.get(name, install)
 
 
 def render_versions(versions: Versions, expected: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ def check_references(config: RewardConfig, rows: Sequence[PromptRow], tell: Call
         try:
             found = find_unscorable((row.answer for row in rows), check, total_s=_TOTAL_S)
         except ConfigError as error:
-            tell(f"the reference answers are checked in the run only, since here {error}")
+            tell(f"warning: the run, not this command, checks the reference answers: {error}")
             return
         bad = [row for row in rows if row.answer in found]
         if not bad:

@@ -47,8 +47,10 @@ def check_versions(plan: JobPlan) -> Verdict:
     versions = collect_report()["versions"]
     wrong = find_mismatches(versions, plan.expected, plan.container["runtime"])
     if wrong:
-        seen = (f"{one.name} {one.seen or 'missing'}, not {one.expected} ({one.remedy})" for one in wrong)
-        return Verdict("bad", "; ".join(seen))
+        by_remedy: dict[str, list[str]] = {}
+        for one in wrong:
+            by_remedy.setdefault(one.remedy, []).append(f"{one.name} {one.seen or 'missing'}, not {one.expected}")
+        return Verdict("bad", "; ".join(f"{', '.join(seen)} ({remedy})" for remedy, seen in by_remedy.items()))
     return Verdict("ok", ", ".join(f"{name} {versions[name]}" for name in plan.expected))
 
 

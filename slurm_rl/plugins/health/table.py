@@ -80,7 +80,12 @@ TABLE: Final[tuple[Check, ...]] = (
     ),
     Check("pairs", "", "", 1.5, holds_s=_DAY_S),
     Check("dcgm", "nvidia", "dcgm", 10.0, nvidia.check_dcgm, level="full"),
-    Check("matmul", "", "", 20.0, level="full", min_nodes=2),
+    Check(
+        *("matmul", "", "", 20.0),
+        level="full",
+        min_nodes=2,
+        action="install the package that is missing; if a GPU fails, drain the node (see dmesg there)",
+    ),
     Check("fabric", "", "", 20.0, level="full", holds_s=_DAY_S, min_nodes=2, action=_FABRIC),
 )
 

@@ -169,7 +169,7 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if summary["time"]:
         yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
     if summary.get("goodput"):
-        yield "held", summary["goodput"]["sentence"]
+        yield "goodput", summary["goodput"]["sentence"]
     yield from summary["paths"].items()
 
 
