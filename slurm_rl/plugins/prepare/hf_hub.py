@@ -189,7 +189,7 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
         raise PrepareError(
             f"{name} must be downloaded completely from the hub",
             seen=_first_line(error),
-            action="run it again: complete files are kept",
+            action="run it again: complete files are kept. A proxy is set by HTTPS_PROXY, a mirror by HF_ENDPOINT",
         ) from None
 
 
