@@ -42,7 +42,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
         "a data file must be readable",
         seen=f"{path} ({error.strerror})",
-        action="correct data.train, data.eval or data.root; `python -m slurm_rl prepare` downloads gsm8k, math, mathv60k",
+        action="correct data.train, data.eval or data.root; `python -m slurm_rl prepare` downloads gsm8k and others",
     )
 
 
