@@ -18,9 +18,8 @@ from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.node import image_report
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
-from slurm_rl.plugins.image import formats
 from slurm_rl.plugins.image.engines import Podman, choose_engine
-from slurm_rl.plugins.image.formats import Source
+from slurm_rl.plugins.image.formats import Source, check_maker, import_by_enroot
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.plugins.image.tools import say
 from slurm_rl.run_dir.meter import measure
@@ -36,7 +35,7 @@ class Target:
 
     @property
     def path(self) -> Path | None:
-        """The file to write; None where the image stays in the engine's store."""
+        """The file to write; None if the image stays in the engine's store."""
         return image_path(self.runtime, self.image)
 
 
@@ -69,78 +68,72 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         if _is_made(target, source_hash) and not how.force:
             return False
         engine = choose_engine(how.engine)
-        formats.check_maker(target.runtime)
+        check_maker(target.runtime)
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
-        facts: dict[str, Any] = {"recipe": recipe.name, "args": dict(recipe.args)}
         if how.force or not _is_in_store(engine, tag, source_hash):
             engine.build(recipe, context, tag, source_hash, how.engine_args)
         elif target.path is None:
             return False
     if target.path is not None:
-        _make_file(target, Source(engine, tag), source_hash, facts)
+        facts = {"recipe": recipe.name, "args": dict(recipe.args)}
+        _make_file(target, target.path, Source(engine, tag), source_hash, facts)
     return True
 
 
 def import_image(target: Target, ref: str, how: How) -> bool:
     """Convert an existing image: a reference, or the .tar of a root file system.
 
-    A reference by tag may mean another image tomorrow: `how.force` fetches it again.
+    A tag may refer to another image later; `how.force` fetches it again.
 
     Returns:
         False if the image is up to date.
 
     Raises:
-        ConfigError: as build_image; or the tar is not there.
+        ConfigError: as build_image; or the tar does not exist.
     """
     check_target(target)
-    is_tar = ".tar" in Path(ref).name
+    is_tar, path = ".tar" in Path(ref).name, target.path
     ref = ref.removeprefix("docker://")
     if is_tar and not Path(ref).is_file():
-        raise ConfigError("--from must name a tar that is there, or a reference", seen=ref)
+        raise ConfigError("--from must name an existing tar, or a reference", seen=ref)
     source_hash = _hash_source(ref, is_tar)
     if _is_made(target, source_hash) and not how.force:
         return False
     facts = {"from": ref}
-    if is_tar and target.path is not None:
-        formats.check_maker(target.runtime)
-        _make_file(target, Source(None, ref), source_hash, facts)
+    if path is None:
+        return _load(target, ref, is_tar, source_hash, how)
+    if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and how.engine is None:
+        import_by_enroot(ref, path)
+        _write_manifest(path, source_hash, facts | {"made_by": "enroot"}, None)
         return True
-    if target.runtime == "pyxis" and target.path is not None and shutil.which("enroot") and how.engine is None:
-        formats.import_by_enroot(ref, target.path)
-        _write_manifest(target.path, source_hash, facts | {"made_by": "enroot"}, None)
-        return True
-    engine = choose_engine(how.engine)
-    formats.check_maker(target.runtime)
-    if target.path is None:
-        if _is_in_store(engine, target.image, source_hash) and not how.force:
-            return False
-        if not is_tar:
-            raise ConfigError(
-                f"{target.runtime} takes a reference as it is: there is nothing to import",
-                seen=ref,
-                action=f"container.image={ref}",
-            )
-        engine.load_root(Path(ref), target.image, source_hash)
-        return True
-    if engine.inspect(ref) is None or how.force:
+    engine = None if is_tar else choose_engine(how.engine)
+    check_maker(target.runtime)
+    if engine is not None and (engine.inspect(ref) is None or how.force):
         engine.pull(ref)
-    _make_file(target, Source(engine, ref), source_hash, facts)
+    _make_file(target, path, Source(engine, ref), source_hash, facts)
+    return True
+
+
+def _load(target: Target, ref: str, is_tar: bool, source_hash: str, how: How) -> bool:
+    """Load a tar into the engine's store; return False if it is there."""
+    engine = choose_engine(how.engine)
+    if _is_in_store(engine, target.image, source_hash) and not how.force:
+        return False
+    if not is_tar:
+        rule = f"{target.runtime} takes a reference as it is: there is nothing to import"
+        raise ConfigError(rule, seen=ref, action=f"container.image={ref}")
+    engine.load_root(Path(ref), target.image, source_hash)
     return True
 
 
 def check_target(target: Target) -> None:
-    """Refuse, before any work, a target that could not be written.
-
-    Raises:
-        ConfigError: with the rule for this runtime.
-    """
-    suffix = RUNTIMES[target.runtime].image_suffix
-    path = target.path
+    """Raise ConfigError, before any work, for a target that cannot be written."""
+    suffix, path = RUNTIMES[target.runtime].image_suffix, target.path
     if target.runtime == "none":
         raise ConfigError(
             "an image belongs to a container runtime",
             seen="container.runtime=none",
-            action="container.runtime=pyxis container.image=/shared/images/slurm_rl.sqsh, or a preset that says so",
+            action="container.runtime=pyxis container.image=/shared/images/slurm_rl.sqsh, or a preset with them",
         )
     if suffix is not None and (path is None or path.suffix != suffix):
         raise ConfigError(
@@ -149,9 +142,7 @@ def check_target(target: Target) -> None:
             action=f"container.image=/shared/images/slurm_rl{suffix}, in a folder that every node sees",
         )
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ConfigError(
-            "container.image must lie in a folder that can be written to", seen=str(path.parent), action="make it"
-        )
+        raise ConfigError("container.image must lie in a writable folder", seen=str(path.parent), action="make it")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
@@ -169,7 +160,7 @@ def _is_made(target: Target, source_hash: str) -> bool:
 
 def _is_in_store(engine: Podman, ref: str, source_hash: str) -> bool:
     config = engine.inspect(ref)
-    return config is not None and (config.labels or {}).get(LABEL) == source_hash
+    return config is not None and config.labels.get(LABEL) == source_hash
 
 
 def _hash_source(ref: str, is_tar: bool) -> str:
@@ -180,21 +171,20 @@ def _hash_source(ref: str, is_tar: bool) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
-    assert target.path is not None
+def _make_file(target: Target, path: Path, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
     name = RUNTIMES[target.runtime].maker
-    assert name is not None, "a runtime with files of its own has what makes them"
+    assert name is not None, "a runtime with image files has a maker"
     make: Callable[[Source, Path], None] = load_function(name)
     report = image_report.parse_report(_read_report(source)) or {}
-    make(source, target.path)
+    make(source, path)
     made_by = source.engine.program if source.engine else "tar"
-    _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
+    _write_manifest(path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
 
 
 def _read_report(source: Source) -> str:
     """Return the output of node/image_report.py in the image; "" if the image has no Python."""
     try:
-        with measure(f"image   asking {source.ref}"):
+        with measure(f"image   reading versions of {source.ref}"):
             return source.engine.run_python(source.ref, Path(str(image_report.__file__))) if source.engine else ""
     except SlurmRLError as error:
         say(f"versions unknown: {error}")
@@ -203,5 +193,5 @@ def _read_report(source: Source) -> str:
 
 def _write_manifest(path: Path, source_hash: str, facts: dict[str, Any], versions: Any) -> None:
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    told = {"source_hash": source_hash, "size": path.stat().st_size, "made": made, "versions": versions}
-    write_json(manifest_path(path), {**facts, **told})
+    fields = {"source_hash": source_hash, "size": path.stat().st_size, "made": made, "versions": versions}
+    write_json(manifest_path(path), {**facts, **fields})

@@ -1,7 +1,7 @@
 """The root file system of an image in a folder, in the layout that enroot starts.
 
-/etc/environment holds the image's variables, /etc/rc its working directory, entry point and command; there are
-no device nodes, which nobody but root could make, and which enroot mounts. See enroot's doc/image-format.md.
+/etc/environment holds the image's variables, /etc/rc its working directory, entry point and command. Device nodes are
+omitted: only root can make them, and enroot mounts them. See enroot's doc/image-format.md.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOUNT_POINTS = ("dev", "etc", "proc", "run", "sys", "tmp")
 
 
 def unpack_root(stream: BinaryIO, root: Path) -> None:
-    """Unpack a tar into `root`, owned by whoever runs this, without devices and pipes.
+    """Unpack a tar into `root` without devices and pipes; all files belong to the current user.
 
     Raises:
-        ConfigError: it is no tar, ends in the middle, or has a path that leads out of `root`.
+        ConfigError: it is not a tar, is truncated, or has a path outside of `root`.
     """
     try:
         with tarfile.open(fileobj=stream, mode="r|*") as tar, measure("image   unpacking") as advance:
@@ -43,9 +43,9 @@ def _members(tar: tarfile.TarFile, root: Path, advance: Advance) -> Iterator[tar
         if member.isdev():
             continue
         _check_inside(member, inside)
-        # Else root would write as whoever owned it; the image belongs to root all over.
+        # Root would restore other owners; in the image all files belong to root.
         member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-        # Some images close files to their own owner, who is us until mksquashfs has read them.
+        # Some images have files that their owner cannot read; mksquashfs must read them.
         member.mode |= 0o500 if member.isdir() else 0o400
         yield member
         size, number = size + member.size, number + 1
@@ -54,7 +54,7 @@ def _members(tar: tarfile.TarFile, root: Path, advance: Advance) -> Iterator[tar
 
 
 def _check_inside(member: tarfile.TarInfo, inside: str) -> None:
-    """Through a link of the image, or by .., no file of this machine must be written."""
+    """Refuse paths that lead out of `inside`, through a link of the image or by `..`."""
     for name in [member.name, member.linkname] if member.islnk() else [member.name]:
         path = os.path.normpath(f"{inside}/{name}")
         folder = os.path.realpath(os.path.dirname(path))  # noqa: PTH120 (Path is slow, and files are many)
@@ -66,7 +66,7 @@ def _check_inside(member: tarfile.TarInfo, inside: str) -> None:
 
 
 def write_layout(root: Path, config: ImageConfig) -> None:
-    """Add what enroot reads."""
+    """Add the folders and files that enroot needs."""
     root.chmod(0o755)
     for name in _MOUNT_POINTS:
         if not (root / name).exists() and not (root / name).is_symlink():
@@ -81,7 +81,7 @@ def write_layout(root: Path, config: ImageConfig) -> None:
 
 
 def render_environment(config: ImageConfig) -> str:
-    """NAME=value by the line; a value with a line break cannot be said there and is left out.
+    """Return lines of NAME=value; values with a line break are omitted, since the format has no escape for them.
 
     >>> render_environment(ImageConfig(env=("PATH=/opt/bin:/bin", "BAD=a\\nb")))
     'PATH=/opt/bin:/bin\\n'
@@ -90,7 +90,7 @@ def render_environment(config: ImageConfig) -> str:
 
 
 def render_rc(config: ImageConfig) -> str:
-    """The script that enroot starts a container with: arguments replace the image's command, not its entry point."""
+    """Return enroot's start script: arguments replace the image's command, not its entry point."""
     workdir = shlex.quote(config.workdir)
     entry, command = shlex.join(config.entrypoint), shlex.join([*config.entrypoint, *config.cmd])
     return "\n".join(
@@ -111,7 +111,7 @@ def render_rc(config: ImageConfig) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Leave nothing in the image's /dev: what an engine put there are mounts and files in place of devices."""
+    """Empty the image's /dev, in which an engine leaves mount points and placeholders of devices."""
     if folder.is_symlink():
         raise ConfigError("the image's /dev must be a folder", seen=f"a link to {folder.readlink()}")
     for base, folders, files in os.walk(folder, topdown=False):
@@ -123,7 +123,7 @@ def _empty(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    # A link of the image would lead out of it.
+    # A link in the image could point outside.
     path.unlink(missing_ok=True)
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755 if path.name.startswith("rc") else 0o644)

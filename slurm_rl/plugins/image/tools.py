@@ -1,16 +1,16 @@
-"""Programs that make images: run with their output shown, their last words in the error."""
+"""Run the programs that make images: show their output, and put its end into the error."""
 
 from __future__ import annotations
 
 import errno
 import subprocess
 import sys
-import threading
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.meter import measure
@@ -20,22 +20,23 @@ _ROOM = "make room there, or name another folder: TMPDIR for the work, container
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"image   {text}", file=sys.stderr, flush=True)
 
 
 def run_tool(argv: Sequence[str], *, grows: Path | None = None) -> None:
-    """Run a program to its end, its output on our stderr.
+    """Run a program to its end, its output on stderr.
 
     Args:
-        grows: a file it writes, whose size is shown now and then.
+        grows: the file that it writes, whose size is shown as progress.
 
     Raises:
-        ConfigError: it failed; with its last words.
+        ConfigError: it failed; with the end of its output.
     """
     say("$ " + " ".join(argv))
     last: deque[str] = deque(maxlen=_TAIL)
-    with _show_growth(grows), subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    progress = nullcontext() if grows is None else measure(f"image   {grows.name}", poll=lambda: grows.stat().st_size)
+    with progress, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -45,64 +46,56 @@ def run_tool(argv: Sequence[str], *, grows: Path | None = None) -> None:
             process.terminate()
             raise
     if process.returncode:
-        raise tool_error(argv, process.returncode, "\n".join(last))
+        raise _tool_error(argv, process.returncode, "\n".join(last))
 
 
-def ask_tool(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program for its output; the exit code is for the caller to judge."""
+def try_tool(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program that may fail, and capture its output."""
     return subprocess.run(argv, capture_output=True, text=True, errors="replace")
 
 
-def tell_tool(argv: Sequence[str]) -> str:
-    """Output of a program that must succeed."""
-    done = ask_tool(argv)
+def read_tool(argv: Sequence[str]) -> str:
+    """Return the output of a program; raise ConfigError if it fails."""
+    done = try_tool(argv)
     if done.returncode:
-        raise tool_error(argv, done.returncode, done.stderr or done.stdout)
+        raise _tool_error(argv, done.returncode, done.stderr or done.stdout)
     return done.stdout
 
 
 @contextmanager
 def open_output(argv: Sequence[str]) -> Iterator[BinaryIO]:
-    """A program's output as a stream; ConfigError afterwards when it failed."""
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        words: list[bytes] = []
-        # It would block on a full pipe while we wait for its other one.
-        reader = threading.Thread(target=lambda: words.append(cast(BinaryIO, process.stderr).read()))
-        reader.start()
+    """Yield the output of a program as a stream; raise ConfigError afterwards if the program failed."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        stream = cast(BinaryIO, process.stdout)
         try:
-            yield cast(BinaryIO, process.stdout)
-            process.stdout.read()
+            yield stream
+            stream.read()
         except ConfigError:
-            # What came was not whole; when the program failed, that is why.
-            process.stdout.read()
+            # An incomplete stream is the consequence if the program failed.
+            stream.read()
             if process.wait() == 0:
                 raise
         except BaseException:
             process.kill()
             raise
-        finally:
-            reader.join()
-    if process.returncode:
-        raise tool_error(argv, process.returncode, b"".join(words).decode(errors="replace"))
+        if process.wait():
+            errors.seek(0)
+            raise _tool_error(argv, process.returncode, errors.read().decode(errors="replace"))
 
 
-def tool_error(argv: Sequence[str], code: int, words: str) -> ConfigError:
-    """What a failed program tells the user."""
-    tail = "\n".join(words.strip().splitlines()[-_TAIL:])
-    if "no space left on device" in words.lower():
+def _tool_error(argv: Sequence[str], code: int, output: str) -> ConfigError:
+    tail = "\n".join(output.strip().splitlines()[-_TAIL:])
+    if "no space left on device" in output.lower():
         return ConfigError("an image needs room on the disk", seen=tail, action=_ROOM)
     return ConfigError(f"{' '.join(argv[:2])} must succeed", seen=f"exit status {code}\n{tail}".rstrip())
 
 
 def explain_os_error(error: OSError) -> ConfigError:
-    """The same for what our own reading and writing meets."""
+    """Convert an error of our own reading and writing."""
     where = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ConfigError("an image needs room on the disk", seen=where, action=_ROOM)
     return ConfigError("the image's files must be readable and writable", seen=where, action="see its folder's rights")
-
-
-def _show_growth(path: Path | None) -> AbstractContextManager[Any]:
-    """The size of a file that a silent program writes."""
-    return nullcontext() if path is None else measure(f"image   {path.name}", poll=lambda: path.stat().st_size)

@@ -1,8 +1,4 @@
-"""Which charts a report shows, and how rows of metrics become them; pygal draws them as inline SVG.
-
-pygal is plain Python without numpy, so it is there on a login node, and what it draws needs no script: values are
-told by the browser's own tips. Colours, fonts and the dark theme are those of page.html.
-"""
+"""Charts of a report, drawn by pygal as inline SVG without scripts; page.html sets colors and fonts."""
 
 from __future__ import annotations
 
@@ -23,21 +19,21 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 MAX_POINTS = 120
-"""More than this is binned: a report of a long run stays small, and each point wide enough to hit."""
+"""More points are binned, so that the report of a long run stays small."""
 FEW_POINTS = 24
-"""Up to this each one is marked."""
+"""Up to this number, each point is marked."""
 MAX_COMPARED_POINTS = 60
-"""Of each run, where several are in one chart."""
+"""Maximum number of points of each of several curves in one chart."""
 FONT_SIZE = 14
 MAX_SHARED_LABEL = 14
-"""Characters of a label that shares its line of a legend with others; a longer one has its own line."""
+"""Characters of a label in a legend with several columns; a longer label makes it one column."""
 _NOT_SHOWN = {"defs", "desc", "script", "style"}
-"""What pygal adds for its own style sheet and script, which the page has no use for."""
+"""Elements of pygal's style sheet and script, which are removed."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A key of the rows, in one stage."""
+    """A metric of one stage."""
 
     label: str
     key: str
@@ -76,9 +72,9 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     ),
     "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in STAGE_TITLES.items()),
 }
-"""Title to the curves of a chart; it is drawn when any of them has values."""
+"""Title -> curves of a chart; it is drawn if any of them has values."""
 _NAMED = ((re.compile(r"score/(.+)"), "Score {}", "grpo"), (re.compile(r"set/(.+/avg@\d+)"), "Set {}", "eval"))
-"""Pattern of keys with a name of the user's, title of the chart of each, and stage of its rows."""
+"""Pattern of keys with user-defined names, title of their charts, and stage of their rows."""
 
 
 def find_charts(rows: Iterable[Row]) -> dict[str, tuple[Curve, ...]]:
@@ -95,7 +91,7 @@ def find_charts(rows: Iterable[Row]) -> dict[str, tuple[Curve, ...]]:
 
 
 def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
-    """(title, SVG) of the charts for which there are values."""
+    """Yield (title, SVG) of the charts with values."""
     for title, shown in find_charts(rows).items():
         curves = {curve.label: points for curve in shown if (points := select_points(rows, curve))}
         if curves:
@@ -105,43 +101,30 @@ def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
         yield "Time of a step, seconds", _draw_phases(timed)
 
 
-def compare_runs(named: Mapping[str, list[Row]], others: Sequence[list[Row]] = ()) -> Iterator[tuple[str, str]]:
-    """(title, SVG) of each curve that a run has, all runs in one chart.
-
-    Args:
-        others: rows of runs that are drawn pale behind the named ones.
-    """
-    for title, shown in find_charts(row for rows in named.values() for row in rows).items():
+def compare_runs(runs: Mapping[str, list[Row]]) -> Iterator[tuple[str, str]]:
+    """Yield (title, SVG) of each curve that a run has, all runs in one chart."""
+    for title, shown in find_charts(row for rows in runs.values() for row in rows).items():
         for curve in shown:
-            # A run without it stays, so that every run has one colour.
-            curves = {name: select_points(rows, curve) for name, rows in named.items()}
+            # A run without values stays, so that every run keeps its color.
+            curves = {name: select_points(rows, curve) for name, rows in runs.items()}
             if any(curves.values()):
-                pale = [select_points(rows, curve) for rows in others]
-                yield title if len(shown) == 1 else f"{title}, {curve.label}", draw_lines(curves, pale)
-
-
-def thin_rows(rows: list[Row]) -> list[Row]:
-    """At most MAX_COMPARED_POINTS rows of each stage, spread over the run: enough for a pale curve."""
-    stages: dict[str, list[Row]] = {}
-    for row in rows:
-        stages.setdefault(row["stage"], []).append(row)
-    return [row for those in stages.values() for row in those[:: -(-len(those) // MAX_COMPARED_POINTS)]]
+                yield title if len(shown) == 1 else f"{title}, {curve.label}", draw_lines(curves)
 
 
 def select_points(rows: list[Row], curve: Curve) -> list[Point]:
-    """(step, value) of each row that has the key."""
+    """Return (step, value) of each row that has the key."""
     return [(row["step"], row[curve.key]) for row in rows if row["stage"] == curve.stage and curve.key in row]
 
 
 def bin_points(points: list[Point], most: int = MAX_POINTS) -> list[Point]:
-    """At most so many points: the mean of each run of neighbours, at its last step."""
+    """Return at most `most` points: the mean of each group of neighbors, at its last step."""
     size = -(-len(points) // most)
     bins = [points[start : start + size] for start in range(0, len(points), max(1, size))]
     return [(part[-1][0], fmean(y for _, y in part)) for part in bins]
 
 
 def moving_mean(points: list[Point], half_width: int) -> list[Point]:
-    """The mean of each point and `half_width` neighbours on either side, fewer at the ends."""
+    """Return the mean of each point and `half_width` neighbors on either side, fewer at the ends."""
     smoothed = []
     for index, (x, _) in enumerate(points):
         near = points[max(0, index - half_width) : index + half_width + 1]
@@ -150,7 +133,7 @@ def moving_mean(points: list[Point], half_width: int) -> list[Point]:
 
 
 def format_number(value: float) -> str:
-    """A number as short as it can be read.
+    """Return a number with at most six digits.
 
     >>> [format_number(v) for v in (0, 2500000.0, 0.25, 0.1 + 0.2, 0.000012)]
     ['0', '2,500,000', '0.25', '0.3', '1.2e-05']
@@ -158,59 +141,24 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.6g}"
 
 
-def draw_lines(curves: Mapping[str, list[Point]], pale: Sequence[list[Point]] = ()) -> str:
-    """Curves by label over the step. A long one is smoothed, and when it is alone, its values are pale behind it.
-
-    Args:
-        pale: curves without a name, behind the others; they do not widen the chart by more than its height each way.
-    """
+def draw_lines(curves: Mapping[str, list[Point]]) -> str:
+    """Draw curves by label over the step. Long ones are smoothed; a single one keeps its values in the background."""
     import pygal
 
     most = MAX_POINTS if len(curves) < 3 else MAX_COMPARED_POINTS
     binned = {label: bin_points(points, most) for label, points in curves.items()}
-    is_long, is_alone = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
-    if is_long and not is_alone:
+    is_long, is_single = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
+    if is_long and not is_single:
         binned = {label: _smooth(points) for label, points in binned.items()}
     values = [value for points in binned.values() for _, value in points]
     starts_at_zero = 0 < min(values) < max(values) / 2
-    kind = "marked" if not is_long else "raw" if is_alone else "smooth"
-    behind = _join(pale, min(values), max(values))
-    labels = [*binned, *(["others"] if behind else [])]
-    chart = pygal.XY(**_look(kind, labels), dots_size=4, include_x_axis=starts_at_zero)
+    kind = "marked" if not is_long else "raw" if is_single else "smooth"
+    chart = pygal.XY(**_look(kind, list(binned)), dots_size=4, include_x_axis=starts_at_zero)
     for label, points in binned.items():
         chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
-        if is_long and is_alone:
+        if is_long and is_single:
             chart.add("smoothed", _smooth(points), show_dots=False)
-    if behind:
-        chart.add("others", behind, show_dots=False, allow_interruptions=True)
-        chart.add_xml_filter(_put_others_behind)
     return _render(chart)
-
-
-def _join(pale: Sequence[list[Point]], low: float, high: float) -> list[tuple[float | None, float | None]]:
-    """One series of many curves, a gap after each; one run that diverged would flatten all others."""
-    room = (high - low) or abs(high) or 1.0
-    joined: list[tuple[float | None, float | None]] = []
-    for points in pale:
-        for x, y in _smooth(bin_points(points, MAX_COMPARED_POINTS)):
-            joined.append((x, y) if low - room <= y <= high + room else (None, None))
-        joined.append((None, None))
-    return joined if any(x is not None for x, _ in joined) else []
-
-
-def _put_others_behind(root: Element) -> Element:
-    """The last series becomes the first drawn, and grey."""
-    groups = [(parent, node) for parent in root.iter() for node in parent if "series" in node.get("class", "").split()]
-    last = max(int(re.findall(r"serie-(\d+)", node.get("class", ""))[0]) for _, node in groups)
-    for parent, node in groups:
-        if f"serie-{last}" in node.get("class", "").split():
-            node.set("class", "series others")
-            parent.remove(node)
-            parent.insert(0, node)
-    for node in root.iter():
-        if f"color-{last}" in node.get("class", "").split():
-            node.set("class", "others")
-    return root
 
 
 def _smooth(points: list[Point]) -> list[Point]:
@@ -240,10 +188,10 @@ def _look(kind: str, labels: Sequence[str]) -> dict[str, Any]:
     has_long = max(map(len, labels)) > MAX_SHARED_LABEL
     columns = 1 if has_long else 3
     return {
-        # The page says the fonts; pygal must know their size to leave room for them.
+        # page.html sets the fonts; pygal needs their size for the layout.
         "style": Style(label_font_size=FONT_SIZE, major_label_font_size=FONT_SIZE, legend_font_size=FONT_SIZE),
         "classes": ["chart", kind],
-        # About as wide as a card of three, so that a letter is shown in the size that it was given room for.
+        # The width of a card, so that letters have the size of the layout.
         "width": 430,
         "height": 230 + (24 * -(-len(labels) // columns) if len(labels) > 1 else 0),
         "margin": 6,
@@ -270,7 +218,7 @@ def _render(chart: pygal.Graph) -> str:
 
 
 def _strip(root: Element) -> Element:
-    """Leave what is drawn, and the tips of the points."""
+    """Remove everything except the drawing and its tooltips."""
     del root.attrib["id"]
     root.attrib.pop("xmlns", None)
     for parent in list(root.iter()):

@@ -1,4 +1,4 @@
-"""Samples of a run as text: prompt, replies, what the environment said to each, rewards. Pure.
+"""Render samples of a run as text: prompt, replies, observations, rewards. Pure.
 
 step 60, reward 1, answer '3'
   prompt       '333?'
@@ -6,7 +6,7 @@ step 60, reward 1, answer '3'
   it said      '<'
   turn 2       '3'           reward 1
 
-With tools their calls stand in place of what the policy read of them:
+With tools, calls replace observations:
 
   turn 1       '[add(a=57,b=86)]'
   call         'add({"a": 57, "b": 86})' -> '143'
@@ -22,12 +22,12 @@ _NAME_WIDTH = 12
 
 
 def render_episodes(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lines of samples.jsonl, one paragraph each; with every text in quotes, so that ends and blanks are seen."""
+    """Return one paragraph per row of samples.jsonl; all texts are quoted, so that white space is visible."""
     return "\n\n".join("\n".join(_lines(row)) for row in rows)
 
 
 def transcribe(row: Mapping[str, Any]) -> str:
-    """An episode in one cell of a table; of a single turn its completion.
+    """Return an episode for one cell of a table; for a single turn, its completion.
 
     >>> transcribe({"turns": [{"reply": "6", "observation": "<"}, {"reply": "3", "observation": ""}]})
     '6 [<] 3'
@@ -35,8 +35,10 @@ def transcribe(row: Mapping[str, Any]) -> str:
     turns = row.get("turns")
     if not turns:
         return str(row.get("completion", ""))
-    said = (f"{turn.get('reply')}" + (f" [{turn['observation']}]" if turn.get("observation") else "") for turn in turns)
-    return " ".join(said)
+    texts = (
+        f"{turn.get('reply')}" + (f" [{turn['observation']}]" if turn.get("observation") else "") for turn in turns
+    )
+    return " ".join(texts)
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -57,7 +59,7 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _came_of(call: Mapping[str, Any]) -> str:
-    """Result or error of a call of a tool, behind it."""
+    """Return the result or error of a tool call."""
     if call.get("error") is None:
         return f" -> {call.get('result')!r}"
     return f" -> {call['error']}: {call.get('result')!r}"

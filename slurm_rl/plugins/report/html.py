@@ -13,7 +13,7 @@ from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.render import render_line, render_ratio
 from slurm_rl.plugins.goodput.types import Ledger
-from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number, thin_rows
+from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.goodput_bar import draw_bar
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
@@ -59,8 +59,6 @@ EVENTS_A_SIDE = 150
 LONGEST_TEXT = 4000
 BEST_RUNS = 5
 """Number of colors of the page."""
-MAX_OTHERS = 100
-"""Maximum number of further runs drawn in grey, evenly spaced over the ranking."""
 
 
 def write_report(run: RunDir) -> Path:
@@ -88,20 +86,17 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
         [*row, render_ratio(ledger.goodput) if ledger else "-"] for row, ledger in zip(table, ledgers, strict=True)
     ]
     is_ranked = any(standing.value is not None for standing in standings)
-    best, rest = standings[:BEST_RUNS], standings[BEST_RUNS:]
-    others = rest[:: -(-len(rest) // MAX_OTHERS) or 1]
+    best = standings[:BEST_RUNS]
     named = {standing.label: read_rows(RunDir(path / standing.run).metrics) for standing in best}
-    pale = [thin_rows(read_rows(RunDir(path / standing.run).metrics)) for standing in others]
     states = Counter(standing.state for standing in standings).most_common()
     counts = ", ".join(f"{number:,} {state}" for state, number in states)
     missing = None if is_ranked else explain_missing([RunDir(path / each.run) for each in standings], metric)
     about = f"runs: {counts} · metric: {metric}" + (f" · {missing}" if missing else "")
-    which = f"Curves of the best {len(best)}" if is_ranked else f"Curves of {len(best)} runs"
-    title = f"{which}, step by step" + (f", {len(others)} others behind" if others else "")
+    title = f"Curves of the best {len(best)}" if is_ranked else f"Curves of {len(best)} runs"
     sections = [
         f'<header><h1>{escape(path.name)}</h1><p class="sub">{escape(about)}</p></header>',
         render_section("Runs, best first", render_table(headings, table, number_columns={0, 1})),
-        render_section(title, render_charts(compare_runs(named, pale))),
+        render_section(f"{title}, step by step", render_charts(compare_runs(named))),
     ]
     report = RunDir(path).report
     write_text(report, render_page(path.name, sections))

@@ -1,4 +1,4 @@
-"""The runs of a sweep side by side: one metric of each, best first."""
+"""Rank the runs of a sweep by one metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USUAL = ("eval/loss", "accuracy/sampled", "reward/mean", "policy/loss")
 _LEGEND = 44
 """Characters of a run's name in a legend."""
 _LEAST = 6
-"""Characters that a swept value keeps."""
+"""Minimum width of a swept value."""
 _NUM_FIXED = 5
 """Columns before those of the swept keys."""
 
@@ -29,9 +29,9 @@ class RankedRun:
     run: str
     """Name of its directory."""
     overrides: Mapping[str, str]
-    """The swept ones."""
+    """Swept values by key."""
     value: float | None
-    """None while it has no such number."""
+    """None if the run has no such number yet."""
     state: str
     step: str = "-"
     """Steps done, and of how many."""
@@ -40,7 +40,7 @@ class RankedRun:
 
     @property
     def label(self) -> str:
-        """Number and swept values, as a legend shows them.
+        """Number and swept values for a legend.
 
         >>> RankedRun("3", {"optim.lr": "1e-4", "seed": "1"}, None, "").label
         '3: lr=1e-4 seed=1'
@@ -51,16 +51,16 @@ class RankedRun:
 
 
 def read_metric(run: RunDir, metric: str) -> float | None:
-    """The newest value of a metric.
+    """Return the newest value of a metric.
 
     Args:
-        metric: a key of metrics.jsonl, which has a slash in it (`reward/mean`), or a dotted path in the summary
+        metric: a key of metrics.jsonl, with a slash (`reward/mean`), or a dotted path in the summary
             (`accuracy.after.sampled`).
     """
     rows = read_rows(run.metrics)
     if "/" in metric:
         return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
-    # Summed up again, because summary.json is written at the end of a run.
+    # summary.json is written at the end of a run only.
     return _number(_flatten(summarize_run(run)).get(metric)) if rows else None
 
 
@@ -70,7 +70,7 @@ def _number(value: Any) -> float | None:
 
 
 def rank(standings: Sequence[RankedRun], *, smallest_first: bool) -> list[RankedRun]:
-    """Best first; runs without a value last, in their order.
+    """Return the runs, best first; runs without a value last, in their order.
 
     >>> runs = [RankedRun("0", {}, None, ""), RankedRun("1", {}, 0.5, ""), RankedRun("2", {}, 0.7, "")]
     >>> [standing.run for standing in rank(runs, smallest_first=False)]
@@ -86,8 +86,8 @@ def explain_missing(runs: Sequence[RunDir], metric: str) -> ConfigError | None:
     for run in runs:
         if rows := read_rows(run.metrics):
             summary = summarize_run(run)
-            # What is not measured yet may still become a number.
-            found = [path for path, told in _flatten(summary).items() if told is None or _number(told) is not None]
+            # A missing value may still become a number.
+            found = [path for path, value in _flatten(summary).items() if value is None or _number(value) is not None]
             known = [*found, *sorted({key for row in rows for key in row})]
             if metric in known:
                 return None
@@ -103,7 +103,7 @@ def explain_missing(runs: Sequence[RunDir], metric: str) -> ConfigError | None:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What a summary holds, by dotted path."""
+    """Return the values of a summary by dotted path."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

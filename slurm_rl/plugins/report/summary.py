@@ -1,4 +1,4 @@
-"""What came out of a run, in one small dict: summary.json, and the table printed at its end."""
+"""Results of a run as one small dict: summary.json, and the table printed at its end."""
 
 from __future__ import annotations
 
@@ -21,20 +21,15 @@ if TYPE_CHECKING:
 
 PHASES = ("rollout", "reward", "train", "sync", "save")
 EVALUATION = "eval"
-"""Stage of a run that trains nothing."""
+"""Stage of a run without training."""
 
 
 def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
-    """Sum up the rows of metrics.jsonl; what was not measured is null.
+    """Summarize the rows of metrics.jsonl; missing values are null.
 
-    `accuracy.before` is the last evaluation before the first GRPO step, so a warm-up does not count
-    as reinforcement learning; `accuracy.after` is the last evaluation that followed a GRPO step.
-
-    `sets` has the results of each evaluation set, `before` and `after` in the same sense. A run that only evaluates
-    has them under `after`.
-
-    `tokens_per_s` is end to end: the tokens that GRPO steps sampled and trained on, each counted
-    once, over the whole time of those steps, rewards, weight sync and saving included.
+    `accuracy.before` is the last evaluation before the first GRPO step (after a warm-up), `accuracy.after` the last one
+    after it; likewise for each set in `sets`, where a run without training has only `after`. `tokens_per_s` is end to
+    end: sampled and trained tokens, each counted once, over the whole time of the GRPO steps.
     """
     default = EVALUATION if meta.only_evaluates else "grpo"
     stage = next((row["stage"] for row in rows if row["stage"] in STAGE_TITLES), default)
@@ -58,7 +53,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
 
 
 def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
-    """The last evaluation before the main stage began and the last one after; rows are in the order of logging."""
+    """Return the last evaluation before the main stage and the last one after; rows are in the order of logging."""
     ahead, rest = _split(rows)
     before, after = _of_stage(ahead, "eval"), _of_stage(rest, "eval")
     return (before[-1] if before else None), (after[-1] if after else None)
@@ -80,13 +75,13 @@ def _sets(rows: list[Row], *, only_evaluates: bool) -> dict[str, dict[str, SetRe
 
 
 def split_step(row: Row) -> dict[str, float]:
-    """Seconds of one step by phase; `other` is what no phase measured."""
+    """Return the seconds of one step by phase; `other` is the unmeasured rest."""
     phases = {phase: float(row.get(f"time/{phase}_s", 0.0)) for phase in PHASES}
     return {**phases, "other": max(0.0, float(row.get("time/step_s", 0.0)) - sum(phases.values()))}
 
 
 def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Seconds and share by phase of GRPO, with warm-up and evaluation as one phase each."""
+    """Return seconds and share by phase of GRPO, with warm-up and evaluation as one phase each."""
     seconds = dict.fromkeys(("warmup", "eval", *PHASES, "other"), 0.0)
     for row in rows:
         parts = split_step(row) if row["stage"] == "grpo" else {row["stage"]: float(row.get("time/step_s", 0.0))}
@@ -101,12 +96,12 @@ def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def summarize_run(run: RunDir) -> dict[str, Any]:
-    """The summary of what the run directory holds now."""
+    """Return the summary of the current run directory."""
     return {**build_summary(read_rows(run.metrics), collect_meta(run)), "goodput": summarize_goodput(run)}
 
 
 def summarize_goodput(run: RunDir) -> dict[str, Any] | None:
-    """The ledger with its sentence and MFU; None before the first attempt."""
+    """Return the ledger with its sentence and MFU; None before the first attempt."""
     ledger = read_ledger(run)
     if ledger is None:
         return None
@@ -119,14 +114,14 @@ def summarize_goodput(run: RunDir) -> dict[str, Any] | None:
 
 
 def write_summary(run: RunDir) -> dict[str, Any]:
-    """Write summary.json and return what it holds."""
+    """Write summary.json and return its content."""
     summary = summarize_run(run)
     write_json(run.summary, summary)
     return summary
 
 
 def render_summary(summary: dict[str, Any]) -> Table:
-    """The table that ends a run in the foreground."""
+    """Return the table that ends a run in the foreground."""
     from rich.table import Table
     from rich.text import Text
 
@@ -134,7 +129,7 @@ def render_summary(summary: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in _lines(summary):
-        # Text, so that a bracket in a path is not taken for markup.
+        # Text: a bracket in a path is not markup.
         table.add_row(name, Text(value))
     return table
 
@@ -180,14 +175,14 @@ def _describe_steps(summary: dict[str, Any]) -> str:
 
 
 def describe_data(summary: dict[str, Any]) -> str:
-    """Return what became of the rows of a run's data; "" before they are loaded and for a run that only evaluates."""
+    """Return the use of the rows of a run's data; "" before they are loaded and for a run without training."""
     if not summary["rows"] or summary["stage"] == EVALUATION:
         return ""
     return describe_rows(summary["rows"], has_sets=bool(summary["sets"]))
 
 
 def describe_rows(rows: dict[str, int], *, has_sets: bool = False) -> str:
-    """What became of the rows of the data, in words.
+    """Describe the use of the rows of the data.
 
     >>> describe_rows({"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3})
     '9,500 to train on, none held out: nothing is evaluated, 3 left out as too long'
@@ -214,7 +209,7 @@ def _accuracy(row: Row | None) -> Row | None:
 
 
 def _held_out(row: Row | None) -> Row | None:
-    """What a supervised task measures, by name; None for an evaluation of completions."""
+    """Return the measurements of a supervised task by name; None for an evaluation of completions."""
     found = {name.removeprefix("eval/"): value for name, value in (row or {}).items() if name.startswith("eval/")}
     return found or None
 

@@ -206,7 +206,7 @@ def test_a_build_or_an_export_that_fails_says_the_engines_words(programs: Progra
         (Target("pyxis", "nvcr.io#nvidia/pytorch"), r"path of the \.sqsh"),
         (Target("pyxis", "/tmp/x.sif"), r"path of the \.sqsh"),
         (Target("apptainer", "/tmp/x.sqsh"), r"path of the \.sif"),
-        (Target("pyxis", "/no/such/folder/x.sqsh"), "folder that can be written to"),
+        (Target("pyxis", "/no/such/folder/x.sqsh"), "in a writable folder"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_refused_first(programs: Programs, target: Target, message: str) -> None:

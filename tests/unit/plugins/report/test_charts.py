@@ -12,7 +12,6 @@ from slurm_rl.plugins.report.charts import (
     build_charts,
     draw_lines,
     moving_mean,
-    thin_rows,
 )
 
 from .sample_run import make_row, make_rows
@@ -41,29 +40,6 @@ def test_several_curves_are_named_below(num: int) -> None:
     assert [text.text for text in texts] == [f"run {n}" for n in range(num)]
     height = float(svg.attrib["viewBox"].split()[3])
     assert max(top + float(text.attrib["y"]) for text in texts) < height
-
-
-def test_other_runs_lie_pale_behind_the_named_ones() -> None:
-    named = {f"run {n}": [(1.0, float(n)), (2.0, float(n))] for n in range(3)}
-    diverged = [(1.0, 1.0), (2.0, 1e9)]
-    svg = ElementTree.fromstring(draw_lines(named, [[(1.0, 0.5), (2.0, 1.5)], diverged]))
-    drawn = [node.get("class", "") for node in svg.iter("g") if node.find("path") is not None]
-    assert [name for name in drawn if "series" in name] == [
-        "series others",
-        *(f"series serie-{n} color-{n}" for n in range(3)),
-    ]
-    assert tips(ElementTree.tostring(svg, encoding="unicode")) == [
-        f"step {step}: run {n} {n}" for n in range(3) for step in (1, 2)
-    ]
-    # What diverged does not flatten the others.
-    assert not any("1,000,000,000" in (text.text or "") for text in svg.iter("text"))
-    assert "others" in [text.text for text in svg.iter("text")]
-
-
-def test_pale_rows_are_few_of_each_stage() -> None:
-    rows = [make_row(step, stage) for step in range(200) for stage in ("grpo", "eval")]
-    thin = thin_rows(rows)
-    assert len(thin) == 2 * 50 and {row["stage"] for row in thin} == {"grpo", "eval"}
 
 
 def test_a_long_curve_alone_keeps_its_values_behind_its_mean() -> None:
