@@ -29,8 +29,8 @@ class ImageConfig:
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> ImageConfig:
-        lists = (tuple(tree.get(key) or ()) for key in ("Env", "Entrypoint", "Cmd"))
-        return ImageConfig(*lists, tree.get("WorkingDir") or "/", dict(tree.get("Labels") or {}))
+        env, entrypoint, cmd = (tuple(tree.get(key) or ()) for key in ("Env", "Entrypoint", "Cmd"))
+        return ImageConfig(env, entrypoint, cmd, tree.get("WorkingDir") or "/", dict(tree.get("Labels") or {}))
 
 
 class Podman:
