@@ -1,4 +1,4 @@
-"""The same run in the words of other systems. Pure: config in, text out."""
+"""Export a run to other systems. Pure: config in, text out."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import re
 from slurm_rl.errors import ConfigError
 
 _LENGTHS = {"dstack": (2, 41), "xpk": (1, 39)}
-"""Shortest and longest name that each takes."""
+"""Minimum and maximum length of a name."""
 
 
 def workload_name(name: str, launcher: str) -> str:
-    """A name of lower case letters, digits and dashes that begins with a letter and ends without a dash.
+    """Return a name of lower case letters, digits and dashes that begins with a letter and ends without a dash.
 
     >>> workload_name("GRPO mathv60k", "dstack")
     'grpo-mathv60k'
 
     Raises:
-        ConfigError: `name` gives none of that length or beginning.
+        ConfigError: the result is too short, too long, or begins with a digit.
     """
     shortest, longest = _LENGTHS[launcher]
     found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if not (found[:1].isalpha() and shortest <= len(found) <= longest):
         raise ConfigError(
-            f"{launcher} wants a name of {shortest} to {longest} letters, digits and dashes that begins with a letter",
+            f"{launcher} requires a name of {shortest} to {longest} letters, digits and dashes, the first a letter",
             seen=name,
             action="set name=...",
         )

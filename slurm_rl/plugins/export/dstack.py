@@ -1,7 +1,7 @@
-"""A run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
+"""Export a run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
 
-Every node runs `python -m slurm_rl join`, which finds its place in DSTACK_*. Secrets are in it by name alone, which
-dstack takes from the shell that calls `dstack apply`.
+Every node runs `python -m slurm_rl join`, which reads its rank from DSTACK_*. The file has names of secrets only;
+dstack reads the values from the shell of `dstack apply`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.export import workload_name
 
 RUN_TOKEN = "SLURM_RL_TOKEN"
-"""What the run's machines know each other by."""
+"""Variable with the token that authenticates the machines of a run."""
 _FROM_LOCK = "pip install --no-deps --require-hashes -r /dev/stdin"
-# flash-attn takes half an hour to build; attention of torch's own does without.
+# flash-attn takes half an hour to build, and torch has its own attention.
 _INSTALL = {
     "nvidia": [f"grep -v ^flash-attn== containers/cuda/constraints.txt | {_FROM_LOCK}"],
     "cpu": [
@@ -30,9 +30,9 @@ _INSTALL = {
         f"grep -v ^torch== constraints.txt | {_FROM_LOCK}",
     ],
 }
-# Slurm's name of it -> dstack's, where these differ.
+# GPU name of Slurm -> name of dstack, if they differ.
 _GPU_NAMES = {"MI300": "MI300X"}
-# Beside Ray's object store: torch's and vLLM's own segments.
+# Segments of torch and vLLM, in addition to Ray's object store.
 _SHM_MARGIN_GB = 8
 
 
@@ -43,18 +43,18 @@ def render_dstack(
     image: str | None,
     volumes: Sequence[str] = (),
 ) -> str:
-    """The text of a .dstack.yml.
+    """Return the text of a .dstack.yml.
 
     Args:
-        config: what the overrides compose to.
-        overrides: of the command line; the nodes compose the same config from them.
-        secret_names: environment variables to hand on.
-        image: Docker reference; None takes that of the config, or dstack's own with an installation at the start.
-        volumes: `source:/path`; source is a folder of the machine, or a network volume's name. container.mounts are
-            such folders, too.
+        config: the composed config.
+        overrides: overrides of the command line, from which the nodes compose the same config.
+        secret_names: environment variables to pass on.
+        image: Docker reference; None takes the image of the config, or installs the packages in dstack's own image.
+        volumes: `source:/path`; source is a folder of the machine or the name of a network volume. container.mounts
+            are added.
 
     Raises:
-        ConfigError: dstack has no word for something of the run.
+        ConfigError: dstack does not support a setting of the run.
     """
     task = build_task(config, overrides, secret_names, image, volumes)
     text = yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True)
@@ -74,7 +74,7 @@ def build_task(
     image: str | None,
     volumes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The same as a tree."""
+    """Return the task as a tree."""
     if any("${{" in word for word in overrides):
         raise ConfigError("an override must not hold ${{, which dstack replaces", seen=" ".join(overrides))
     image = image or _docker_image(config)
@@ -93,59 +93,59 @@ def build_task(
         "nodes": config.cluster.num_nodes,
     }
     task |= {"image": image} if image else {"python": "3.11"}
-    # The checkout, from which the nodes run.
+    # The nodes run from the checkout.
     task |= {"repos": ["."], "env": [*secret_names, RUN_TOKEN], "commands": [*config.cluster.setup, *commands]}
     if config.ray.dashboard and config.ray.dashboard_port is not None:
-        # `dstack apply` forwards it from the head to this number here, as long as it is attached.
+        # While `dstack apply` is attached, it forwards this port of the head to the local machine.
         task["ports"] = [config.ray.dashboard_port]
     task["resources"] = _resources(config)
     if mounted := _volumes(config, volumes):
         task["volumes"] = mounted
     if config.job.time_limit_min is not None:
         task["max_duration"] = f"{config.job.time_limit_min}m"
-    # Between the notice and the end: the run saves.
+    # The run saves between the notice and the end.
     task["stop_duration"] = f"{config.job.planned_lead_s}s"
     if config.checkpoint.upload_url is not None:
-        # New machines have nothing but the copies.
+        # New machines have only the uploaded checkpoints.
         task["retry"] = {"on_events": ["no-capacity", "interruption"], "duration": "1d"}
     return task
 
 
 def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
-    """What a machine that is a container already must be told in addition to the user's own words."""
+    """Return the overrides with those for a machine that is already a container."""
     added = []
     if not LAUNCHERS[config.cluster.launcher].by_node:
         added.append("cluster.launcher=manual")
     if config.container.image is not None:
         added += ["container.runtime=none", "container.image=null"]
     if config.run_dir is None:
-        # A time in the name would differ from node to node.
+        # The default name has a time, which would differ between nodes.
         added.append(f"run_dir={quote_for_hydra(f'{config.cluster.run_root}/{config.name}')}")
     return [*overrides, *added]
 
 
 def quote_for_hydra(text: str) -> str:
-    r"""A value that Hydra reads as this very text.
+    r"""Quote a value for Hydra.
 
     >>> quote_for_hydra("runs/a"), quote_for_hydra("a b")
     ('runs/a', "'a b'")
     """
     if re.fullmatch(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*", text):
-        return text  # no number, no word with a meaning of its own
-    # Backslashes count only before a quote, the closing one included.
+        return text  # neither a number nor a keyword
+    # Backslashes are special only before a quote, including the closing one.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
-def _volumes(config: RunConfig, told: Sequence[str]) -> list[str]:
-    """As dstack writes them: `/folder/of/the/machine:/path`, or `network-volume:/path`."""
+def _volumes(config: RunConfig, given: Sequence[str]) -> list[str]:
+    """Return volumes in dstack's notation: `/folder/of/the/machine:/path`, or `network-volume:/path`."""
     for mount in config.container.mounts:
         if mount.read_only:
             raise ConfigError(
-                "dstack has no volume for reading alone",
+                "dstack has no read-only volumes",
                 seen=f"container.mounts {mount.source}",
                 action="leave out :ro",
             )
-    for volume in told:
+    for volume in given:
         source, _, path = volume.partition(":")
         if not source or not path.startswith("/") or ":" in path:
             raise ConfigError(
@@ -153,7 +153,7 @@ def _volumes(config: RunConfig, told: Sequence[str]) -> list[str]:
                 seen=volume,
                 action="--volume /checkpoints:/checkpoints",
             )
-    found = [*(f"{mount.source}:{mount.target}" for mount in config.container.mounts), *told]
+    found = [*(f"{mount.source}:{mount.target}" for mount in config.container.mounts), *given]
     paths = [volume.partition(":")[2] for volume in found]
     if twice := {path for path in paths if paths.count(path) > 1}:
         raise ConfigError("a path must have one volume", seen=min(twice))

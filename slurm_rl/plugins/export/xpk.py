@@ -68,7 +68,7 @@ def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]
 
 
 def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
-    """The command but for its environment."""
+    """Return the command without its environment."""
     if config.external is None or config.task != "maxtext":
         raise ConfigError(
             "export xpk is for task=maxtext, which runs on TPUs",

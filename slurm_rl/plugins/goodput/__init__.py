@@ -1,1 +1,1 @@
-"""Where the GPU-time of a run went, and what follows from it: the goodput ledger, and times learned from saves."""
+"""The goodput ledger (GPU-time of a run by cause), and times learned from saves."""

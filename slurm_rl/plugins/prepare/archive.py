@@ -1,7 +1,7 @@
-"""Unpacks an archive from the internet: regular files only, none outside the folder, none too many.
+"""Unpack an archive from the internet: regular files only, inside the folder, within bounds.
 
-Nothing is created by the archive library; every member is written here, from its bytes, with our own mode.
-So no link, device, owner, mode or absolute name of an archive ever reaches the disk.
+The archive library creates no files: every member is written here from its bytes. Links, devices, owners, modes and
+absolute names of the archive never reach the disk.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_BYTES = 64 << 30
 MAX_FILES = 2_000_000
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 20
-# tarfile's own way through a packed stream, and zipfile's through these methods, unpack a whole read at once: 500 bytes
-# of bz2 are gigabytes.
+# tarfile's own decompression, and zipfile's other methods, decompress a whole read at once: 500 bytes of bz2 can be
+# gigabytes.
 _OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = (
@@ -38,13 +38,13 @@ _HEADERS = (
 def extract_archive(
     archive: Path, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
 ) -> tuple[int, int]:
-    """Write the members of a .tar, .tar.gz (bz2, xz) or .zip below `folder`; returns (files, bytes).
+    """Write the members of a .tar, .tar.gz (bz2, xz) or .zip below `folder`, and return (files, bytes).
 
-    A name that comes twice is written twice, and the last one stays, as tar does it.
+    Of two members with the same name the last one stays, as with tar.
 
     Args:
-        folder: must exist; nothing is written outside it.
-        max_bytes: of all files unpacked, whatever their headers say.
+        folder: an existing folder; nothing is written outside it.
+        max_bytes: bound on all unpacked bytes, independent of headers.
 
     Raises:
         DataError: a member leaves the folder, is a link or a device, or the bounds are passed; the member is named.
@@ -68,7 +68,7 @@ def extract_archive(
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(archive, error) from None
     except OSError as error:
-        if error.errno is None:  # gzip and bz2 say so of bad data
+        if error.errno is None:  # bad data in gzip and bz2
             raise _damaged(archive, error) from None
         raise PrepareError(
             f"{archive.name} must be unpacked below {folder}", seen=str(error), action="make room, then run it again"
@@ -77,11 +77,11 @@ def extract_archive(
 
 
 class _ShortHeaders(tarfile.TarInfo):
-    """Members whose names and attributes are of a sane length: tarfile reads each such header as one string."""
+    """Members with bounded names and attributes: tarfile reads each such header as one string."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         is_global = self.type == tarfile.XGLTYPE
-        # Attributes for all members that follow stay in memory.
+        # Attributes for all following members stay in memory.
         kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items()) if is_global else 0
         if self.type in _HEADERS and self.size + kept > _LONGEST_HEADER:
             raise tarfile.ReadError(f"a header of {self.size} bytes, where {_LONGEST_HEADER} are enough")
@@ -91,14 +91,14 @@ class _ShortHeaders(tarfile.TarInfo):
 def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
     with archive.open("rb") as file:
         head = file.read(6)
-        # zipfile.is_zipfile looks at the end, where a tar may hold a zip.
+        # zipfile.is_zipfile reads the end, and a tar may end with a zip.
         is_zip = head.startswith((b"PK\3\4", b"PK\5\6"))
     opener = next((found for magic, found in _OPENERS.items() if head.startswith(magic)), Path.open)
     return _zip_members(archive) if is_zip else _tar_members(archive, opener)
 
 
 def _tar_members(archive: Path, opener: Callable[..., Any]) -> Generator[tuple[str, IO[bytes]], None, None]:
-    # As a stream: a tar of 40,000 images is read once, and its index is not kept.
+    # A stream: a tar of 40,000 images is read once, without an index in memory.
     with opener(archive, "rb") as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_ShortHeaders) as tar:
         for member in tar:
             if member.isdir():

@@ -85,7 +85,7 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
     """Yield (row from 0, values of these columns).
 
     Raises:
-        DataError: the file is no parquet file, or lacks a column.
+        DataError: the file is not parquet, or lacks a column.
         ConfigError: pyarrow is not installed.
     """
     require_library("pyarrow", "parquet files need pyarrow")
@@ -109,8 +109,8 @@ def read_splits(
     """Yield (split, its rows with file and number) of train and test, from the parquet files of each.
 
     Args:
-        name: of the data set.
-        columns: to read.
+        name: name of the data set.
+        columns: columns to read.
         convert: returns our row, or the text of an error.
     """
     for split in ("train", "test"):

@@ -16,10 +16,10 @@ from slurm_rl.plugins.prepare.manifest import Manifest, Output
 WANTED = Wanted(
     patterns=("*.safetensors", "*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "LICENSE*"),
     required=("config.json", "*.safetensors"),
-    # Folders hold the weights again for other tools; `consolidated` is Mistral's second copy.
+    # Folders have copies of the weights for other tools; `consolidated` is Mistral's second copy.
     without=("*/*", "consolidated*"),
 )
-"""Never pickled weights (`.bin`, `.pt`): loading them runs code."""
+"""Pickled weights (`.bin`, `.pt`) are excluded: loading them runs code."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
@@ -45,7 +45,7 @@ def prepare_model(repo: str, folder: Path, revision: str, say: Say) -> Manifest:
 
 
 def check_model(folder: Path) -> None:
-    """Raise DataError when a file is missing or damaged: config, tokenizer, every shard of the weights."""
+    """Raise DataError if config, tokenizer or a shard of the weights is missing or damaged."""
     _read_json(folder / "config.json")
     if not any((folder / name).is_file() for name in TOKENIZER):
         raise ConfigError(
@@ -60,7 +60,7 @@ def check_model(folder: Path) -> None:
 
 
 def check_safetensors(path: Path) -> None:
-    """Raise DataError unless the header is whole and the file is as long as it says.
+    """Raise DataError unless the header is valid and the file has the length in it.
 
     Format: 8 bytes, the length N of the header, little-endian; N bytes of JSON, each tensor with its
     `data_offsets`; the data. https://github.com/huggingface/safetensors

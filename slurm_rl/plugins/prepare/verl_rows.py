@@ -1,8 +1,8 @@
-"""A data set as verl reads it: parquet with the columns of verl's own preprocessing, a few rows in memory at a time.
+"""Write a data set for verl: parquet with the columns of verl's own preprocessing, in bounded memory.
 
 https://github.com/volcengine/verl: examples/data_preprocess/gsm8k.py writes these columns, verl/utils/dataset/
-rl_dataset.py reads them, and verl/utils/reward_score chooses the scorer by `data_source`. A prompt asks for an answer
-in the form that this scorer reads, so it is not the prompt of our own rows.
+rl_dataset.py reads them, and verl/utils/reward_score chooses the scorer by `data_source`. The scorer requires its own
+form of answers, so prompts differ from those of our rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_rl.plugins.prepare.manifest import Output, sha256_of
 from slurm_rl.run_dir.io_errors import annotate_path, fsync_path
 
 FOLDER = "verl"
-"""Below the root: files of the same names for our own trainer are beside it."""
+"""Folder below the root; files of the same names for our own trainer are in the root."""
 _ROWS_A_GROUP = 1000
 
 
@@ -25,7 +25,7 @@ def build_for_verl(name: str, form: VerlForm, work: Workspace) -> list[Output]:
     """Write train.parquet and test.parquet.
 
     Raises:
-        DataError: a row is not whole, and is not to be left out; a file is none of parquet.
+        DataError: a bad row that may not be omitted, or a file that is not parquet.
     """
     return [
         write_parquet(work.folder, f"{split}.parquet", _rows_of(name, form, work, split)) for split in ("train", "test")
@@ -42,16 +42,12 @@ def _rows_of(name: str, form: VerlForm, work: Workspace, split: str) -> Iterator
                 continue
             yield render_row(form, made, split, number)
             number += 1
-    # Before the file gets its name.
+    # Raises before the file is renamed.
     work.bad_rows.check(f"{name} {split}", number)
 
 
 def render_row(form: VerlForm, question: Question, split: str, number: int) -> Row:
-    """A row with verl's columns.
-
-    Args:
-        number: of the row in its split, from 0.
-    """
+    """Return a row with verl's columns; `number` is its index in the split."""
     prompt = [{"role": "user", "content": f"{question.text} {form.instruction}"}]
     return {
         "data_source": form.data_source,
@@ -63,12 +59,12 @@ def render_row(form: VerlForm, question: Question, split: str, number: int) -> R
 
 
 def write_parquet(folder: Path, name: str, rows: Iterable[Row]) -> Output:
-    """Write rows as they come, to a temporary name that is then renamed; nothing is left when `rows` raises."""
+    """Write rows in groups to a temporary file and rename it; remove it if `rows` raises."""
     require_library("pyarrow", "parquet files need pyarrow")
     import pyarrow
     import pyarrow.parquet
 
-    # Said, not inferred: a first thousand rows of one kind must not decide for the others.
+    # Explicit: types inferred from the first group may not fit the others.
     text = pyarrow.string()
     message = pyarrow.struct({"role": text, "content": text})
     extra = pyarrow.struct({"split": text, "index": pyarrow.int64(), "question": text, "answer": text})

@@ -35,10 +35,8 @@ def transcribe(row: Mapping[str, Any]) -> str:
     turns = row.get("turns")
     if not turns:
         return str(row.get("completion", ""))
-    texts = (
-        f"{turn.get('reply')}" + (f" [{turn['observation']}]" if turn.get("observation") else "") for turn in turns
-    )
-    return " ".join(texts)
+    parts = ((str(turn.get("reply")), turn.get("observation")) for turn in turns)
+    return " ".join(f"{reply} [{observation}]" if observation else reply for reply, observation in parts)
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:

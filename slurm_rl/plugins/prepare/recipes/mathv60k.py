@@ -3,8 +3,8 @@ r"""MathV60K: questions about pictures (geometry, charts, science), in the messa
     {"question": "...", "answer": "$\boxed{60}$",
      "message": "[{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"image\": \"/their/1.jpg\"}]}]"}
 
-Of each row `message` (a list in a string) becomes `prompt` (the list), with the paths of the images on this
-machine; `answer` stays. https://arxiv.org/abs/2503.07536
+`message` (a list in a string) becomes `prompt` (the list), with the paths of the images on this machine; `answer`
+stays. https://arxiv.org/abs/2503.07536
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_ASPECT = 200
 
 
 def find_bad_images(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, str]:
-    """What is wrong with each image that cannot be trained on; empty when all are whole.
+    """Return the defect of each unusable image.
 
     Raises:
         ConfigError: Pillow is not installed.
     """
     require_library("PIL", "checking images needs Pillow")
     bad: dict[Path, str] = {}
-    # Threads: reading waits for the disk, and decoding lets go of the interpreter's lock.
+    # Threads: reading waits for the disk, and decoding releases the GIL.
     with (
         ThreadPoolExecutor(max_workers=min(16, 2 * len(os.sched_getaffinity(0)))) as pool,
         measure("checking images", len(paths), unit="images") as advance,
@@ -53,10 +53,10 @@ def find_bad_images(paths: Sequence[Path], say: Callable[[str], None]) -> dict[P
 
 
 def describe_damage(path: Path) -> str:
-    """Why this image cannot be used, or "" when it can."""
+    """Return the defect of an image; "" for a usable one."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # odd metadata is no damage
+            warnings.simplefilter("ignore", UserWarning)  # about metadata
             with path.open("rb") as file, open_bounded(file) as image:
                 width, height = image.size
                 if max(width, height) > MAX_ASPECT * min(width, height):
@@ -66,7 +66,7 @@ def describe_damage(path: Path) -> str:
                 image.load()
     except FileNotFoundError:
         return "no such file"
-    except Exception as error:  # a damaged file makes decoders raise what they like
+    except Exception as error:  # decoders raise arbitrary errors on damaged files
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -74,7 +74,7 @@ def describe_damage(path: Path) -> str:
 ROWS = "mathv60k_message.jsonl"
 IMAGES = "mathv60k_img.tar.gz"
 THEIR_FOLDER = PurePosixPath("/apdcephfs_gy2/share_302735770/berlinni/zgr/data/mathv60k")
-"""Where the images lay when the rows were written; the archive holds the paths below it."""
+"""Folder of the images in the rows; the archive has the paths below it."""
 
 
 def build(work: Workspace) -> list[Output]:
@@ -97,24 +97,24 @@ def build(work: Workspace) -> list[Output]:
 
 
 class RowReader:
-    """Turns the rows of the message file into ours.
+    """Converts the rows of the message file.
 
     Args:
-        unpacked: folder with the images now.
-        final: folder that the rows shall name.
+        unpacked: current folder of the images.
+        final: folder of the images in the converted rows.
     """
 
     def __init__(self, unpacked: Path, final: Path) -> None:
         self._unpacked = unpacked
         self._final = final
         tops = [path.name for path in unpacked.iterdir() if path.is_dir()]
-        # Some tools put a folder around everything they pack.
+        # Some tools add a top-level folder to an archive.
         self._around = tops[0] if len(tops) == 1 else None
         self.found: dict[str, str] = {}
         """Path in the rows -> path below the folder."""
 
     def read(self, path: Path, work: Workspace) -> list[tuple[str, dict[str, Any]]]:
-        """(where, row) of all rows that are whole; the others are added to the bad ones."""
+        """Return (where, row) of all valid rows; add the others to the bad rows."""
         rows: list[tuple[str, dict[str, Any], list[str]]] = []
         for number, line in read_lines(path):
             where = f"{ROWS}:{number}"
