@@ -17,7 +17,7 @@ from tests.lock import ROOT
 
 MAX_LINES = 66_900
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 8_800
+MAX_PLUGIN_LINES = 8_300
 """Lines of slurm_rl/plugins. Goal: 9,000."""
 MAX_TEST_LINES = 64_400
 """Lines of tests. Goal: 45,000."""
