@@ -20,9 +20,8 @@ from slurm_rl.launch.controller.holding import hold
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.lock_holder import RESUME, LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from slurm_rl.run_dir.run_lock import read_lock
+from slurm_rl.run_dir.run_lock import RESUME, LockHolder, read_lock
 
 # A scheduler serves all users: the interval of a sweep grows.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0

@@ -26,8 +26,8 @@ from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.stacks import Stack, describe_groups, find_suspects, group_stacks, parse_stack
 from slurm_rl.node.stall_detector import Beat, find_late, find_stragglers, read_beats
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.lock_holder import read_stat
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
+from slurm_rl.run_dir.run_lock import read_stat
 
 CHECK_S = 2.0
 REPORT_S = 10.0

@@ -3,11 +3,9 @@
     lease/7.json     the holder of the lock; written under a temporary name, then linked to the next free number
     lease/7.ended    the holder has released the lock
 
-The highest number holds the lock. Every process of a controller knows its number (the epoch) and checks for a higher
-one before a write that counts. Fencing: a process that sees a newer epoch must stop writing.
-
-link() is atomic, also on file systems without locks. The holder sets the mtime of its file every BEAT_S. A waiting
-process counts its own observations of that mtime, so clock skew and a file system that hung do not look like silence.
+The highest number (the epoch) holds the lock. Fencing: a process that sees a newer epoch must stop writing. link() is
+atomic, also on file systems without locks. The holder sets the mtime of its file every BEAT_S. A waiting process counts
+its own observations of that mtime, so clock skew and a file system that hung do not look like silence.
 """
 
 from __future__ import annotations
@@ -18,16 +16,18 @@ import json
 import os
 import secrets
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Literal, NamedTuple
 
 from slurm_rl.errors import LeaseError
-from slurm_rl.run_dir.lock_holder import HeartbeatWatch, LockHolder, LockState, Verdict, decide
 
+RESUME = "resume"
+"""Launcher of a holder that only submits, and hands the run to the controller that it started."""
 BEAT_S = 10.0
 SILENCE_S = 60.0
 """A holder without a heartbeat for this time is dead, or its network is."""
@@ -35,6 +35,72 @@ _LOOK_S = 1.0
 # A command that submits may wait for a cluster that is slow to answer.
 _SUBMIT_S = 900.0
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK}
+
+Verdict = Literal["take", "refuse", "watch", "wait"]
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """A process that owns the lock of a run, or wants it."""
+
+    launcher: str
+    job: str
+    restart: int
+    """Number of times the scheduler has started the job again."""
+    host: str
+    machine: str
+    """Scope of a pid: the kernel's boot id and the pid namespace; "" if unknown."""
+    pid: int
+    started: int
+    """Start time by the kernel's clock, since pids are reused."""
+
+    @classmethod
+    def of_this_process(cls, launcher: str, job: str, restart: int = 0) -> LockHolder:
+        pid = os.getpid()
+        return cls(launcher, job, restart, socket.gethostname(), _this_machine(), pid, started_at(pid) or 0)
+
+    def __str__(self) -> str:
+        name = "a command that resumes it" if self.launcher == RESUME else f"{self.launcher} job {self.job}"
+        return f"{name} (process {self.pid} on {self.host})"
+
+
+class LockState(NamedTuple):
+    """State of the newest epoch."""
+
+    epoch: int
+    holder: LockHolder | None
+    """None if its file cannot be read."""
+    is_ended: bool
+    beat: int
+
+
+def _no(holder: LockHolder) -> bool:
+    return False
+
+
+def decide(seen: LockState, own: LockHolder, is_known_alive: Callable[[LockHolder], bool] = _no) -> Verdict:
+    """Decide how to treat the holder of the lock.
+
+    Args:
+        is_known_alive: returns True if the scheduler reports that the job of the holder runs.
+    """
+    holder = seen.holder
+    if seen.is_ended:
+        return "take"
+    if holder is None:
+        return "watch"
+    is_same_job = (holder.launcher, holder.job) == (own.launcher, own.job)
+    if is_same_job and holder.restart != own.restart:
+        # The scheduler restarted the job, so its former start has ended.
+        return "take" if own.restart > holder.restart else "refuse"
+    if holder.machine and holder.machine == own.machine:
+        return _judge_living(holder, own) if started_at(holder.pid) == holder.started else "take"
+    return _judge_living(holder, own) if not is_same_job and is_known_alive(holder) else "watch"
+
+
+def _judge_living(holder: LockHolder | None, own: LockHolder) -> Verdict:
+    # A submitting process releases the lock soon, perhaps to the caller.
+    return "wait" if holder is not None and holder.launcher == RESUME != own.launcher else "refuse"
 
 
 class RunLock:
@@ -51,10 +117,10 @@ class RunLock:
     def __enter__(self) -> RunLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join(self._beat_s)
-        with contextlib.suppress(OSError):  # on a full disk, the next controller finds that this process has ended
+        with contextlib.suppress(OSError):  # on a full disk, the next controller sees that this process has ended
             _link(self.folder / f"{self.epoch}.json", self.folder / f"{self.epoch}.ended", b"")
 
     def _beat(self) -> None:
@@ -72,7 +138,7 @@ class RunLock:
 def acquire(
     folder: Path,
     own: LockHolder,
-    is_known_alive: Callable[[LockHolder], bool] = lambda holder: False,
+    is_known_alive: Callable[[LockHolder], bool] = _no,
     *,
     is_stopped: Callable[[], bool] = lambda: False,
     on_wait: Callable[[str], None] = lambda text: None,
@@ -92,35 +158,31 @@ def acquire(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    watch, give_up_at, has_reported = (
-        HeartbeatWatch(own, round(silence_s / look_s)),
-        time.monotonic() + _SUBMIT_S,
-        False,
-    )
+    give_up_at, has_reported, last, num_silent = time.monotonic() + _SUBMIT_S, False, (0, 0), 0
     while True:
         seen = read_lock(folder)
         verdict: Verdict = "take" if seen is None else decide(seen, own, is_known_alive)
         if verdict == "watch" and seen is not None:
-            verdict = watch.look(seen)
+            now = (seen.epoch, seen.beat)
+            num_silent = num_silent + 1 if now == last else 0
+            if now[0] == last[0] and now != last:
+                verdict = _judge_living(seen.holder, own)
+            elif num_silent >= round(silence_s / look_s):
+                verdict = "take"
+            last = now
         if verdict == "take":
             epoch = 1 if seen is None else seen.epoch + 1
             if _claim(folder, epoch, own):
                 return RunLock(folder, epoch, beat_s)
             continue
         if verdict == "refuse" or is_stopped() or time.monotonic() > give_up_at:
-            raise _refuse(folder.parent, seen)
+            cancel = f"python -m slurm_rl cancel {shlex.quote(str(folder.parent))}"
+            seen_text, action = f"{_describe(seen)} has {folder.parent}", f"wait for its end, or end it first: {cancel}"
+            raise LeaseError("a run has one controller at a time", seen=seen_text, action=action)
         if not has_reported:
-            on_wait(f"{_say(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
+            on_wait(f"{_describe(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
             has_reported = True
         time.sleep(look_s)
-
-
-def _refuse(run_dir: Path, seen: LockState | None) -> LeaseError:
-    return LeaseError(
-        "a run has one controller at a time",
-        seen=f"{_say(seen)} has {run_dir}",
-        action=f"wait for its end, or end it first: python -m slurm_rl cancel {shlex.quote(str(run_dir))}",
-    )
 
 
 def _claim(folder: Path, epoch: int, own: LockHolder) -> bool:
@@ -149,14 +211,10 @@ def _link(source: Path, target: Path, content: bytes) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         try:
-            with target.open("xb") as file:
-                file.write(content)
+            target.open("xb").write(content)
         except FileExistsError:
             return False
     return True
-
-
-# ---- reading the lock -------------------------------------------------------------------------------
 
 
 def read_lock(folder: Path) -> LockState | None:
@@ -174,14 +232,10 @@ def read_lock(folder: Path) -> LockState | None:
 
 
 def require_epoch(folder: Path, epoch: int) -> None:
-    """Check that `epoch` is still the highest number.
-
-    Raises:
-        LeaseError: another controller has the lock.
-    """
+    """Raise LeaseError if another controller has a higher epoch than `epoch`."""
     if _newest(_names(folder)) > epoch:
-        standing = read_lock(folder)
-        raise LeaseError("another controller has the run now, so nothing more is written", seen=_say(standing))
+        seen = _describe(read_lock(folder))
+        raise LeaseError("another controller has the run now, so nothing more is written", seen=seen)
 
 
 def _newest(names: set[str]) -> int:
@@ -199,5 +253,32 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _say(standing: LockState | None) -> str:
-    return "somebody who cannot be read" if standing is None or standing.holder is None else str(standing.holder)
+def _describe(state: LockState | None) -> str:
+    return "an unreadable holder" if state is None or state.holder is None else str(state.holder)
+
+
+# ---- processes of this machine -----------------------------------------------------------------------
+
+
+def _this_machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def started_at(pid: int) -> int | None:
+    """Return None for a process that has ended, including zombies."""
+    fields = read_stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def read_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat after the name: state, parent, ...; [] for an ended process."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    # The name is in parentheses and may contain spaces and parentheses.
+    return stat.rpartition(")")[2].split()

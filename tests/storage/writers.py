@@ -339,8 +339,7 @@ class _Unstarted:
 )
 def lease(folder: Path) -> Case:
     from slurm_rl.launch.controller.holding import hold
-    from slurm_rl.run_dir.lock_holder import LockHolder
-    from slurm_rl.run_dir.run_lock import read_lock
+    from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 
     def is_held() -> bool:
         standing = read_lock(folder / "lease")

@@ -20,9 +20,8 @@ from slurm_rl.errors import CheckpointError, LeaseError
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir import jsonl
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lock_holder import RESUME, LockHolder, LockState, Verdict, decide
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json, write_last
-from slurm_rl.run_dir.run_lock import RunLock, acquire, read_lock
+from slurm_rl.run_dir.run_lock import RESUME, LockHolder, LockState, RunLock, Verdict, acquire, decide, read_lock
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from tests.other_host import start_on_other_host
 
@@ -132,7 +131,7 @@ def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_p
 
 HOLD = """
 import sys, time
-from slurm_rl.run_dir.lock_holder import LockHolder
+from slurm_rl.run_dir.run_lock import LockHolder
 from slurm_rl.run_dir.run_lock import acquire
 from slurm_rl.run_dir.run_dir import RunDir, append_row
 run = RunDir(sys.argv[1])

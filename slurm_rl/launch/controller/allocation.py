@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir.run_lock import LockHolder
 
 IsStopped = Callable[[], bool]
 

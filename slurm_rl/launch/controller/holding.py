@@ -6,18 +6,12 @@ from collections.abc import Callable
 
 from slurm_rl.launch.controller.allocation import Allocation
 from slurm_rl.run_dir.io_errors import log_to_stderr
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json
-from slurm_rl.run_dir.run_lock import RunLock, acquire, read_lock
+from slurm_rl.run_dir.run_lock import LockHolder, RunLock, acquire, read_lock
 
 
 def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> RunLock:
-    """Acquire the lock for this controller and set `run.epoch`.
-
-    Raises:
-        LeaseError: a live controller holds the lock.
-        RunDirError: the run directory cannot be written.
-    """
+    """Acquire the lock for this controller and set `run.epoch`; raises the errors of `hold`."""
     lease = hold(run, allocation.holder(), allocation.is_known_alive, is_stopped)
     run.epoch = lease.epoch
     job = allocation.job
@@ -35,7 +29,7 @@ def hold(
     *,
     then: str = "then resume",
 ) -> RunLock:
-    """Acquire the lock of a run; raises the errors of `take_run`.
+    """Acquire the lock of a run. Raises LeaseError if it has a live owner, RunDirError if it cannot be written.
 
     Args:
         then: next action of the user once the run directory is writable.
@@ -46,8 +40,8 @@ def hold(
 
 def own_epoch(run: RunDir, own: LockHolder) -> int:
     """Return the epoch of this job's newest controller, for its supervisor; 0 if another job holds the lock."""
-    standing = read_lock(run.lease)
-    holder = standing.holder if standing else None
+    state = read_lock(run.lease)
+    holder = state.holder if state else None
     mine = (own.launcher, own.job, own.restart)
     is_mine = holder is not None and (holder.launcher, holder.job, holder.restart) == mine
-    return standing.epoch if standing and is_mine else 0
+    return state.epoch if state and is_mine else 0

@@ -35,8 +35,8 @@ from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.run_dir.run_lock import LockHolder
 
 # A restart of Slurm's controller, an upgrade of it even.
 _UNAVAILABLE_S = 900.0

@@ -29,8 +29,8 @@ from slurm_rl.launch.controller import holding
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json, write_text
+from slurm_rl.run_dir.run_lock import LockHolder
 from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info
 
 BY_HAND = "torchrun"

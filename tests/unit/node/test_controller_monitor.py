@@ -15,9 +15,8 @@ from slurm_rl.node.controller_monitor import SILENCE_S, ControllerMonitor
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
-from slurm_rl.run_dir.run_lock import BEAT_S
+from slurm_rl.run_dir.run_lock import BEAT_S, LockHolder
 from tests.storage.writers import demo_plan
 
 HOLDER = LockHolder("slurm", "7", 0, "n1", "", 9, 9)

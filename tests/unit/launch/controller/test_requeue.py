@@ -17,8 +17,8 @@ from slurm_rl.launch.controller.controller import Controller
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.run_dir.run_lock import LockHolder
 
 RESUME = "nobody starts this job again. Next: python -m slurm_rl resume "
 

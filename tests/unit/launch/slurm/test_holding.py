@@ -30,8 +30,8 @@ from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import run_lock
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
+from slurm_rl.run_dir.run_lock import LockHolder
 
 OTHER = replace(LockHolder.of_this_process("local", "5"), machine="another", host="n2")
 

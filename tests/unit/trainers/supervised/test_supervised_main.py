@@ -9,9 +9,8 @@ import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, LeaseError, RunDirError
-from slurm_rl.run_dir.lock_holder import LockHolder
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.run_dir.run_lock import acquire
+from slurm_rl.run_dir.run_lock import LockHolder, acquire
 from slurm_rl.trainers.supervised.__main__ import begin, find_run, hold, main, open_run
 
 
