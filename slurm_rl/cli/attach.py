@@ -14,11 +14,11 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.launch.controller.ends import read_record
-from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.attach import build_attach
 from slurm_rl.plan.job import HOSTS_VARIABLE, NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
+from slurm_rl.run_dir.run_secret import token_file
 
 
 def run(words: list[str]) -> int:

@@ -15,8 +15,8 @@ from slurm_rl.cli.told import run_told
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
+from slurm_rl.launch.runs.find import read_recent
 from slurm_rl.launch.runs.pipeline import find_stages
-from slurm_rl.launch.runs.recent import read_recent
 from slurm_rl.launch.sweep.ledger import SweepDir, runs_of
 from slurm_rl.run_dir.fs_probe import ANSWER_S, LOST_S, run_in_child
 from slurm_rl.run_dir.run_dir import RunDir

@@ -10,9 +10,8 @@ from slurm_rl.cli.verbs import VERBS
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.controller.record import load_job
 from slurm_rl.launch.jobs import read_states
-from slurm_rl.launch.runs.find import load_plan, open_run, parse_path
+from slurm_rl.launch.runs.find import Submission, load_plan, open_run, parse_path, read_recent
 from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, find_stages
-from slurm_rl.launch.runs.recent import Submission, read_recent
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan

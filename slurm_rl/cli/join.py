@@ -35,9 +35,8 @@ from slurm_rl.launch.jobs import held_to_resume, submit_run
 from slurm_rl.launch.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
 from slurm_rl.launch.machines.worker import Invitation, Welcome, WorkerMachine
 from slurm_rl.launch.runs.checks import check_inputs
-from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.runs.find import load_plan, remember
 from slurm_rl.launch.runs.planning import choose_directory, plan_in
-from slurm_rl.launch.runs.recent import remember
 from slurm_rl.launch.runs.start import Started
 from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true

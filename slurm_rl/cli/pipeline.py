@@ -16,12 +16,10 @@ from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.controller.after import has_finished
-from slurm_rl.launch.controller.record import load_job
+from slurm_rl.launch.controller.record import has_finished, load_job
 from slurm_rl.launch.jobs import cancel_runs, read_states, submit_run
-from slurm_rl.launch.runs.find import load_plan, parse_path
+from slurm_rl.launch.runs.find import load_plan, parse_path, remember
 from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, parse_stages, place_stages
-from slurm_rl.launch.runs.recent import remember
 from slurm_rl.launch.runs.start import create_stages, resume_run
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 

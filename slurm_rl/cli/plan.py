@@ -12,10 +12,9 @@ from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.runs.chat import describe_prompts
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
+from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.rationale import explain_exactness

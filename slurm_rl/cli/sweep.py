@@ -27,7 +27,7 @@ from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError, UnknownJob
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
 from slurm_rl.launch.controller.record import RunState
 from slurm_rl.launch.jobs import read_states, submit_run, wait_for_runs
-from slurm_rl.launch.runs.recent import remember
+from slurm_rl.launch.runs.find import remember
 from slurm_rl.launch.runs.start import Started
 from slurm_rl.launch.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, load_ledger

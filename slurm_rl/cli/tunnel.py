@@ -14,10 +14,10 @@ from slurm_rl.cli.words import Words
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.node.ports import dashboard_port
-from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.attach import Forward, build_ssh_argv
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir.run_secret import token_file
 
 _END_S = 5.0
 

@@ -27,11 +27,11 @@ from slurm_rl.launch.controller.create import snapshot_environment
 from slurm_rl.launch.controller.record import SILENT_END, Job, RunState
 from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
 from slurm_rl.node.processes import all_pids, command_line
-from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir.run_secret import create_token
 
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
 """Environment variable of such a controller: pid of the process that `submit` started."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,27 +22,29 @@ from pathlib import Path
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.node.attempt import Leaving, attempt_parser, open_attempt
 from slurm_rl.node.environment import child_environment
-from slurm_rl.node.final_copy import MOST_S, MOST_STOPPED_S, copy_out
 from slurm_rl.node.limits import find_low_limits, raise_limits
-from slurm_rl.node.node_state import NodeState
-from slurm_rl.node.own_image import check_own_image
+from slurm_rl.node.node_state import NodeState, check_own_image
 from slurm_rl.node.ports import choose_ports
-from slurm_rl.node.private_folder import make_private_folder
-from slurm_rl.node.processes import become_subreaper, end_marked, write_into
+from slurm_rl.node.private_folder import make_private_folder, remove_tmp_dir, remove_tmp_dirs
+from slurm_rl.node.processes import become_subreaper, end_marked, start_child, write_into
 from slurm_rl.node.rank_discovery import Flags, discover_role
 from slurm_rl.node.ray_cluster import keep_ray_logs
 from slurm_rl.node.ray_node import RayNode
-from slurm_rl.node.tmp_dir import remove_tmp_dir, remove_tmp_dirs
-from slurm_rl.node.torchrun_node import run_torchrun
+from slurm_rl.node.torchrun import run_torchrun
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import copy_argv
 from slurm_rl.run_dir.io_errors import explain_io_error
-from slurm_rl.run_dir.run_dir import append_event, read_json
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 2.0
 """The trainer has ended before; other processes have nothing to save."""
 _SHORT_GRACE_S = 1.0
 """After SIGTERM: a temp dir that is not removed before Slurm's SIGKILL stays."""
+MOST_S = 3600.0
+"""Time for a large model and a slow bucket."""
+MOST_STOPPED_S = 60.0
+"""Time after a stop, when the allocation ends soon."""
 
 
 def run_node(node: NodeState) -> int:
@@ -118,6 +121,25 @@ def main() -> int:
         write_into(attempt.log(f"node-{role.rank}"))
     logging.basicConfig(format="slurm_rl: %(message)s", level=logging.INFO)
     return run_node(NodeState(run, plan, attempt, role))
+
+
+def copy_out(run: RunDir, plan: JobPlan, attempt: AttemptDir, most_s: float) -> None:
+    """Copy logs and export, if the run has a URL for copies. A failure is logged and does not fail the run."""
+    if plan.copies_to is None:
+        return
+    try:
+        child = start_child(copy_argv(plan, attempt.number), os.environ, attempt.log("final-copy"), signal.SIGKILL)
+    except OSError as error:
+        _log.error("%s could not copy logs and export: %s", plan.python, error.strerror)
+        return
+    try:
+        child.wait(max(most_s, 0.0))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        # The controller may have time for another copy.
+        cause = f"not done within {most_s:.0f} s"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 
 from slurm_rl.node.attempt import attempt_parser
+from slurm_rl.node.private_folder import remove_tmp_dirs
 from slurm_rl.node.processes import attempt_mark, command_line, end_marked
-from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 

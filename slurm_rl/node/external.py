@@ -21,13 +21,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.node.driver import EXIT_CHECKPOINTED, describe_status
-from slurm_rl.node.external_resume import Choice, build_argv, choose_checkpoint, describe_checkpoint, read_choice
 from slurm_rl.node.processes import die_with_parent
+from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, fill_checkpoint
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
@@ -40,6 +41,10 @@ _PEERS_S = 10.0
 _TERMINATED_S = 3.0
 """Slurm sends SIGTERM to every process at once; the agent's SIGUSR2 follows."""
 _EXIT_TERMINATED = 128 + signal.SIGTERM
+NAME_VARIABLE, STEP_VARIABLE = "SLURM_RL_CHECKPOINT", "SLURM_RL_CHECKPOINT_STEP"
+
+Choice = tuple[str, int] | None
+"""Name in the checkpoint folder, and step."""
 
 
 class ExternalTrainer:
@@ -125,6 +130,39 @@ def main() -> int:
     run, attempt = open_attempt(attempt_parser("An external trainer, for one attempt.").parse_args())
     run.checkpoints.mkdir(exist_ok=True)
     return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), attempt).main()
+
+
+def choose_checkpoint(plan: JobPlan, run: RunDir, attempt: int) -> Choice:
+    """Return the newest complete checkpoint from the second attempt on, if the program's layout is known."""
+    if plan.external is None or plan.external.layout is None or attempt == 1:
+        return None
+    layout = LAYOUTS[plan.external.layout]
+    found = layout.newest(run.checkpoints)
+    if found is None:
+        return None
+    if layout.mend is not None:
+        layout.mend(run.checkpoints / found.name)
+    return found.name, found.step
+
+
+def describe_checkpoint(choice: Choice) -> dict[str, str]:
+    """Return the choice as environment variables; an empty name is no checkpoint."""
+    name, step = choice or ("", "")
+    return {NAME_VARIABLE: name, STEP_VARIABLE: str(step)}
+
+
+def read_choice(env: Mapping[str, str]) -> Choice:
+    """Return the choice from environment variables."""
+    return (env[NAME_VARIABLE], int(env[STEP_VARIABLE])) if env.get(NAME_VARIABLE) else None
+
+
+def build_argv(plan: JobPlan, attempt: int, choice: Choice) -> tuple[str, ...]:
+    """Return the program's command line; the one of the first attempt if there is nothing to resume from."""
+    external = plan.external
+    assert external is not None
+    if attempt == 1 or (external.layout is not None and choice is None):
+        return external.first
+    return external.later if choice is None else fill_checkpoint(external.later, Found(*choice))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Detect hanging ranks from the heartbeats of all nodes. Standard library only.
 
     every agent   reads the heartbeats of its node, reports them in beats-<rank>.json, late ranks in overdue-<rank>.json
-    the head      sees a late rank and writes dump.json
-    every agent   dumps the stacks of its processes into stacks-<rank>.json
+    every agent   sees an overdue file and dumps the stacks of its processes into stacks-<rank>.json
     the head      groups them, names the suspect, writes hang.json and ends the attempt; the controller starts another
 
 Of a late rollout engine only the stacks are kept: the driver restarts it (rollout/engine_supervisor.py).
@@ -23,8 +22,18 @@ from slurm_rl.node.driver import catches
 from slurm_rl.node.heartbeat import DUMP_SIGNAL
 from slurm_rl.node.processes import find_marked
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.node.stacks import Stack, describe_groups, find_suspects, group_stacks, parse_stack
-from slurm_rl.node.stall_detector import Beat, find_late, find_stragglers, read_beats
+from slurm_rl.node.stall_detector import (
+    Beat,
+    Stack,
+    describe_groups,
+    find_late,
+    find_stragglers,
+    find_suspects,
+    group_stacks,
+    parse_stack,
+    read_beats,
+    role_of,
+)
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
 from slurm_rl.run_dir.run_lock import read_stat
@@ -49,6 +58,14 @@ class Late:
     age_s: float
     deadline_s: float
 
+    @property
+    def is_engine(self) -> bool:
+        return self.name.startswith(_ENGINES)
+
+    @property
+    def rule(self) -> str:
+        return f"{self.name} on {self.node} must make progress in {self.phase} within {self.deadline_s:g} s"
+
 
 class HangMonitor:
     """Monitor of one node during one attempt.
@@ -64,10 +81,9 @@ class HangMonitor:
         self.run_dir, self.plan, self.attempt, self.folder = run, plan, attempt, folder
         self.rank, self.host, self.mark = rank, host, mark
         self._check_at = self._report_at = 0.0
-        self._reported: tuple[str, ...] = ()
+        self._reported: set[str] = set()
         self._late_since: float | None = None
-        self._has_dumped = False
-        self._dumped_engines: set[str] = set()
+        self._stacks: list[Stack] | None = None
         self._stragglers: set[str] = set()
 
     def check(self, now: float | None = None) -> None:
@@ -85,29 +101,30 @@ class HangMonitor:
         limits = self.plan.limits
         found = find_late(beats, limits.heartbeat_timeout_s, limits.step_timeout_s)
         late = [Late(beat.name, self.host, beat.phase, round(beat.age_s, 1), round(at, 1)) for beat, at in found]
-        self._dump_engines({one.name for one in late if one.name.startswith(_ENGINES)} - self._dumped_engines)
+        if engines := tuple(one.name for one in late if one.is_engine and one.name not in self._reported):
+            workers = tuple(f"{name}." for name in engines)
+            self._dump_stacks(lambda name: name in engines or name.startswith(workers))
         self._report(beats, late, now)
-        ranks = [one for one in late if not one.name.startswith(_ENGINES)]
+        ranks = [one for one in late if not one.is_engine]
         if ranks and self._late_since is None:
             self._late_since = now
             write_json(self.attempt.path / f"overdue-{self.rank}.json", [asdict(one) for one in ranks])
-        self._react({path.name for path in self.attempt.path.iterdir()}, ranks, now)
+        self._react(sorted(self.attempt.path.glob("overdue-*.json")), ranks, now)
 
-    def _react(self, names: set[str], ranks: Sequence[Late], now: float) -> None:
-        is_requested = self.attempt.dump.name in names
-        reports = sorted(name for name in names if name.startswith("overdue-"))
-        if self.rank == 0 and reports and not is_requested:
-            write_json(self.attempt.dump, {"asked_by": self.host})
-            self._dump()
-            raise self._judge([Late(**row) for name in reports for row in read_json(self.attempt.path / name)])
-        if is_requested and not self._has_dumped:
-            self._dump()
-        if ranks and not is_requested and self._late_since is not None and now > self._late_since + _ISOLATED_S:
-            raise TrainingError(_rule(ranks[0]), seen=describe_groups(*_compare(self._dump(), ranks)), where=self.host)
+    def _react(self, overdue: Sequence[Path], ranks: Sequence[Late], now: float) -> None:
+        if overdue and self._stacks is None:
+            trigger_flight_recorders(self.folder)
+            self._stacks = self._dump_stacks()
+            write_json(self.attempt.path / f"stacks-{self.rank}.json", [asdict(stack) for stack in self._stacks])
+            if self.rank == 0:
+                raise self._judge([Late(**row) for path in overdue for row in read_json(path)])
+        if ranks and self._late_since is not None and now > self._late_since + _ISOLATED_S:
+            seen = describe_groups(*_compare(self._stacks or (), ranks))
+            raise TrainingError(ranks[0].rule, seen=seen, where=self.host)
 
     def _report(self, beats: Sequence[Beat], late: Sequence[Late], now: float) -> None:
         """Write the report for `status`, the driver and the head: at intervals, and when another process is late."""
-        names = tuple(one.name for one in late)
+        names = {one.name for one in late}
         if not beats or (now < self._report_at and names == self._reported):
             return
         self._report_at, self._reported = now + REPORT_S, names
@@ -137,21 +154,6 @@ class HangMonitor:
         finding = {"check": check, "value": value, "strength": "soft"}
         append_event(self.run_dir, "node/unfit", node=node, attempt=self.attempt.number, **finding)
 
-    def _dump_engines(self, new: set[str]) -> None:
-        """Keep the stacks of late engines and their workers."""
-        if new:
-            self._dumped_engines |= new
-            prefixes = tuple(f"{name}." for name in new)
-            chooses = lambda name: name in new or name.startswith(prefixes)  # noqa: E731
-            dump_stacks(self.folder, self.attempt.logs, self.host, self.mark, chooses)
-
-    def _dump(self) -> list[Stack]:
-        self._has_dumped = True
-        trigger_flight_recorders(self.folder)
-        stacks = dump_stacks(self.folder, self.attempt.logs, self.host, self.mark)
-        write_json(self.attempt.path / f"stacks-{self.rank}.json", [asdict(stack) for stack in stacks])
-        return stacks
-
     def _judge(self, late: Sequence[Late]) -> TrainingError:
         """Gather the stacks of all nodes, log the suspects and write hang.json; return the error to raise."""
         paths = [self.attempt.path / f"stacks-{rank}.json" for rank in range(self.plan.num_nodes)]
@@ -164,15 +166,35 @@ class HangMonitor:
         if silent := [str(rank) for rank, path in enumerate(paths) if not path.is_file()]:
             verdict += f"; no stacks came from node rank {', '.join(silent)}"
         fields = {"attempt": self.attempt.number, "phase": late[0].phase, "verdict": verdict}
-        for one in suspects or [Stack(one.name, one.node) for one in late]:
+        for one in suspects or late:
             append_event(self.run_dir, "rank/hung", rank=one.name, node=one.node, **fields)
         nodes = {one.node for one in suspects}
         for node in sorted(nodes) if len(nodes) < self.plan.num_nodes else ():
             self._suspect_node(node, "hang", verdict)
         seen, where = f"{late[0].age_s:.0f} s; {verdict}", f"{self.attempt.logs.name}/stacks"
-        error = TrainingError(_rule(late[0]), seen=seen, where=where)
-        write_json(self.attempt.hang, {"cause": str(error), "suspects": [asdict(one) for one in suspects]})
+        error = TrainingError(late[0].rule, seen=seen, where=where)
+        write_json(self.attempt.hang, {"cause": str(error)})
         return error
+
+    def _dump_stacks(self, chooses: Callable[[str], bool] = lambda name: True) -> list[Stack]:
+        """Let the attempt's processes on this node write their stacks; keep them in logs/stacks."""
+        beats = [beat for beat in read_beats(self.folder, time.monotonic()) if chooses(beat.name)]
+        files = {beat.name: self.folder / f"{beat.name}.stack" for beat in beats}
+        before, ours = {name: _size(file) for name, file in files.items()}, set(find_marked(self.mark))
+        for beat in beats:
+            # Without its handler the signal would kill the process; the pid may belong to another one by now.
+            if beat.pid in ours and catches(beat.pid, DUMP_SIGNAL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.pid, DUMP_SIGNAL)
+        comes_true(lambda: all(_size(file) > before[name] for name, file in files.items()), _STACK_S)
+        stacks = []
+        for beat in beats:
+            file, text = files[beat.name], ""
+            if _size(file) > before[beat.name]:
+                text = file.read_text(encoding="utf-8", errors="replace")
+                write_text(self.attempt.logs / "stacks" / f"{beat.name}.txt", text)
+            stacks.append(Stack(beat.name, self.host, parse_stack(text), next(iter(read_stat(beat.pid)), "")))
+        return stacks
 
 
 def read_node_reports(attempt: AttemptDir) -> list[dict[str, Any]]:
@@ -186,10 +208,7 @@ def read_node_reports(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def describe_silent(reports: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Describe late processes, and nodes without reports of their agents.
-
-    Args:
-        now: Unix time.
+    """Describe late processes, and nodes without reports of their agents, at the Unix time `now`.
 
     >>> late = {"name": "rank-1", "phase": "train", "age_s": 70.2, "deadline_s": 60.0}
     >>> describe_silent([{"time": 1000.0, "host": "n2", "late": [late]}], 1001.0)
@@ -208,29 +227,6 @@ def describe_silent(reports: Sequence[Mapping[str, Any]], now: float) -> list[st
     return lines
 
 
-def dump_stacks(
-    folder: Path, logs: Path, host: str, mark: str, chooses: Callable[[str], bool] = lambda name: True
-) -> list[Stack]:
-    """Let the attempt's processes on this node write their stacks; keep them in `logs`/stacks."""
-    beats = [beat for beat in read_beats(folder, time.monotonic()) if chooses(beat.name)]
-    files = {beat.name: folder / f"{beat.name}.stack" for beat in beats}
-    before, ours = {name: _size(file) for name, file in files.items()}, set(find_marked(mark))
-    for beat in beats:
-        # Without its handler the signal would kill the process; the pid may belong to another one by now.
-        if beat.pid in ours and catches(beat.pid, DUMP_SIGNAL):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(beat.pid, DUMP_SIGNAL)
-    comes_true(lambda: all(_size(file) > before[name] for name, file in files.items()), _STACK_S)
-    stacks = []
-    for beat in beats:
-        file, text = files[beat.name], ""
-        if _size(file) > before[beat.name]:
-            text = file.read_text(encoding="utf-8", errors="replace")
-            write_text(logs / "stacks" / f"{beat.name}.txt", text)
-        stacks.append(Stack(beat.name, host, parse_stack(text), next(iter(read_stat(beat.pid)), "")))
-    return stacks
-
-
 def trigger_flight_recorders(folder: Path) -> None:
     """Let NCCL's monitors on this node dump their flight recorders (nccl_trace_rank_* in the run directory)."""
     for pipe in folder.glob("*.pipe"):
@@ -242,13 +238,9 @@ def trigger_flight_recorders(folder: Path) -> None:
 
 def _compare(stacks: Sequence[Stack], late: Sequence[Late]) -> tuple[list[list[Stack]], list[Stack]]:
     """Return groups and suspects among the processes with the roles of the late ones."""
-    roles = {one.name.rpartition("-")[0] or one.name for one in late}
-    groups = group_stacks(stack for stack in stacks if (stack.name.rpartition("-")[0] or stack.name) in roles)
+    roles = {role_of(one.name) for one in late}
+    groups = group_stacks(stack for stack in stacks if role_of(stack.name) in roles)
     return groups, find_suspects(groups)
-
-
-def _rule(late: Late) -> str:
-    return f"{late.name} on {late.node} must make progress in {late.phase} within {late.deadline_s:g} s"
 
 
 def _size(path: Path) -> int:

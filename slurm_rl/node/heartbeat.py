@@ -44,11 +44,10 @@ class Heartbeat:
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.name, self._pid = name, os.getpid()
+        self.name, self._pid, self._lock = name, os.getpid(), threading.Lock()
         self.last_phase = ""
         """Phase left last: for an error, the outermost phase that it passed."""
         self._fd = os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._lock = threading.Lock()
         self._phases: list[str] = []
         self._calls: dict[str, int] = {}
         self._longest: dict[str, float] = {}
@@ -81,7 +80,6 @@ class Heartbeat:
                 self._write()
 
     def note_speed(self, seconds: float, amount: int) -> None:
-        """Record the time of the process's own work in a step, without waits for other ranks, for `amount` tokens."""
         with self._lock:
             if amount > 0 and seconds > 0:
                 self._speeds.append(seconds / amount)
@@ -130,30 +128,26 @@ def start_heartbeat(name: str) -> None:
 def enable_stack_dump(name: str) -> Heartbeat | None:
     """Let a child of a process with a heartbeat dump its stacks on request; it is never late."""
     folder = os.environ.get(HEARTBEATS)
-    if not folder or (_own is not None and _own.is_own()):
-        return None
-    return _open(folder, name)
+    return None if not folder or (_own is not None and _own.is_own()) else _open(folder, name)
 
 
 def _open(folder: str, name: str) -> Heartbeat | None:
-    try:
+    with contextlib.suppress(OSError):
         return Heartbeat(Path(folder), name)
-    except OSError:
-        return None
+    return None
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Mark the work of the block."""
     heartbeat = _own
-    if heartbeat is None:
-        yield
-        return
-    heartbeat.enter(name)
+    if heartbeat is not None:
+        heartbeat.enter(name)
     try:
         yield
     finally:
-        heartbeat.leave(name)
+        if heartbeat is not None:
+            heartbeat.leave(name)
 
 
 def beat() -> None:
@@ -173,7 +167,7 @@ def last_phase() -> str:
 
 
 def note_speed(seconds: float, amount: int) -> None:
-    """See `Heartbeat.note_speed`."""
+    """Record the time of the process's own work in a step, without waits for other ranks, for `amount` tokens."""
     if _own is not None:
         _own.note_speed(seconds, amount)
 

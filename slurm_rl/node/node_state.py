@@ -1,4 +1,7 @@
-"""State of one node during one attempt, shared by the agent and its Ray or torchrun part. Standard library only."""
+"""State of one node during one attempt, shared by the agent and its Ray or torchrun part. Standard library only.
+
+The agent checks the image, and not an earlier step, because some runtimes unpack an image again for every step.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,30 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+from slurm_rl.errors import ConfigError
 from slurm_rl.node.attempt import Leaving, time_to_leave
 from slurm_rl.node.controller_monitor import ControllerMonitor
 from slurm_rl.node.hang_monitor import HangMonitor
+from slurm_rl.node.image_report import parse_report
 from slurm_rl.node.oom import OomKills
-from slurm_rl.node.own_image import check_same_image
+from slurm_rl.node.private_folder import choose_tmp_dir
 from slurm_rl.node.processes import attempt_mark
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.ray_cluster import explain_ray_end
 from slurm_rl.node.rendezvous import HeadRecord, own_address, wait_for_head
-from slurm_rl.node.tmp_dir import choose_tmp_dir
-from slurm_rl.plan.compat import Versions
+from slurm_rl.plan.compat import Versions, check_versions, find_differences
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_last
 
 _LEASE_S = 5.0
 """Interval at which the head checks that the run still belongs to this attempt."""
+_DEADLINE_S = 120.0
 
 
 class NodeState:
@@ -119,3 +126,33 @@ class NodeState:
         self.record |= fields
         self.record.setdefault("phases", {})[self.record["state"]] = round(time.time(), 3)
         write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)
+
+
+def check_own_image(plan: JobPlan) -> Versions | None:
+    """Return the versions in the image; None without one. Raises ConfigError if they differ from the plan."""
+    if plan.container["image"] is None:
+        return None
+    versions = _read_versions(plan.expected)
+    check_versions(plan, versions)
+    return versions
+
+
+def check_same_image(head: HeadRecord, host: str, versions: Versions | None) -> None:
+    """Raise ConfigError if a version differs from the head's."""
+    differences = find_differences(head.host, head.versions or {}, host, versions or {})
+    if differences:
+        raise ConfigError("all nodes must have the same image", seen="\n  " + "\n  ".join(differences))
+
+
+def _read_versions(names: Iterable[str]) -> Versions:
+    # In a process of its own: RCCL starts threads when it reports its version.
+    argv = [sys.executable, "-m", "slurm_rl.node.image_report", *names]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)
+        report, seen = parse_report(done.stdout), done.stderr.strip()[-500:] or "no output"
+    except subprocess.TimeoutExpired:
+        report, seen = None, f"no answer within {_DEADLINE_S:g} s"
+    if report is None:
+        raise ConfigError("the image's Python must report its versions", seen=seen)
+    versions: Versions = report["versions"]
+    return versions

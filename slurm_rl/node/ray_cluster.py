@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.driver import find_lack_in
+from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.plan.node_groups import group_of
 from slurm_rl.run_dir.io_errors import explain_io_error
+from slurm_rl.run_dir.run_secret import token_file
 
 if TYPE_CHECKING:
     from slurm_rl.node.ports import PortPlan
@@ -59,31 +60,12 @@ def describe_ray_end(log: Path, status: int) -> str:
 
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
     """Copy Ray's short logs out of the temp dir before it is removed."""
-
-    from slurm_rl.node.private_folder import copy_own_files, is_our_folder
-
     try:
         for session in (tmp_dir / _RAYS_OWN).glob("session_2*") if is_our_folder(tmp_dir) else ():
             if is_our_folder(session):
                 copy_own_files(session / "logs", target, _MAX_LOG_BYTES)
     except OSError as error:
         _log.warning("cannot keep Ray's logs: %s", explain_io_error(error, target) or error)
-
-
-def token_file(run: RunDir, attempt: int) -> Path:
-    return run.secrets / f"ray-token-{attempt}"
-
-
-def create_token(run: RunDir, attempt: int, token: str | None = None) -> None:
-    """Write the attempt's Ray token, readable by this user only.
-
-    Args:
-        token: its value where several machines derive it; by default random.
-    """
-
-    from slurm_rl.run_dir.run_secret import keep_secret
-
-    keep_secret(run, token_file(run, attempt), token or secrets.token_hex(32))
 
 
 def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -> dict[str, str]:

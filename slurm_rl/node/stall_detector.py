@@ -1,4 +1,7 @@
-"""Find late processes and slow ranks from heartbeats.
+"""Find late processes, slow ranks and the suspects of a hang, from heartbeats and stacks. Standard library only.
+
+Of ranks with the same work, most wait in one place for those that are elsewhere (ByteRobust,
+https://arxiv.org/abs/2509.16293).
 
 >>> deadline_of(num_calls=5, longest_s=20.0, least_s=60.0, most_s=3600.0)
 100.0
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +31,19 @@ SLOW = 0.75
 _UNMONITORED = {"", "save", "load", "export", "export_model", "load_reference", "ready", "build", "check_rows", "sleep"}
 # In its other phases the driver waits for actors that have heartbeats.
 _MONITORED_OF_DRIVER = {"train", "sync"}
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_FRAME = re.compile(r'^\s+File "([^"]*)", line (\d+) in (.*)$', re.MULTILINE)
+_STATES = {
+    "": "it has ended",
+    "T": "it is stopped (SIGSTOP)",
+    "t": "a debugger holds it",
+    "D": "it hangs in the kernel",
+    "Z": "it is dead",
+}
+_WAITING = re.compile(
+    r"all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|gather|scatter|all_to_all|wait|synchron"
+)
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -46,18 +63,31 @@ class Beat:
     speeds: tuple[float, ...] = ()
     """Seconds per token of the newest steps, oldest first."""
 
+
+@dataclass(frozen=True)
+class Stack:
+    """Main thread of one process."""
+
+    name: str
+    node: str
+    frames: tuple[str, ...] = ()
+    """`all_reduce (distributed_c10d.py)`, innermost first; empty if the process did not answer."""
+    state: str = ""
+    """The kernel's letter for the process: R, S, D, T, Z; "" if it has ended."""
+
     @property
-    def role(self) -> str:
-        """Name of the group with the same work: `policy` of policy-3."""
-        return self.name.rpartition("-")[0] or self.name
+    def waits(self) -> bool:
+        """Whether the process waits for other ranks."""
+        return any(_WAITING.search(frame) for frame in self.frames[:_SHOWN])
+
+
+def role_of(name: str) -> str:
+    """Return the group of processes with the same work: `policy` of policy-3."""
+    return name.rpartition("-")[0] or name
 
 
 def parse_beat(text: str, now: float) -> Beat | None:
-    """Parse a heartbeat file; None while it is being written.
-
-    Args:
-        now: the node's time.monotonic().
-    """
+    """Parse a heartbeat file at the node's time.monotonic() `now`; return None while the file is being written."""
     try:
         row = json.loads(text)
         age_s = round(max(0.0, now - row.pop("last")), 3)
@@ -103,9 +133,63 @@ def find_stragglers(beats: Sequence[Beat]) -> dict[str, float]:
     {'rank-2': 0.5}
     """
     slow: dict[str, float] = {}
-    for role in dict.fromkeys(beat.role for beat in beats):
-        best = {beat.name: min(beat.speeds) for beat in beats if beat.role == role and len(beat.speeds) == NUM_SPEEDS}
-        if len(best) > 1:
-            usual = statistics.median_low(best.values())
-            slow |= {name: round(usual / own, 3) for name, own in best.items() if usual / own < SLOW}
+    best = {beat.name: min(beat.speeds) for beat in beats if len(beat.speeds) == NUM_SPEEDS}
+    for role in dict.fromkeys(map(role_of, best)):
+        peers = {name: seconds for name, seconds in best.items() if role_of(name) == role}
+        usual = statistics.median_low(peers.values())
+        slow |= {name: round(usual / own, 3) for name, own in peers.items() if usual / own < SLOW}
     return slow
+
+
+def parse_stack(text: str) -> tuple[str, ...]:
+    """Return the frames of the main thread, which faulthandler writes last, innermost first.
+
+    >>> parse_stack('Current thread 0x00007f (most recent call first):\\n  File "/a/b.py", line 6 in main\\n')
+    ('main (b.py)',)
+    """
+    threads = _THREAD.split(text)[1:]
+    frames = _FRAME.findall(threads[-1]) if threads else []
+    # Without line numbers: ranks that wait in a loop are in different lines of it.
+    return tuple(f"{function} ({file.rpartition('/')[2]})" for file, _, function in frames)
+
+
+def group_stacks(stacks: Iterable[Stack]) -> list[list[Stack]]:
+    """Group equal stacks, the largest group first."""
+    groups: dict[tuple[object, ...], list[Stack]] = {}
+    for stack in stacks:
+        groups.setdefault(stack.frames or ("", stack.state), []).append(stack)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0].name))
+
+
+def find_suspects(groups: Sequence[Sequence[Stack]]) -> list[Stack]:
+    """Return processes without an answer; else those in smaller groups; else, of equal groups, those that do not wait.
+
+    >>> waits = Stack("rank-0", "n1", ("all_reduce (c10d.py)",), "S")
+    >>> works = Stack("rank-1", "n2", ("read (io.py)",), "R")
+    >>> [stack.name for stack in find_suspects(group_stacks([waits, works]))]
+    ['rank-1']
+    """
+    stacks = [stack for group in groups for stack in group]
+    if silent := [stack for stack in stacks if not stack.frames]:
+        return silent
+    largest = max(map(len, groups), default=0)
+    minority = [stack for group in groups if len(group) < largest for stack in group]
+    if minority or len(groups) < 2:
+        return minority
+    busy = [stack for stack in stacks if not stack.waits]
+    return busy if len(busy) < len(stacks) else []
+
+
+def describe_groups(groups: Sequence[Sequence[Stack]], suspects: Sequence[Stack]) -> str:
+    """Describe the suspects first, then the other groups."""
+    parts = [f"suspect: {_describe([stack])}" for stack in suspects]
+    others = [[stack for stack in group if stack not in suspects] for group in groups]
+    parts += [_describe(group, ": ") for group in others if group]
+    return "; ".join(parts if suspects else [*parts, "no rank differs from the others: check the network between them"])
+
+
+def _describe(group: Sequence[Stack], mark: str = ", ") -> str:
+    names = ", ".join(f"{stack.name} on {stack.node}" for stack in group[:_SHOWN])
+    more = f" and {len(group) - _SHOWN} more" if len(group) > _SHOWN else ""
+    silent = f"no stack, {_STATES.get(group[0].state, 'it does not answer')}"
+    return f"{names}{more}{mark}" + (f"in {' < '.join(group[0].frames[:_SHOWN])}" if group[0].frames else silent)

@@ -152,10 +152,8 @@ class AttemptDir:
         """How the trainer ended, written by the trainer itself."""
         self.end = path / "end.json"
         """How the attempt ended, written by the controller."""
-        self.dump = path / "dump.json"
-        """Written by the head's agent: a rank hangs, and all are to write their stacks."""
         self.hang = path / "hang.json"
-        """Result of the hang detection: cause and suspects."""
+        """Result of the hang detection: the cause."""
 
     def log(self, who: str) -> Path:
         return self.logs / f"{who}.log"

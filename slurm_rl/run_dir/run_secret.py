@@ -63,3 +63,16 @@ def checkpoint_key(run: RunDir, env: Mapping[str, str]) -> str:
     text = f"checkpoints:{run.path.name}".encode()
     made = hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else secrets.token_hex(32)
     return keep_secret(run, path, made)
+
+
+def token_file(run: RunDir, attempt: int) -> Path:
+    return run.secrets / f"ray-token-{attempt}"
+
+
+def create_token(run: RunDir, attempt: int, token: str | None = None) -> None:
+    """Write the attempt's Ray token, readable by this user only.
+
+    Args:
+        token: its value where several machines derive it; by default random.
+    """
+    keep_secret(run, token_file(run, attempt), token or secrets.token_hex(32))

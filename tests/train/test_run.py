@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.node.tmp_dir import tmp_stem
+from slurm_rl.node.private_folder import tmp_stem
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
-from slurm_rl.launch.controller.after import require_finished
 from slurm_rl.launch.controller.allocation import Allocation
 from slurm_rl.launch.controller.attempts import (
     EXIT_FAILED,
@@ -30,19 +29,18 @@ from slurm_rl.launch.controller.attempts import (
     explain_failure,
     stands_still,
 )
-from slurm_rl.launch.controller.copies import copy_behind
 from slurm_rl.launch.controller.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.launch.controller.holding import take_run
-from slurm_rl.launch.controller.limit import LimitWatch
 from slurm_rl.launch.controller.memory import remedy_memory
-from slurm_rl.launch.controller.watch import AttemptWatch, end_nodes
-from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.launch.controller.record import require_finished
+from slurm_rl.launch.controller.results import copy_behind
+from slurm_rl.launch.controller.watch import AttemptWatch, LimitWatch, end_nodes
 from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.io_errors import explain_io_error, io_error_code, log_to_stderr, reserve_space
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last
 from slurm_rl.run_dir.run_lock import RunLock
-from slurm_rl.run_dir.run_secret import checkpoint_key
+from slurm_rl.run_dir.run_secret import checkpoint_key, token_file
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """Signals of a controller; the supervisor blocks them until the controller handles them."""

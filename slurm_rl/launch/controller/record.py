@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json
 
@@ -92,3 +93,27 @@ def read_rows_of_log(log: str) -> list[dict[str, Any]]:
 def read_last_row(log: str) -> dict[str, Any]:
     """Return the newest training row of the log; empty if there is none."""
     return next((row for row in reversed(read_rows_of_log(log)) if row["stage"] != "eval"), {})
+
+
+def has_finished(run: RunDir) -> bool:
+    end = read_end_state(run)
+    return end is not None and end.word == "finished"
+
+
+def require_finished(run: RunDir) -> None:
+    """Refuse to start what comes after a run that has not finished.
+
+    Raises:
+        RunDirError: says how that run is, and what to resume first.
+    """
+    if not has_finished(run):
+        raise not_finished(run, read_end_state(run))
+
+
+def not_finished(run: RunDir, state: RunState | None) -> RunDirError:
+    """The error for a run that has ended otherwise, or not yet."""
+    return RunDirError(
+        "the run of job.depends_on must have finished before this one starts",
+        seen=f"{run.path} is {state}" if state else f"{run.path} has not ended",
+        action=f"python -m slurm_rl resume {shlex.quote(str(run.path))}, and when it has finished this one",
+    )

@@ -1,16 +1,31 @@
-"""summary.json and report.html at the end of a job."""
+"""Files written behind the trainer's back: the copy of an attempt to checkpoint.upload_url, and the report of a job.
+
+The head's agent copies at its end. It cannot if it was killed, if its node was lost, or if another node's failure made
+Slurm end the whole step, which leaves only KillWait. Then the controller makes the copy in a separate process.
+"""
 
 from __future__ import annotations
 
 import shlex
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.controller.allocation import Allocation, IsStopped
 from slurm_rl.launch.hooks import write_report
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.run_dir.fs_probe import ForkedTask
 from slurm_rl.run_dir.io_errors import log_to_stderr
-from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 _TIMEOUT_S = 60.0
+MOST_S = 600.0
+"""The next attempt waits for it."""
+_POLL_S = 0.2
+_END_S = 2.0
 
 
 def write_results(run: RunDir, timeout_s: float = _TIMEOUT_S) -> None:
@@ -41,3 +56,50 @@ def _explain(run: RunDir, cause: str) -> str:
         f"warning: report.html and summary.json are not written ({cause}). "
         f"Next: python -m slurm_rl report {shlex.quote(str(run.path))}"
     )
+
+
+def needs_copy(events: Iterable[Mapping[str, Any]], attempt: int) -> bool:
+    """Return whether no event records a copy of this attempt, or the reason against one.
+
+    >>> events = [{"kind": "attempt/started", "attempt": 1}]
+    >>> needs_copy(events, 1), needs_copy([*events, {"kind": "run/copied", "what": "attempt-1-20261123-140000"}], 1)
+    (True, False)
+    >>> needs_copy([*events, {"kind": "run/copy_failed", "attempt": 1, "cause": "not done in 9 s", "is_late": True}], 1)
+    True
+    """
+    for row in reversed([*events]):
+        kind, is_own = row.get("kind"), row.get("attempt") == attempt
+        if kind == "attempt/started" and is_own:
+            return True  # earlier events belong to an earlier start
+        is_copied = kind == "run/copied" and str(row.get("what")).startswith(f"attempt-{attempt}-")
+        if is_copied or (kind == "run/copy_failed" and is_own and not row.get("is_late")):
+            return False
+    return True
+
+
+def copy_behind(
+    run: RunDir, allocation: Allocation, attempt: AttemptDir, is_stopped: IsStopped, most_s: float = MOST_S
+) -> None:
+    """Make the missing copy; a failure is an event and does not fail the run."""
+    if is_stopped() or not needs_copy(read_rows(run.events), attempt.number):
+        return
+    try:
+        copying = allocation.start_copy(attempt)
+    except (SlurmRLError, OSError) as error:
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=str(error))
+        return
+    if copying is None:
+        return
+    give_up_at = time.monotonic() + most_s
+    while copying.poll() is None and not is_stopped() and time.monotonic() < give_up_at:
+        time.sleep(_POLL_S)
+    if copying.poll() is None:
+        cause = "asked to stop" if is_stopped() else f"not done within {most_s:.0f} s"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)
+        copying.terminate()
+        # The copy ignores SIGTERM, which Slurm sends to all processes; a stopping controller does not wait for it.
+        if not comes_true(lambda: copying.poll() is not None, _END_S):
+            copying.send_signal(signal.SIGKILL)
+    elif needs_copy(read_rows(run.events), attempt.number):
+        cause = f"ended with status {copying.returncode}; see {attempt.log('final-copy')}"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause)

@@ -30,9 +30,9 @@ from slurm_rl.launch.controller.holding import own_epoch
 from slurm_rl.launch.controller.results import write_results
 from slurm_rl.node.driver import name_signal
 from slurm_rl.node.limits import raise_limits
+from slurm_rl.node.private_folder import remove_tmp_dirs
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.fs_probe import LOST_S, ForkedTask, SubprocessProbe
 from slurm_rl.run_dir.io_errors import log_to_stderr

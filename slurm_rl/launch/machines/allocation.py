@@ -16,9 +16,9 @@ from slurm_rl.launch.here import HereAllocation
 from slurm_rl.launch.machines.hub import Hub
 from slurm_rl.launch.machines.nodes import MachineNodes
 from slurm_rl.launch.machines.place import derive_ray_token, head_secret, read_place
-from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import ActorPlan, JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir.run_secret import create_token
 
 
 class MachineAllocation(HereAllocation):

@@ -25,10 +25,10 @@ from slurm_rl.launch.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.launch.machines.link import Link, LinkClosed
 from slurm_rl.launch.machines.nodes import Outbox, files_for_all, take_file
 from slurm_rl.launch.machines.place import derive_ray_token
-from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import RowTail
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
+from slurm_rl.run_dir.run_secret import create_token, token_file
 
 _POLL_S = 0.1
 _CONNECT_S = 3.0

@@ -14,10 +14,9 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
 from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
-from slurm_rl.launch.controller.after import has_finished, not_finished
 from slurm_rl.launch.controller.create import check_is_free
+from slurm_rl.launch.controller.record import has_finished, not_finished
 from slurm_rl.launch.jobs import read_states
-from slurm_rl.launch.runs.chat import check_template, uses_chat_template
 from slurm_rl.launch.runs.find import open_run
 from slurm_rl.launch.runs.model_checks import (
     check_lora_targets,
@@ -25,9 +24,8 @@ from slurm_rl.launch.runs.model_checks import (
     check_same_model,
     check_weight_files,
 )
-from slurm_rl.launch.runs.model_shape import read_object, sees_images
-from slurm_rl.launch.runs.reference_checks import check_references
-from slurm_rl.launch.runs.schedule_check import find_long_warmups
+from slurm_rl.launch.runs.model_shape import check_template, read_object, sees_images, uses_chat_template
+from slurm_rl.launch.runs.schedule_check import check_references, find_long_warmups
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir

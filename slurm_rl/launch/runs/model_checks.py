@@ -13,8 +13,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.runs.chat import has_template
-from slurm_rl.launch.runs.model_shape import find_shape, read_object
+from slurm_rl.launch.runs.model_shape import find_shape, has_template, read_object
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:

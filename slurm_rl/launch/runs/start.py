@@ -12,10 +12,9 @@ from slurm_rl.launch.controller.create import create_run, remove_run, require_ow
 from slurm_rl.launch.jobs import held_to_resume, open_launcher, submit_run
 from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
-from slurm_rl.launch.runs.find import load_plan
+from slurm_rl.launch.runs.find import load_plan, remember
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.planning import choose_directory, plan_in
-from slurm_rl.launch.runs.recent import remember
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir

@@ -31,12 +31,12 @@ from slurm_rl.launch.slurm.hosts import Hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
 from slurm_rl.launch.slurm.silent import STOPPED, settle_silent_tasks
 from slurm_rl.launch.slurm.srun import clean_nodes, start_slurm_agents, start_slurm_copy
-from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.run_dir.run_lock import LockHolder
+from slurm_rl.run_dir.run_secret import create_token
 
 # A restart of Slurm's controller, an upgrade of it even.
 _UNAVAILABLE_S = 900.0

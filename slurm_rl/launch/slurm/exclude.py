@@ -1,4 +1,7 @@
-"""Exclude bad nodes from a job, at its submission and at its requeue.
+"""Options of a job that depend on other runs: its dependency, and nodes that are bad now.
+
+Slurm sees the exit code of submitit, which is 0, so `afterok` also holds after a run that failed: the controller looks
+at the run before it starts anything. `--kill-on-invalid-dep` removes jobs that wait for a cancelled one.
 
 Slurm refuses to change ExcNodeList of a running job. Right after `scontrol requeue`, while the job completes, it
 accepts the change, and keeps it over further requeues and restarts of slurmctld.
@@ -8,11 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.controller.record import Job, has_finished, load_job, not_finished, read_end_state
 from slurm_rl.launch.hooks import Exclusion, open_node_checks
 from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes, hostnames
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.plan.sbatch import SbatchOptions
+from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
 
 
 def user_nodes(plan: JobPlan, option: str) -> list[str]:
@@ -47,3 +53,26 @@ def exclude_at_requeue(run: RunDir, plan: JobPlan, job_id: str, found: Exclusion
         append_event(run, "nodes/not_excluded", job=job_id, nodes=found.names, cause=str(error))
     else:
         append_event(run, "nodes/excluded", job=job_id, nodes=found.names)
+
+
+def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
+    """sbatch's options, and those for the run that must have finished first; the user's own dependency stays."""
+    before = None if after is None else RunDir(after)
+    job = None if before is None or has_finished(before) else load_job(before)
+    if job is None or not LAUNCHERS[job.launcher].is_queue:
+        return options  # the controller looks at the run directory, too
+    asked = [str(options["dependency"])] if "dependency" in options else []
+    return {**options, "dependency": ",".join([*asked, f"afterok:{job.job_id}"]), "kill-on-invalid-dep": "yes"}
+
+
+def run_before(job: Job) -> RunDir | None:
+    """The run that a job which has not started waits for, or waited for in vain; None where there is none."""
+    if job.run.attempt_numbers():
+        return None
+    after = read_json(job.run.plan).get("after")
+    return None if after is None or has_finished(RunDir(after)) else RunDir(after)
+
+
+def explain_end(before: RunDir) -> str:
+    """Why a job never started."""
+    return str(not_finished(before, read_end_state(before)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.launch.hooks import open_node_checks
-from slurm_rl.launch.slurm.components import granted_hosts, split_hosts
+from slurm_rl.launch.slurm.granted import granted_hosts, split_hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
 from slurm_rl.launch.slurm.switches import order_by_topology, read_topology
 from slurm_rl.plan.job import JobPlan

@@ -13,8 +13,7 @@ from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.admission import check_admission
 from slurm_rl.launch.slurm.commands import JobInfo
-from slurm_rl.launch.slurm.dependency import explain_end, run_before
-from slurm_rl.launch.slurm.exclude import exclude_at_submit
+from slurm_rl.launch.slurm.exclude import exclude_at_submit, explain_end, run_before
 from slurm_rl.launch.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launch.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launch.slurm.states import JobState

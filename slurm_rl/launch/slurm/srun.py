@@ -1,18 +1,22 @@
-"""Steps of the job around this process: all node agents by one srun, and one more that cleans behind them."""
+"""Steps of the job around this process: all node agents by one srun, and one more that cleans their nodes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.agents import agent_environment, container_cleanup, find_dirty, own_user
-from slurm_rl.launch.slurm.agents_step import AgentsStep
-from slurm_rl.launch.slurm.components import split_hosts
+from slurm_rl.launch.controller.ends import read_record
+from slurm_rl.launch.slurm.command_line import run_slurm
+from slurm_rl.launch.slurm.commands import slurmd_port
+from slurm_rl.launch.slurm.granted import split_hosts
 from slurm_rl.launch.slurm.partitions import nodes_down
-from slurm_rl.launch.slurm.reach import find_unreachable
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
@@ -22,6 +26,11 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 _CLEANING_S = 30.0
 _ANSWER_S = 15.0
 """A node that boots again is there by then; who is silent for longer is as good as lost."""
+_PATIENCE_S = 10.0
+"""Agents that leave for one cause are through within seconds of each other."""
+_LOOK_S = 1.0
+_TRY_S = 3.0
+_THREADS = 32
 
 
 def start_slurm_agents(
@@ -101,3 +110,86 @@ def _without_down(hosts: Sequence[str]) -> list[str]:
     except SlurmRLError:
         return list(hosts)
     return [host for host in hosts if host not in down]
+
+
+class AgentsStep:
+    """`Nodes` of a Slurm job.
+
+    When the head's agent has ended, so do the others. One whose node is gone never says so, and srun waits for it for
+    longer than KillWait (30 s by default): then srun is ended, and what is left of the agents is cleaned as ever.
+    """
+
+    def __init__(
+        self, srun: subprocess.Popen[bytes], attempt: AttemptDir, num_nodes: int, patience_s: float = _PATIENCE_S
+    ) -> None:
+        self.srun, self.attempt, self.num_nodes, self.patience_s = srun, attempt, num_nodes, patience_s
+        self._look_at = 0.0
+        self._ended_at: float | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        return self.srun.returncode
+
+    def poll(self) -> int | None:
+        status = self.srun.poll()
+        if status is None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + min(_LOOK_S, self.patience_s)
+            self._look_for_the_last()
+        return status
+
+    def send_signal(self, sig: int, /) -> None:
+        self.srun.send_signal(sig)
+
+    def terminate(self) -> None:
+        self.srun.terminate()
+
+    def _look_for_the_last(self) -> None:
+        if read_record(self.attempt, 0).get("state") != "ended" or not find_dirty(self.attempt, self.num_nodes):
+            return
+        self._ended_at = self._ended_at or time.monotonic()
+        if time.monotonic() > self._ended_at + self.patience_s:
+            self.srun.send_signal(signal.SIGKILL)
+
+
+def find_unreachable(hosts: Sequence[str], within_s: float) -> list[str]:
+    """Return the hosts that did not answer at slurmd's port in time; none if Slurm does not report addresses."""
+    try:
+        addresses = parse_addresses(run_slurm(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N %o"]))
+        port = slurmd_port()
+    except SlurmRLError:
+        return []
+    return wait_for_answers({host: (addresses[host], port) for host in hosts if host in addresses and port}, within_s)
+
+
+def parse_addresses(output: str) -> dict[str, str]:
+    """Parse `sinfo -h -N -o '%N %o'`, which has a line for each partition of a node.
+
+    >>> parse_addresses("n1 10.0.0.1\\nn1 10.0.0.1\\nn2 n2\\n")
+    {'n1': '10.0.0.1', 'n2': 'n2'}
+    """
+    rows = (line.split() for line in output.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def wait_for_answers(addresses: Mapping[str, tuple[str, int]], within_s: float) -> list[str]:
+    """Poll the hosts until all have answered or the time is over; return the silent ones."""
+    deadline, silent = time.monotonic() + within_s, list(addresses)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while silent:
+            answers = list(pool.map(_answers, [addresses[host] for host in silent]))
+            silent = [host for host, is_up in zip(silent, answers, strict=True) if not is_up]
+            if time.monotonic() > deadline:
+                break
+    return silent
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    began = time.monotonic()
+    try:
+        socket.create_connection(address, timeout=_TRY_S).close()
+    except (ConnectionRefusedError, socket.gaierror):
+        return True  # a refusal comes from a live node; an unresolved name proves nothing
+    except OSError:
+        time.sleep(max(0.0, began + 0.5 - time.monotonic()))  # "no route" returns at once
+        return False
+    return True

@@ -13,7 +13,7 @@ from typing import Any
 from submitit.slurm.slurm import SlurmExecutor
 
 from slurm_rl.launch.slurm.commands import submit
-from slurm_rl.launch.slurm.dependency import with_dependency
+from slurm_rl.launch.slurm.exclude import with_dependency
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import controller_command, render_batch_script, submission_argv
 from slurm_rl.run_dir.run_dir import write_text

@@ -16,8 +16,7 @@ from pathlib import Path
 from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launch.controller.record import record_job
 from slurm_rl.launch.slurm import commands
-from slurm_rl.launch.slurm.dependency import with_dependency
-from slurm_rl.launch.slurm.exclude import exclude_at_submit
+from slurm_rl.launch.slurm.exclude import exclude_at_submit, with_dependency
 from slurm_rl.launch.sweep.create import PlannedRun, for_all
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, save_ledger
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv

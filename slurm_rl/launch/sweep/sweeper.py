@@ -3,13 +3,15 @@
 The configs of its runs are exactly Hydra's, at a fiftieth of its time. Hydra composes in two steps: a defaults list
 from the choices of groups, then values set on the result, one override after the other. The runs of a sweep share most
 of the first step, which is the slow one. So it is done once for each choice of groups, and the second by Hydra's own
-function on a copy; where plain values alone differ, that is done once, too (composed.py).
+function on a copy. Runs that differ only in plain values (`seed=range(100)`) share one composed tree, in which these
+values are set, if nothing in the config refers to their keys.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from slurm_rl.config.compose_errors import explain_hydra
 from slurm_rl.config.load import resolve_tree
 from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.launch.sweep.composed import Signature, find_interpolations, set_values, sign
 from slurm_rl.run_dir.io_errors import annotate_path
 
 Outcome = float | SlurmRLError | None
@@ -34,6 +35,10 @@ Outcome = float | SlurmRLError | None
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 RunBatch = Callable[[list[list[str]], bool], Sequence[Outcome]]
 """Runs a batch of overrides; waits for the outcomes when the second argument is true."""
+Signature = tuple[str, ...]
+"""What a composed tree depends on, the plain values aside."""
+PlainValues = list[tuple[str, Any]]
+"""Dotted keys and what they are set to, in the order of the words."""
 
 
 def compose_sweep(overrides: Sequence[str], extra: Sequence[str]) -> DictConfig:
@@ -155,3 +160,56 @@ class Composer:
             interpolations = find_interpolations(OmegaConf.to_container(config, resolve=False))
             self._bases[structural] = pickle.dumps(config, protocol=5), interpolations
         return self._bases[structural]
+
+
+def find_interpolations(tree: object) -> list[str]:
+    """All texts of an unresolved tree that may refer to other keys.
+
+    >>> find_interpolations({"a": {"b": "${c.d}/x"}, "e": [1, "y"]})
+    ['${c.d}/x']
+    """
+    if isinstance(tree, str):
+        return [tree] if "$" in tree else []
+    if isinstance(tree, dict):
+        return [text for value in tree.values() for text in find_interpolations(value)]
+    return [text for value in tree for text in find_interpolations(value)] if isinstance(tree, list) else []
+
+
+def is_plain(override: Override, interpolations: Iterable[str]) -> bool:
+    """Whether its value can be set in a resolved tree, in which another value of its key stands."""
+    if override.is_delete() or override.package is not None:
+        return False
+    value = override.value()
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        return False
+    # A reference, an escape, or the word for what is missing: OmegaConf's own.
+    if isinstance(value, str) and any(mark in value for mark in ("$", "\\", "???")):
+        return False
+    # ${.lr} and ${optim} speak of optim.lr, too.
+    return not any(part in text for text in interpolations for part in override.key_or_group.split("."))
+
+
+def sign(overrides: Sequence[Override], interpolations: Sequence[str]) -> tuple[Signature, PlainValues]:
+    """What the tree of these overrides depends on, and the plain values in it, in order."""
+    lines = [override.input_line or "" for override in overrides]
+    texts = [*interpolations, *(line for line in lines if "$" in line)]
+    plain = [is_plain(override, texts) for override in overrides]
+    words = [
+        f"{override.type} {override.key_or_group}" if can_be_set else line
+        for override, line, can_be_set in zip(overrides, lines, plain, strict=True)
+    ]
+    values = [(override.key_or_group, override.value()) for override in itertools.compress(overrides, plain)]
+    return tuple(words), values
+
+
+def set_values(tree: Any, values: PlainValues) -> bool:
+    """Set dotted keys that stand in the tree with plain values; False where one does not."""
+    for key, value in values:
+        *path, name = key.split(".")
+        section = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or isinstance(section.get(name, {}), (dict, list)):
+            return False
+        section[name] = value
+    return True

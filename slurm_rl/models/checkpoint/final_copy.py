@@ -7,7 +7,7 @@
 
 Each has a signed manifest like checkpoints (remote.py) and is verified after the upload. The head's node agent starts
 it after trainer and Ray have ended, so the logs of a killed trainer are uploaded too; if the agent could not, the
-controller does (launch/controller/copies.py). The image of an external trainer needs fsspec.
+controller does (launch/controller/results.py). The image of an external trainer needs fsspec.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_rl.launch.slurm.components import split_hosts
+from slurm_rl.launch.slurm.granted import split_hosts
 from slurm_rl.launch.slurm.srun import run_srun, srun_argv
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health.fabric import FabricResult, choose_tested

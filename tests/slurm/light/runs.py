@@ -15,7 +15,7 @@ from typing import Any
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.create import create_run
 from slurm_rl.launch.jobs import submit_run
-from slurm_rl.node.tmp_dir import tmp_stem
+from slurm_rl.node.private_folder import tmp_stem
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.goodput.read import read_ledger, read_steps

@@ -17,7 +17,7 @@ from slurm_rl.cli import eval as verb
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.launch.runs.recent import remember
+from slurm_rl.launch.runs.find import remember
 from slurm_rl.launch.runs.start import start_run
 from slurm_rl.plan.placement import Demand, place_engines
 from slurm_rl.run_dir.run_dir import RunDir

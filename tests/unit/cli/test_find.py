@@ -14,8 +14,8 @@ from slurm_rl.cli import cancel
 from slurm_rl.cli.find import find_run, find_sweep, require_sweep, resolve
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.controller.record import record_job
+from slurm_rl.launch.runs.find import read_recent, remember, state_file
 from slurm_rl.launch.runs.pipeline import PIPELINE_FILE
-from slurm_rl.launch.runs.recent import read_recent, remember, state_file
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 

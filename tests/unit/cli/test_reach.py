@@ -16,12 +16,13 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli import attach, tunnel
 from slurm_rl.config.load import load_config
 from slurm_rl.node.ports import derive_port_block
-from slurm_rl.node.ray_cluster import build_ray_start_argv, create_token
+from slurm_rl.node.ray_cluster import build_ray_start_argv
 from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.plan.attach import build_attach
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.run_dir.run_secret import create_token
 
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 PORTS = derive_port_block("77", 1, 0)

@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.config.load import compose, open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.sweep import composed
+from slurm_rl.launch.sweep import sweeper as composed
 from slurm_rl.launch.sweep.sweeper import Composer
 
 SWEEPS = {

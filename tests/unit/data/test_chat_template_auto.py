@@ -14,7 +14,7 @@ from slurm_rl.data.chat import ChatTemplate, open_template
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import render_prompt
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.launch.runs.chat import check_template, describe_prompts, uses_chat_template
+from slurm_rl.launch.runs.model_shape import check_template, describe_prompts, uses_chat_template
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{% endfor %}"
 

@@ -21,8 +21,7 @@ from slurm_rl.node import hang_monitor
 from slurm_rl.node.hang_monitor import HangMonitor, read_node_reports
 from slurm_rl.node.heartbeat import HEARTBEATS
 from slurm_rl.node.processes import mark_env
-from slurm_rl.node.stacks import Stack, describe_groups, find_suspects, group_stacks, parse_stack
-from slurm_rl.node.stall_detector import read_beats
+from slurm_rl.node.stall_detector import Stack, describe_groups, find_suspects, group_stacks, parse_stack, read_beats
 from slurm_rl.plugins.health.evidence import find_bad, read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
@@ -160,7 +159,7 @@ def test_hang_monitor_reports_ranks_before_their_deadline(tmp_path: Path) -> Non
     [report] = read_node_reports(nodes.attempt)
     assert (report["host"], report["late"]) == ("n1", [])
     assert [beat["name"] for beat in report["beats"]] == ["rank-2", "rank-3"]
-    assert not nodes.attempt.dump.exists() and read_rows(nodes.run.events) == []
+    assert not list(nodes.attempt.path.glob("*stacks*")) and read_rows(nodes.run.events) == []
 
 
 def test_hang_monitor_names_a_straggler_once_per_attempt(tmp_path: Path) -> None:

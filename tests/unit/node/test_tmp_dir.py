@@ -16,12 +16,12 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError
-from slurm_rl.node.private_folder import make_private_folder
-from slurm_rl.node.ray_cluster import create_token, keep_ray_logs
-from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs, tmp_stem
+from slurm_rl.node.private_folder import choose_tmp_dir, make_private_folder, remove_tmp_dir, remove_tmp_dirs, tmp_stem
+from slurm_rl.node.ray_cluster import keep_ray_logs
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.run_secret import create_token
 from tests.other_user import STRANGER, as_stranger
 
 

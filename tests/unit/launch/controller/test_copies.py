@@ -11,8 +11,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import SubmitError
 from slurm_rl.launch.controller.agents import start_copy_here
 from slurm_rl.launch.controller.allocation import Allocation, Nodes
-from slurm_rl.launch.controller.copies import copy_behind
-from slurm_rl.node.final_copy import copy_out
+from slurm_rl.launch.controller.results import copy_behind
+from slurm_rl.node.agent import copy_out
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan

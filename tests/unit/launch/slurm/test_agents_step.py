@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.launch.slurm.agents_step import AgentsStep
+from slurm_rl.launch.slurm.srun import AgentsStep
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
 

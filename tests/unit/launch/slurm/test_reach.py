@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.launch.slurm import reach
-from slurm_rl.launch.slurm.reach import find_unreachable, wait_for_answers
+from slurm_rl.launch.slurm import srun as reach
+from slurm_rl.launch.slurm.srun import find_unreachable, wait_for_answers
 
 
 class Network:

@@ -14,7 +14,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.models.checkpoint import final_copy
 from slurm_rl.models.checkpoint.final_copy import copy_attempt
 from slurm_rl.models.checkpoint.remote import RemoteFolder
-from slurm_rl.node.final_copy import copy_out
+from slurm_rl.node.agent import copy_out
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows

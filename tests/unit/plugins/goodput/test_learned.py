@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.launch.controller import limit as job_limit
-from slurm_rl.launch.controller.limit import LimitWatch
+from slurm_rl.launch.controller import watch as job_limit
+from slurm_rl.launch.controller.watch import LimitWatch
 from slurm_rl.plugins.goodput.measure_saves import learn, measure, percentile_of_rest
 from slurm_rl.run_dir.jsonl import append_row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir

@@ -16,7 +16,7 @@ from slurm_rl.cli.image import check_image
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
-from slurm_rl.node.own_image import check_own_image, check_same_image
+from slurm_rl.node.node_state import check_own_image, check_same_image
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.compat import find_mismatches, render_versions
