@@ -32,10 +32,9 @@ class LauncherEntry:
 
 
 _HOME = "slurm_rl.launch"
-_HERE = f"{_HOME}.here:HereLauncher"
 
 LAUNCHERS: Final[dict[str, LauncherEntry]] = {
-    "local": LauncherEntry(_HERE, f"{_HOME}.here:LocalAllocation", on_this_machine=True),
+    "local": LauncherEntry(f"{_HOME}.here:HereLauncher", f"{_HOME}.here:LocalAllocation", on_this_machine=True),
     "slurm": LauncherEntry(
         f"{_HOME}.slurm.launcher:SlurmLauncher",
         f"{_HOME}.slurm.allocation:SlurmAllocation",
@@ -44,6 +43,9 @@ LAUNCHERS: Final[dict[str, LauncherEntry]] = {
     ),
     "ray": LauncherEntry(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
     "manual": LauncherEntry(
-        _HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True
+        f"{_HOME}.machines.allocation:ManualLauncher",
+        f"{_HOME}.machines.allocation:MachineAllocation",
+        on_this_machine=True,
+        by_node=True,
     ),
 }

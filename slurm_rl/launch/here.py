@@ -1,4 +1,4 @@
-"""Jobs whose controller is a process on the submitting machine. submitit starts it; the job id is its pid."""
+"""Runs whose controller is a process of the submitting machine. submitit starts it; the job id is its pid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.errors import RunDirError
 from slurm_rl.launch.controller.agents import (
     clean_here,
     settle_late_agents,
@@ -34,7 +33,7 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 from slurm_rl.run_dir.run_secret import create_token
 
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
-"""Environment variable of such a controller: pid of the process that `submit` started."""
+"""Environment variable of such a controller: pid of the process that submitit started."""
 _FIRST = b"submitit.local._local"
 
 
@@ -74,19 +73,10 @@ class LocalAllocation(HereAllocation):
 
 
 class HereLauncher(Launcher):
-    """Submits to this machine."""
-
-    def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
-        if LAUNCHERS[plan.launcher].by_node:
-            raise ConfigError(
-                "a run on machines without Slurm starts on each of them",
-                seen=f"submit, with cluster.launcher={plan.launcher}",
-                action="python -m slurm_rl join and the same overrides, on every machine",
-            )
-        return plan, []
+    """Runs the controller as a process of this machine."""
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
-        from slurm_rl.launch.session import SessionExecutor
+        from slurm_rl.launch.executors import SessionExecutor
 
         executor = SessionExecutor(run.submitit, snapshot_environment(run), plan.gpus_per_node)
         job = executor.submit(load_entry(), str(run.path))
@@ -132,7 +122,7 @@ def is_elsewhere(job: Job) -> bool:
 
 
 def is_process_alive(job: Job) -> bool:
-    """Return True if the pid is still the process that submitit started: pids are reused."""
+    """Return True if the pid is still the process that submitit started, since pids are reused."""
     return str(job.run.submitit).encode() in command_line(job.job_id)
 
 

@@ -1,4 +1,4 @@
-"""Runs and their jobs, whatever launches them: the launchers' table at work."""
+"""Runs and their jobs, for all launchers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.run_dir.run_lock import RESUME, LockHolder, read_lock
 
-# A scheduler serves all users: the interval of a sweep grows.
+# A scheduler serves all users: the polling interval of a sweep grows.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
 _LOOK_S = 0.2
-# Between a controller's word that the run has ended and its own end.
+# From the recorded end of a run to the end of its controller.
 _RELEASE_S = 10.0
 
 
@@ -37,9 +37,8 @@ def open_launcher(name: str) -> Launcher:
 
 def drive_run(run_dir: str) -> int:
     """Drive the run to its end and return the job's exit code; the entry point of every job."""
-    from slurm_rl.launch.controller.supervisor import (
-        drive,  # only for jobs: submitting and querying must not import it
-    )
+    # Only for jobs: submitting and querying must not import it.
+    from slurm_rl.launch.controller.supervisor import drive
 
     run = RunDir(run_dir)
     plan = JobPlan.from_json(read_json(run.plan))
@@ -49,7 +48,7 @@ def drive_run(run_dir: str) -> int:
 
 
 def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
-    """Start the job; returns at once."""
+    """Start the job and return at once."""
     end = run.end.read_bytes() if run.end.is_file() else None
     run.end.unlink(missing_ok=True)
     try:
@@ -66,15 +65,15 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
 
 
 def find_open_job(run: RunDir) -> Job | None:
-    """Return the job to ask the launcher about; None if the run directory has the whole state."""
+    """Return the job whose state only the launcher knows; None if the run directory has the whole state."""
     job, end = load_job(run), read_end_state(run)
     # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
-    is_open = end is None or (end.word == "interrupted" and job is not None and LAUNCHERS[job.launcher].is_queue)
+    is_open = end is None or (end.word == "interrupted" and job is not None and open_launcher(job.launcher).requeues)
     return job if is_open else None
 
 
 def _by_launcher(runs: Iterable[RunDir]) -> dict[str, list[Job]]:
-    """The open jobs of these runs."""
+    """Group the open jobs of these runs."""
     jobs: dict[str, list[Job]] = {}
     for job in filter(None, map(find_open_job, runs)):
         jobs.setdefault(job.launcher, []).append(job)
@@ -82,52 +81,47 @@ def _by_launcher(runs: Iterable[RunDir]) -> dict[str, list[Job]]:
 
 
 def read_states(runs: Sequence[RunDir]) -> list[RunState]:
-    """The state of each run, by one question to each launcher for all that have not ended by their own word."""
-    told: dict[Path, RunState] = {}
+    """Return the state of each run, by one query to each launcher for all runs without a recorded end."""
+    known: dict[Path, RunState] = {}
     for name, jobs in _by_launcher(runs).items():
-        told |= zip([job.run.path for job in jobs], open_launcher(name).read_states(jobs), strict=True)
+        known |= zip([job.run.path for job in jobs], open_launcher(name).read_states(jobs), strict=True)
     states = []
     for run in runs:
-        end, state = read_end_state(run), told.get(run.path)
+        end, state = read_end_state(run), known.get(run.path)
         # A job that waits to start again has not ended, whatever the run directory contains.
-        is_news = state is not None and (end is None or state.word == "pending")
-        states.append((state if is_news else end) or RunState("not submitted"))
+        is_newer = state is not None and (end is None or state.word == "pending")
+        states.append((state if is_newer else end) or RunState("not submitted"))
     return states
 
 
 def cancel_runs(runs: Iterable[RunDir]) -> int:
-    """Ask all runs that have not ended to save and end; how many these are.
+    """Request runs to save and end; return how many had not ended.
 
     Raises:
-        RunDirError: one is, or was, a process of another machine.
+        RunDirError: the controller of one is, or was, a process of another machine.
     """
     return sum(open_launcher(name).cancel(jobs) for name, jobs in _by_launcher(runs).items())
 
 
 def cancel_unseen(run: RunDir) -> list[str]:
-    """Ask the processes and jobs of an unreadable directory (also a sweep's) to save and end, without touching its
-    files.
-
-    Returns:
-        The processes and jobs that were asked.
-    """
-    # A process of this machine is known to two of them.
-    return list(dict.fromkeys(asked for name in LAUNCHERS for asked in open_launcher(name).cancel_unseen(run)))
+    """Cancel the processes and jobs of an unreadable directory (also of a sweep), without access to its files; return
+    them."""
+    # Two launchers find the same processes of this machine.
+    return list(dict.fromkeys(one for name in LAUNCHERS for one in open_launcher(name).cancel_unseen(run)))
 
 
 def is_job_number(word: str) -> bool:
-    """`12`, or `12_3` of an array."""
+    """Return True for `12`, or `12_3` of an array."""
     return re.fullmatch(r"\d+(_\d+)?", word) is not None
 
 
 def cancel_by_number(job_id: str) -> list[str]:
-    """Ask a queue's job to save and end, whatever it runs; returns the jobs."""
-    queues = [name for name, row in LAUNCHERS.items() if row.is_queue]
-    return [asked for name in queues for asked in open_launcher(name).cancel_number(job_id)]
+    """Cancel a job of a queue by its id; return the jobs."""
+    return [job for name in LAUNCHERS for job in open_launcher(name).cancel_number(job_id)]
 
 
 def read_far_log(run: RunDir) -> str | None:
-    """Return the log of a run whose files this machine does not see; None if they are here.
+    """Return the log of a run with files on another machine; None if they are here.
 
     Raises:
         SlurmRLError: its cluster does not answer.
@@ -145,7 +139,12 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
         RunDirError: its job has not ended, or the run directory cannot be written.
         SlurmRLError: the scheduler does not answer.
     """
-    with hold(run, LockHolder.of_this_process(RESUME, str(os.getpid())), lambda holder: _is_known_alive(run, holder)):
+
+    def is_known_alive(holder: LockHolder) -> bool:
+        is_launched = holder.launcher in LAUNCHERS
+        return is_launched and open_launcher(holder.launcher).is_alive(Job(run, holder.launcher, holder.job))
+
+    with hold(run, LockHolder.of_this_process(RESUME, str(os.getpid())), is_known_alive):
         # A job that waits in a queue has no controller yet.
         [state] = read_states([run])
         if state.error is not None:
@@ -159,39 +158,27 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
         yield
 
 
-def _is_known_alive(run: RunDir, holder: LockHolder) -> bool:
-    """Return whether a queue reports the owner's job as not ended; elsewhere the owner's heartbeat decides."""
-    row = LAUNCHERS.get(holder.launcher)
-    if row is None or not row.is_queue:
-        return False
-    [state] = open_launcher(holder.launcher).read_states([Job(run, holder.launcher, holder.job)])
-    return state.is_alive
-
-
 def count_states(states: Iterable[RunState]) -> str:
-    """`2 running, 5 pending`, the most first."""
+    """Return `2 running, 5 pending`, the most frequent first."""
     return ", ".join(f"{number} {word}" for word, number in Counter(state.word for state in states).most_common())
 
 
 def wait_for_runs(
     runs: Sequence[RunDir], tell: Callable[[str], object] = lambda text: None, *, timeout_s: float = math.inf
 ) -> list[RunState]:
-    """Wait until every run has ended; `tell` hears when something has changed.
-
-    Args:
-        timeout_s: seconds; a sweep has none, its jobs have time limits of their own.
+    """Wait until every run has ended; `tell` is called with each change.
 
     Raises:
-        WaitError: some have not ended; names their states.
+        WaitError: some have not ended after `timeout_s`; has their states.
     """
     give_up = time.monotonic() + timeout_s
-    told, pause = "", _FIRST_POLL_S
+    last, pause = "", _FIRST_POLL_S
     while True:
         states = read_states(runs)
-        if (text := count_states(states)) != told:
-            told, pause = text, _FIRST_POLL_S
+        if (text := count_states(states)) != last:
+            last, pause = text, _FIRST_POLL_S
             tell(text)
-        # Slurm away for a moment is no end.
+        # Slurm may be unavailable for a moment.
         if not any(state.is_alive or state.word == "unknown" for state in states):
             return states
         if (left := give_up - time.monotonic()) <= 0:
@@ -218,12 +205,11 @@ def _explain_wait(runs: Sequence[RunDir], states: Sequence[RunState], timeout_s:
 
 
 def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
-    """Wait until the controller of a run that has ended has given it up, so that it can be resumed; for a moment only,
-    since one that was killed never does."""
+    """Wait a moment until the controller of a run that has ended releases its lock, so that the run can be resumed."""
     give_up = time.monotonic() + min(timeout_s, _RELEASE_S)
     while time.monotonic() < give_up:
-        standing = read_lock(run.lease)
-        if standing is None or standing.is_ended:
+        state = read_lock(run.lease)
+        if state is None or state.is_ended:
             return
         time.sleep(_LOOK_S)
 

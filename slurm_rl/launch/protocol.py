@@ -18,55 +18,62 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job on its way."""
+    """A submitted job."""
 
     job_id: str
     where: Mapping[str, str] = field(default_factory=dict)
     """The host of its process, or the address of its cluster, for job.json."""
     process: Any = None
-    """submitit's Job, where it is a process of this machine that somebody should follow."""
+    """submitit's Job, if it is a child process of this one."""
 
 
 class Launcher(Protocol):
-    """Gets a run its machines, from the machine where the user types."""
+    """Submits, queries and cancels runs from the user's machine. The defaults fit a launcher without a queue."""
+
+    requeues: bool = False
+    """True if a job that ended may start again by itself."""
 
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
-        """Would this plan be accepted? Asked before anything is written or queued.
+        """Check that the cluster accepts this plan, before anything is written or queued.
 
         Returns:
-            The plan in the cluster's own words, and lines for the user.
+            The plan as the cluster spells it, and notes for the user.
 
         Raises:
-            SlurmRLError: it would not, with the cluster's words.
+            SlurmRLError: the cluster refuses, with its message.
         """
         return plan, []
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
-        """Start the job of a run directory that is whole; returns at once."""
+        """Start the job of a complete run directory and return at once."""
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
-        """Their states by another word than their own end, by as few questions as can be."""
+        """Return the states of jobs without a recorded end, in as few queries as possible."""
+
+    def is_alive(self, job: Job) -> bool:
+        """Return True if a scheduler reports the job as not ended; otherwise its controller's heartbeat decides."""
+        return False
 
     def cancel(self, jobs: Sequence[Job]) -> int:
-        """Ask them to save and end; how many had not ended already."""
+        """Request jobs to save and end; return how many had not ended."""
 
     def cancel_unseen(self, run: RunDir) -> list[str]:
-        """The same of what runs for a directory, also a sweep's, that does not answer; which processes and jobs."""
+        """Cancel the jobs of a directory (also of a sweep) that does not answer; return processes and jobs."""
         return []
 
     def cancel_number(self, job_id: str) -> list[str]:
-        """The same of a queue's job."""
+        """Cancel a job of a queue by its id; return the jobs."""
         return []
 
     def read_log(self, job: Job) -> str | None:
-        """What the job printed, where the launcher alone has it; None: it is in the run directory."""
+        """Return the output of the job; None if it is in the run directory."""
         return None
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
-        """The command that runs this on a node, or one task on each of several, as the run's agent would be.
+        """Return the command that runs `wrapped` like the run's agent, on one node or as one task on each of several.
 
         Raises:
-            ConfigError: there are no nodes of ours.
+            ConfigError: the launcher has no nodes of its own.
         """
 
 

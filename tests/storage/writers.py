@@ -153,21 +153,21 @@ def pipeline(folder: Path) -> Case:
 
 @writer(
     "submitit/job.sh",
-    "launch.slurm.submitit_slurm.PlanExecutor._submit_command",
+    "launch.executors.PlanExecutor._submit_command",
     "launch.slurm.sweep_arrays._submit_array",
 )
 def batch_script(folder: Path) -> Case:
-    from slurm_rl.launch.slurm import submitit_slurm
+    from slurm_rl.launch import executors
 
     run = RunDir(folder)
-    executor = submitit_slurm.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
+    executor = executors.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
 
     def write() -> None:
-        saved, submitit_slurm.submit = submitit_slurm.submit, lambda argv: "7"
+        saved, executors.submit = executors.submit, lambda argv: "7"
         try:
             executor._submit_command("true")
         finally:
-            submitit_slurm.submit = saved
+            executors.submit = saved
 
     script = run.submitit / "job.sh"
     return Case(write, lambda: script.read_text().endswith("\n"), old_or_new(script, b""))
@@ -267,7 +267,7 @@ def agent_records(folder: Path) -> Case:
     "launch.controller.agents.start_agent",
     "launch.slurm.guard.Guard.keep",
     "launch.slurm.srun.start_slurm_agents",
-    "launch.session.SessionExecutor._submit_command",
+    "launch.executors.SessionExecutor._submit_command",
     "rewards.supervise.RewardServices._start",
 )
 def logs(folder: Path) -> Case:

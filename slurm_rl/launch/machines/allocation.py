@@ -1,4 +1,4 @@
-"""Machines without Slurm that meet at the head, as its controller asks them."""
+"""Allocation and launcher of machines without Slurm, which connect to the head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.launch.controller.agents import clean_here
 from slurm_rl.launch.controller.allocation import IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd
-from slurm_rl.launch.here import HereAllocation
+from slurm_rl.launch.here import HereAllocation, HereLauncher
 from slurm_rl.launch.machines.hub import Hub
 from slurm_rl.launch.machines.nodes import MachineNodes
 from slurm_rl.launch.machines.place import derive_ray_token, head_secret, read_place
@@ -22,10 +22,9 @@ from slurm_rl.run_dir.run_secret import create_token
 
 
 class MachineAllocation(HereAllocation):
-    """All nodes of a run, this one among them; see `Allocation`."""
+    """All nodes of a run, including this one; see `Allocation`."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
-        """Made from what `join` left in the run directory; nothing listens yet."""
         super().__init__(run, plan)
         self.num_agents = plan.num_nodes
         self._all_came = True
@@ -36,7 +35,6 @@ class MachineAllocation(HereAllocation):
 
     @property
     def notice(self) -> str | None:
-        """Which of the machines was told to stop."""
         return self._hub.notice
 
     @property
@@ -59,11 +57,11 @@ class MachineAllocation(HereAllocation):
         return nodes
 
     def _wait_for_all(self, is_stopped: IsStopped) -> None:
-        """Until every machine is there.
+        """Wait until every machine is ready.
 
         Raises:
-            BringUpError: not before the deadline.
-            ConfigError: the plan needs one run directory on all of them, and some have their own.
+            BringUpError: some are missing at the deadline.
+            ConfigError: the plan needs one shared run directory, and some machines have their own.
         """
         self._hub.open()
         try:
@@ -83,7 +81,6 @@ class MachineAllocation(HereAllocation):
             )
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        """An attempt that failed because a machine went away is no failure of the run."""
         clean_here(self.run_dir, self.plan, attempt, self.job_key)
         lost = self._nodes.lost if self._nodes else []
         self._nodes = None
@@ -101,10 +98,10 @@ class MachineAllocation(HereAllocation):
 
 
 def why_run_dir_must_be_shared(plan: JobPlan, *, builds_model: bool) -> str | None:
-    """What other nodes than the head would read or write in the run directory; None when it is nothing.
+    """Return which access of another node than the head needs the run directory; None without any.
 
     Args:
-        builds_model: the model lies in the run directory.
+        builds_model: the model is in the run directory.
     """
     elsewhere = [actor for actor in plan.actors if actor.node > 0]
     trained = [actor for actor in elsewhere if actor.role != "rollout"]
@@ -117,3 +114,14 @@ def why_run_dir_must_be_shared(plan: JobPlan, *, builds_model: bool) -> str | No
 
 def _describe(actor: ActorPlan) -> str:
     return f"{actor.role}-{actor.index} on node {actor.node}"
+
+
+class ManualLauncher(HereLauncher):
+    """Launcher of machines without Slurm; `join` on the head takes the place of `submit`."""
+
+    def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
+        raise ConfigError(
+            "a run on machines without Slurm starts on each of them",
+            seen=f"submit, with cluster.launcher={plan.launcher}",
+            action="python -m slurm_rl join and the same overrides, on every machine",
+        )

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import resource
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
-from slurm_rl.launch.machines.link import Link, LinkClosed, WrongSecret
+from slurm_rl.launch.machines.link import Link, LinkClosed, RateLimitedEvents, WrongSecret
 from slurm_rl.launch.machines.place import HeadPlace, find_difference, listen
 from slurm_rl.run_dir.run_dir import RunDir, append_event
-from slurm_rl.run_dir.strangers import Crowd, SeldomEvents, at_most
 
 _POLL_S = 0.05
 BEAT_S = 5.0
@@ -28,9 +29,7 @@ _PROOF_S = 20.0
 # Later connections stay in the kernel's queue, so that a flood does not block the head.
 _ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
-_LEAST_STRANGERS = 64
-# Of the descriptors that this process may have: it also starts agents and writes files.
-_SHARE_OF_DESCRIPTORS = 4
+_MIN_PENDING = 64
 
 
 class _StillHere(ConfigError):
@@ -39,7 +38,7 @@ class _StillHere(ConfigError):
 
 @dataclass(eq=False)
 class Member:
-    """Another machine, as the head knows it."""
+    """Another machine, or a connection that has not authenticated."""
 
     link: Link
     came_at: float
@@ -56,17 +55,18 @@ class Member:
         return f"{self.name} ({self.link.peer})" if self.name != self.link.peer else self.name
 
 
-def most_strangers(num_nodes: int) -> int:
-    """How many connections may wait: twice those of a run that comes all at once, as far as descriptors go."""
-    return at_most(max(_LEAST_STRANGERS, 2 * num_nodes), share=_SHARE_OF_DESCRIPTORS)
+def max_pending(num_nodes: int) -> int:
+    """Return the limit of unauthenticated connections: twice the nodes, and a quarter of the file descriptors."""
+    wanted, (descriptors, _) = max(_MIN_PENDING, 2 * num_nodes), resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if descriptors == resource.RLIM_INFINITY else min(wanted, descriptors // 4)
 
 
 class Hub:
     """All other machines of a run.
 
     Args:
-        num_nodes: of the run, with the head.
-        config: of the run; the others must have the same.
+        num_nodes: nodes of the run, including the head.
+        config: config of the run, which the others must share.
     """
 
     def __init__(
@@ -75,22 +75,19 @@ class Hub:
         self.run_dir, self.num_nodes, self.job_key, self.config = run, num_nodes, job_key, config
         self._place, self._secret = place, secret
         self._listener: socket.socket | None = None
-        self._strangers: Crowd[Member] = Crowd()
+        self._pending: list[Member] = []
+        """Unauthenticated connections, oldest first."""
         self.members: dict[int, Member] = {}
         self.lost: dict[int, str] = {}
         """Rank -> name of its lost machine, until another takes the rank."""
         self.notice: str | None = None
         """Machine that received a stop signal, and the signal."""
         self._beat_at = 0.0
-        self._most_strangers = most_strangers(num_nodes)
-        self._seldom = SeldomEvents(functools.partial(append_event, run))
+        self._max_pending = max_pending(num_nodes)
+        self._events = RateLimitedEvents(functools.partial(append_event, run))
 
     def open(self) -> None:
-        """Listen; no-op if it listens already.
-
-        Raises:
-            ConfigError: the port is taken.
-        """
+        """Listen; no-op if it listens already. Raises ConfigError if the port is taken."""
         if self._listener is None:
             self._listener = listen(self._place.port)
             self._listener.setblocking(False)
@@ -98,11 +95,7 @@ class Hub:
     # ---- members ---------------------------------------------------------------------------------
 
     def wait_for_all(self, timeout_s: float, is_stopped: Callable[[], bool]) -> None:
-        """Until exactly the machines of the run are there.
-
-        Raises:
-            BringUpError: some are not at the deadline; they are named.
-        """
+        """Wait until all machines of the run are ready. Raises BringUpError with the missing ones at the deadline."""
         deadline = time.monotonic() + timeout_s
         while missing := self.missing():
             if is_stopped():
@@ -118,7 +111,7 @@ class Hub:
             time.sleep(_POLL_S)
 
     def missing(self) -> list[str]:
-        """The nodes that are not ready, by name where there is one."""
+        """Return the nodes that are not ready, with their names if known."""
         ready = {rank for rank, member in self.members.items() if member.is_ready}
         return [self._describe(rank) for rank in range(1, self.num_nodes) if rank not in ready]
 
@@ -126,7 +119,7 @@ class Hub:
         name = self.lost.get(rank) or (self._place.hosts[rank] if rank < len(self._place.hosts) else "")
         return f"node {rank} ({name})" if name else f"node {rank}"
 
-    # ---- talking ---------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Accept connections, read messages, send queued ones."""
@@ -135,34 +128,33 @@ class Hub:
         if now > self._beat_at + BEAT_S:
             self._beat_at = now
             self.broadcast("beat")
-        for stranger in self._strangers:
-            self._hear(stranger)
-        for member in list(self.members.values()):
-            self._hear(member)
+        for member in [*self._pending, *self.members.values()]:
+            self._receive(member)
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         for member in self.members.values():
             member.link.send(kind, **fields)
 
     def say_goodbye(self, **fields: Any) -> None:
-        """Tell everybody how the run ended, and close."""
+        """Send the end of the run to all machines, and close."""
         self.broadcast("end", **fields)
         deadline = time.monotonic() + _GOODBYE_S
         while any(member.link.has_unsent for member in self.members.values()) and time.monotonic() < deadline:
             self.poll()
             time.sleep(_POLL_S)
-        for member in [*self.members.values(), *self._strangers]:
+        for member in [*self.members.values(), *self._pending]:
             member.link.close()
         if self._listener is not None:
             self._listener.close()
-        self._seldom.close()
+        self._events.close()
 
     def _accept(self) -> None:
+        """Accept connections; above the limit, close the oldest one of the address with the most connections."""
         for _ in range(_ACCEPTED_AT_ONCE if self._listener is not None else 0):
             assert self._listener is not None
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # nobody
+            except OSError:  # none left
                 break
             try:
                 link = Link(sock, self._secret, is_head=True)
@@ -170,11 +162,13 @@ class Hub:
                 sock.close()
                 continue
             now = time.monotonic()
-            self._strangers.add(Member(link, now, now), link.peer)
-        for stranger in self._strangers.choose(self._most_strangers):
-            self._turn_away(stranger, f"more than {self._most_strangers} at once had not said who they are")
+            self._pending.append(Member(link, now, now))
+        while len(self._pending) > self._max_pending:
+            [(peer, _)] = Counter(member.link.peer for member in self._pending).most_common(1)
+            oldest = next(member for member in self._pending if member.link.peer == peer)
+            self._drop(oldest, f"more than {self._max_pending} at once had not said who they are")
 
-    def _hear(self, member: Member) -> None:
+    def _receive(self, member: Member) -> None:
         now = time.monotonic()
         try:
             messages = member.link.poll()
@@ -183,7 +177,7 @@ class Hub:
         member.heard_at = now if messages else member.heard_at
         for message in messages:
             self._handle(member, message)
-        if member in self._strangers and now > member.came_at + _PROOF_S:
+        if member in self._pending and now > member.came_at + _PROOF_S:
             self._drop(member, "did not say who it is")
         elif now > member.heard_at + SILENCE_S:
             self._drop(member, f"was silent for {SILENCE_S:g} s")
@@ -191,39 +185,35 @@ class Hub:
 
     def _handle(self, member: Member, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        # Once, and before all else.
-        if (kind == "hello") != (member in self._strangers):
+        # The greeting comes once, before all other messages.
+        if (kind == "hello") != (member in self._pending):
             return
         if kind == "hello":
             self._greet(member, message)
         elif kind == "ready":
             member.is_ready, member.shares_run_dir = True, message["shares_run_dir"]
             self.lost.pop(member.rank, None)
-            append_event(
-                self.run_dir, "node/joined", rank=member.rank, host=member.host, shares_run_dir=member.shares_run_dir
-            )
+            self._log("node/joined", member, shares_run_dir=member.shares_run_dir)
         elif kind == "notice":
             self.notice = f"node {member.rank} ({member.host}) was told to stop ({message['signal']})"
-            append_event(self.run_dir, "node/notice", rank=member.rank, host=member.host, signal=message["signal"])
+            self._log("node/notice", member, signal=message["signal"])
         elif kind in ("record", "event", "exited"):
             member.inbox.append(message)
 
-    def _drop(self, member: Member, how: str) -> None:
-        if member in self._strangers:
-            self._strangers.remove(member)
-            return self._turn_away(member, how)
+    def _log(self, kind: str, member: Member, **fields: Any) -> None:
+        append_event(self.run_dir, kind, rank=member.rank, host=member.host, **fields)
+
+    def _drop(self, member: Member, cause: str) -> None:
         member.link.close()
-        if self.members.get(member.rank) is member:
+        if member in self._pending:
+            self._pending.remove(member)
+            self._events.add("node/turned_away", address=member.link.peer, cause=cause)
+        elif self.members.get(member.rank) is member:
             del self.members[member.rank]
             self.lost[member.rank] = member.host
-            append_event(self.run_dir, "node/left", rank=member.rank, host=member.host, cause=how)
-        return None
+            self._log("node/left", member, cause=cause)
 
-    def _turn_away(self, stranger: Member, how: str) -> None:
-        stranger.link.close()
-        self._seldom.add("node/turned_away", address=stranger.link.peer, cause=how)
-
-    # ---- letting in ------------------------------------------------------------------------------
+    # ---- new members -----------------------------------------------------------------------------
 
     def _greet(self, member: Member, hello: dict[str, Any]) -> None:
         member.name = str(hello["name"])
@@ -234,10 +224,10 @@ class Hub:
             member.link.send("refused", cause=str(error), is_final=not isinstance(error, _StillHere))
             with contextlib.suppress(SlurmRLError):
                 member.link.poll()
-            # It leaves by itself when it has read that.
-            self._seldom.add("node/refused", host=member.host, cause=str(error))
+            # It closes the connection after reading that.
+            self._events.add("node/refused", host=member.host, cause=str(error))
             return
-        self._strangers.remove(member)
+        self._pending.remove(member)
         self.members[member.rank] = member
         member.link.send(
             "welcome",
@@ -250,19 +240,14 @@ class Hub:
 
     def _check(self, hello: dict[str, Any]) -> None:
         if hello["version"] != __version__:
-            raise ConfigError(
-                "all machines must have one version of slurm_rl", seen=f"{hello['version']}, {__version__}"
-            )
+            seen = f"{hello['version']}, {__version__}"
+            raise ConfigError("all machines must have one version of slurm_rl", seen=seen)
         if (size := hello["num_nodes"]) is not None and size != self.num_nodes:
-            raise ConfigError(
-                "all machines must agree on the number of nodes", seen=f"{size}, on the head {self.num_nodes}"
-            )
+            seen = f"{size}, on the head {self.num_nodes}"
+            raise ConfigError("all machines must agree on the number of nodes", seen=seen)
         if difference := find_difference(self.config, hello["config"]):
-            raise ConfigError(
-                "the command line must be the same on every machine",
-                seen=difference,
-                action="start `join` with the head's overrides",
-            )
+            action = "start `join` with the head's overrides"
+            raise ConfigError("the command line must be the same on every machine", seen=difference, action=action)
 
     def _find_rank(self, wanted: int | None, member: Member) -> int:
         """Return its requested rank; otherwise its former rank, or the lowest free one."""

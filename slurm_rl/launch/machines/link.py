@@ -2,7 +2,8 @@
 
 Both sides send a random number. These and the shared secret give the key of the connection, which signs each message
 (HMAC-SHA256) with its sequence number and direction. A peer without the secret cannot send, change, repeat or drop a
-message unnoticed. Messages are not encrypted and contain no secrets.
+message unnoticed. Messages are not encrypted and contain no secrets. (multiprocessing.connection authenticates only the
+start of a connection, and its accept and recv block on a peer that is silent.)
 
     frame = length of the rest (4 bytes) + signature (32 bytes) + JSON
 """
@@ -16,6 +17,8 @@ import json
 import secrets
 import socket
 import struct
+import time
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, cast
 
@@ -23,12 +26,13 @@ from slurm_rl.errors import BringUpError, ConfigError
 
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
-# A config with every field is below 100 kB.
+# A config with all fields has less than 100 kB.
 _MOST_BYTES = 4_000_000
-# Before the other side has proven itself.
+# Before the peer has authenticated.
 _MOST_UNPROVEN_BYTES = 200_000
 _READS_AT_ONCE = 16
 _MAGIC = b"slurm_rl/1\n"
+_BURST, _EVENT_EVERY_S = 8, 60.0
 _FIELDS: dict[str, dict[str, type | UnionType]] = {
     # Both sides.
     "proof": {},
@@ -106,7 +110,7 @@ class Link:
         return bool(self._outgoing or self._waiting)
 
     def _read(self) -> bool:
-        """Whether the other side has ended the connection."""
+        """Return True if the peer has closed the connection."""
         # Unread data waits in the kernel until the received part is parsed: memory is bounded by one message.
         for _ in range(_READS_AT_ONCE):
             try:
@@ -141,7 +145,7 @@ class Link:
         del self._incoming[:end]
         pair = self._nonce + other if self._is_head else other + self._nonce
         self._key = hmac.new(self._secret.encode(), pair, hashlib.sha256).digest()
-        # The other side learns by it that the secret is the same.
+        # It proves the secret to the peer.
         self._waiting.insert(0, {"kind": "proof"})
 
     def _frame(self, message: dict[str, Any]) -> bytes:
@@ -208,3 +212,36 @@ def find_fault(message: Any) -> str | None:
         if name not in message or not isinstance(message[name], kind):
             return f"{message['kind']!r} without a fitting {name!r}"
     return None
+
+
+class RateLimitedEvents:
+    """Events of unauthenticated peers: a burst, then one a minute with the number of suppressed events before it.
+
+    Args:
+        write: takes an event's kind and fields.
+        now: a clock in seconds.
+    """
+
+    def __init__(self, write: Callable[..., None], now: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._now, self._seen_at = write, now, now()
+        self._tokens, self._num_suppressed = float(_BURST), 0
+
+    def add(self, kind: str, **fields: Any) -> None:
+        now = self._now()
+        self._tokens = min(_BURST, self._tokens + (now - self._seen_at) / _EVENT_EVERY_S)
+        self._seen_at = now
+        if self._tokens < 1:
+            self._num_suppressed += 1
+            return
+        self._tokens -= 1
+        self._flush(kind, **fields)
+
+    def close(self) -> None:
+        """Write the number of suppressed events."""
+        if self._num_suppressed:
+            self._flush("node/turned_away")
+
+    def _flush(self, kind: str, **fields: Any) -> None:
+        more = {"others_left_out": self._num_suppressed} if self._num_suppressed else {}
+        self._num_suppressed = 0
+        self._write(kind, **fields, **more)

@@ -26,10 +26,7 @@ _FOLLOW_S = 60.0
 
 
 class MachineNodes:
-    """All agents of an attempt, with the part of Popen's interface that the controller uses.
-
-    The failure of one agent ends the others, as with srun --kill-on-bad-exit.
-    """
+    """All agents of an attempt, as `Nodes`. The failure of one ends the others, as with srun --kill-on-bad-exit."""
 
     def __init__(self, hub: Hub, run: RunDir, plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> None:
         self._hub, self._run_dir, self._plan, self._attempt = hub, run, plan, attempt
@@ -48,18 +45,14 @@ class MachineNodes:
         hub.broadcast("start", attempt=attempt.number, hosts=self.hosts)
 
     def poll(self) -> int | None:
-        """Return None while an agent runs, then the highest exit status."""
         self._hub.poll()
         for rank, member in self._hub.members.items():
             self._receive_news(rank, member)
         self._send_news()
         self._check_for_failures()
-        status = self._local.poll()
-        if status is not None:
-            if 0 not in self._ends:
-                settle_silent_agent(self._plan, self._attempt, 0, self.hosts[0], self._attempt.log("node-0"), status)
-            self._ends[0] = status
-            self._ended_at = self._ended_at or time.monotonic()
+        if (status := self._local.poll()) is not None and 0 not in self._ends:
+            settle_silent_agent(self._plan, self._attempt, 0, self.hosts[0], self._attempt.log("node-0"), status)
+            self._ends[0], self._ended_at = status, time.monotonic()
         if self._kill_at and time.monotonic() > self._kill_at:
             self.send_signal(signal.SIGKILL)
         # Do not wait for an agent that hangs: its machine hears of the next attempt, or of the end of the run.
@@ -73,7 +66,6 @@ class MachineNodes:
         self.send_signal(signal.SIGTERM)
 
     def send_signal(self, sig: int, /) -> None:
-        """Send the signal to every agent."""
         if self._local.poll() is None:
             self._local.send_signal(sig)
         self._hub.broadcast("signal", number=int(sig))
@@ -89,12 +81,10 @@ class MachineNodes:
         member.inbox.clear()
 
     def _send_news(self) -> None:
-        if all(member.shares_run_dir for member in self._hub.members.values()):
-            return
-        for name, content in self._outbox.news():
-            for member in self._hub.members.values():
-                if not member.shares_run_dir:
-                    member.link.send("file", attempt=self._attempt.number, name=name, content=content)
+        members = [member for member in self._hub.members.values() if not member.shares_run_dir]
+        for name, content in self._outbox.news() if members else ():
+            for member in members:
+                member.link.send("file", attempt=self._attempt.number, name=name, content=content)
 
     def _check_for_failures(self) -> None:
         for rank, host in self._hub.lost.items():
@@ -103,7 +93,7 @@ class MachineNodes:
                 self.lost.append(f"node {rank} ({host})")
                 self._end_others(f"node {rank} ({host}) is gone")
         for rank, status in self._ends.items():
-            if status and not self._kill_at:
+            if status:
                 self._end_others(f"the agent of node {rank} ended with exit status {status}")
 
     def _end_others(self, cause: str) -> None:
@@ -131,9 +121,7 @@ class Outbox:
 
     def news(self) -> Iterator[tuple[str, Any]]:
         """Yield name and content of each file that has changed since the last call."""
-        for path in self._paths:
-            if not path.is_file():
-                continue
+        for path in filter(Path.is_file, self._paths):
             content = read_json(path)
             if self._sent.get(path) != content:
                 self._sent[path] = content
@@ -142,6 +130,5 @@ class Outbox:
 
 def take_file(attempt: AttemptDir, name: str, content: Any, allowed: list[Path]) -> None:
     """Write a received file if its path is in `allowed`."""
-    path = attempt.path / name
-    if path in allowed:
+    if (path := attempt.path / name) in allowed:
         write_json(path, content)

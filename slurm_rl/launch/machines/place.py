@@ -1,8 +1,7 @@
-"""Where the head listens, and what must be the same on all machines that come there: config and secret.
+"""Address of the head, and the config and secret that all machines must share.
 
-The secret comes from SLURM_RL_TOKEN, the same on every machine; or, where all see one run directory that was named,
-from a file there that the head makes and its user alone may read. It never travels, is never an argument, in a log,
-or in the environment of what an agent starts.
+The secret comes from SLURM_RL_TOKEN, the same on every machine; or, if all see one named run directory, from a 0600
+file there that the head creates. It is never sent, and never in an argument, a log, or the environment of an agent.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE, keep_secret, read_secret, token_from_environment
 
-# The head alone chooses these, and tells.
+# The head chooses these, and sends them.
 _OF_THE_HEAD = ("run_dir", "cluster.num_nodes", "cluster.head_port")
 _POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class HeadPlace:
-    """Where the head listens, in machines.json."""
+    """Address of the head, in machines.json."""
 
     port: int
     word: str
     """Random; a machine that reads it in the file sees the head's run directory."""
     hosts: tuple[str, ...] = ()
-    """Names or addresses of all nodes by rank, where they are known beforehand."""
+    """Names or addresses of all nodes by rank, if known in advance."""
 
 
 def write_place(run: RunDir, place: HeadPlace) -> None:
@@ -47,11 +46,7 @@ def read_place(run: RunDir) -> HeadPlace:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that listens at the head's port.
-
-    Raises:
-        ConfigError: somebody else does.
-    """
+    """Return a socket that listens at the head's port. Raises ConfigError if the port is taken."""
     try:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
@@ -63,7 +58,7 @@ def listen(port: int) -> socket.socket:
 
 
 def find_difference(head: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> str | None:
-    """The first key in which two configs differ, with both values; None when there is none.
+    """Return the first key in which two configs differ, with both values.
 
     >>> find_difference({"a": {"b": 1}, "run_dir": "/x"}, {"a": {"b": 2}, "run_dir": "/y"})
     'a.b=2, on the head 1'
@@ -73,11 +68,10 @@ def find_difference(head: Mapping[str, Any], other: Mapping[str, Any], prefix: s
         mine, its = head.get(key), other.get(key)
         if path in _OF_THE_HEAD or mine == its:
             continue
-        if isinstance(mine, Mapping) and isinstance(its, Mapping):
-            if found := find_difference(mine, its, f"{path}."):
-                return found
-        else:
+        if not (isinstance(mine, Mapping) and isinstance(its, Mapping)):
             return f"{path}={its}, on the head {mine}"
+        if found := find_difference(mine, its, f"{path}."):
+            return found
     return None
 
 
@@ -86,20 +80,20 @@ def secret_file(run: RunDir) -> Path:
 
 
 def head_secret(run: RunDir, env: Mapping[str, str]) -> str:
-    """The head's: from the environment, or made now and kept 0600 in the run directory."""
+    """Return the secret from the environment or the run directory; create it there if it is missing."""
     value = token_from_environment(env)
     path = secret_file(run)
     return value or read_secret(path) or keep_secret(run, path, secrets.token_hex(32))
 
 
 def worker_secret(run_dir: str | None, env: Mapping[str, str], timeout_s: float, is_stopped: Callable[[], bool]) -> str:
-    """A worker's: from the environment, or the head's file once it is there.
+    """Return the secret from the environment, or wait for the head's file.
 
     Args:
-        run_dir: as the command line names it; None: the head chooses one.
+        run_dir: the run directory of the command line; None if the head chooses it.
 
     Raises:
-        ConfigError: neither is to be had.
+        ConfigError: neither exists.
     """
     value = token_from_environment(env)
     if value is not None:
@@ -118,5 +112,5 @@ def worker_secret(run_dir: str | None, env: Mapping[str, str], timeout_s: float,
 
 
 def derive_ray_token(secret: str, job_key: str, attempt: int) -> str:
-    """The Ray token of an attempt, on each machine by itself: 64 hexadecimal digits (HMAC-SHA256)."""
+    """Return the Ray token of an attempt, the same on each machine: 64 hexadecimal digits (HMAC-SHA256)."""
     return hmac.new(secret.encode(), f"ray:{job_key}:{attempt}".encode(), hashlib.sha256).hexdigest()

@@ -1,7 +1,7 @@
 """A worker machine (any machine except the head): it joins the head, runs its agent, and leaves at the end of the run.
 
-It may connect early or late, and reconnects within job.start_timeout_s. On SIGTERM while its agent runs, it sends a
-notice to the head: all machines save and leave.
+It may connect early or late, and reconnects within job.start_timeout_s. On SIGTERM while its agent runs, it notifies
+the head: all machines save and leave.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from slurm_rl.launch.machines.link import Link, LinkClosed
 from slurm_rl.launch.machines.nodes import Outbox, files_for_all, take_file
 from slurm_rl.launch.machines.place import derive_ray_token
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.jsonl import RowTail
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.run_dir.run_secret import create_token, token_file
@@ -94,17 +95,15 @@ class WorkerMachine:
             while self._end is None:
                 self._join()
                 if self._must_leave:
-                    print("slurm_rl: left before the run began here", file=sys.stderr, flush=True)
+                    log_to_stderr("left before the run began here")
                     return EXIT_INTERRUPTED
                 self._serve()
         finally:
             self._end_agent()
             if self._link is not None:
                 self._link.close()
-        if self._end is None:
-            return EXIT_INTERRUPTED
         cause = f": {self._end['cause']}" if self._end["cause"] else ""
-        print(f"slurm_rl: the run {self._end['state']}{cause}", file=sys.stderr, flush=True)
+        log_to_stderr(f"the run {self._end['state']}{cause}")
         return int(self._end["exit_code"])
 
     @property
@@ -117,11 +116,11 @@ class WorkerMachine:
     # ---- joining ---------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Connect to the head until it accepts this machine.
+        """Connect until the head accepts this machine.
 
         Raises:
-            BringUpError: the head did not accept this machine before the deadline.
-            ConfigError: the head refused this machine.
+            BringUpError: it did not before the deadline.
+            ConfigError: it refused this machine.
         """
         ask = self._invitation
         deadline, reported_at = time.monotonic() + ask.timeout_s, 0.0
@@ -171,11 +170,8 @@ class WorkerMachine:
         self._heard_at = time.monotonic()
         link.send("ready", shares_run_dir=self._shares)
         where = "the head's" if self._shares else "this machine's own"
-        print(
-            f"joined as node {place.rank} of {place.num_nodes}; run {place.run_dir} ({where})",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"joined as node {place.rank} of {place.num_nodes}; run {place.run_dir} ({where})"
+        print(text, file=sys.stderr, flush=True)
 
     # ---- serving ---------------------------------------------------------------------------------
 
@@ -206,7 +202,7 @@ class WorkerMachine:
         # Without a head, no reply to the notice will arrive.
         self._is_noticed = False
         if self._end is None and self._signal is None:
-            print("slurm_rl: lost the head; waiting for it", file=sys.stderr, flush=True)
+            log_to_stderr("lost the head; waiting for it")
 
     def _handle(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -229,19 +225,12 @@ class WorkerMachine:
             if self._plan.torchrun is None:
                 token = derive_ray_token(self._invitation.secret, self._place.job_key, number)
                 create_token(self._run_dir, number, token)
+        rank, job_key = self._place.rank, self._place.job_key
+        # Without this process, the agent gets no signals from the head.
+        die = signal.SIGTERM
         try:
-            self._agent = start_agent(
-                self._plan,
-                self._attempt,
-                self._place.rank,
-                hosts,
-                self._place.job_key,
-                os.environ,
-                # Without this process, the agent gets no signals from the head.
-                death_signal=signal.SIGTERM,
-            )
+            self._agent = start_agent(self._plan, self._attempt, rank, hosts, job_key, os.environ, death_signal=die)
         except SlurmRLError as error:
-            rank = self._place.rank
             record = {"host": socket.gethostname(), "rank": rank, "state": "ended", "error": str(error)}
             write_json(self._attempt.node(rank), record | {"exit_code": error.exit_code})
             self._send_end(EXIT_NOT_STARTED)

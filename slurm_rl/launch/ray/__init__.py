@@ -1,1 +1,1 @@
-"""Runs on a Ray cluster that others brought up (Vertex AI, KubeRay, any address), through Ray's own job API."""
+"""Runs on an existing Ray cluster (Vertex AI, KubeRay, any address), through Ray's job API."""

@@ -1,11 +1,8 @@
-"""The controller's part inside a Ray cluster that is not ours, and the head of that cluster as the controller asks it.
+"""Controller and allocation of a run on an existing Ray cluster. Standard library only.
 
-Ray starts `main` on the head node, in the working directory that submit shipped. It makes the run directory and hands
-it to the controller. Standard library alone, since external trainers run in images of their own.
-SIGTERM (`cancel`, `ray job stop`) reaches the trainer by itself: Ray sends it to all processes of the job.
-
-There is no agent: the trainer itself takes its place. What it prints and every row of its metrics also go
-to the job's log, which is all that the submitter may be able to see.
+Ray starts `main` on the head node, in the working directory that submit sent. SIGTERM (`cancel`, `ray job stop`)
+reaches the trainer directly: Ray sends it to all processes of the job. There is no agent. The trainer's output and the
+rows of its metrics also go to the job's log, which may be the only file that the submitter can read.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ SHIPPED = Path("run")
 
 
 class RayAllocation(UnscheduledAllocation):
-    """See `Allocation`. Ray sees the exit status, and an attempt needs no secret."""
+    """See `Allocation`. An attempt needs no secret."""
 
     num_agents = 1
 
@@ -51,10 +48,9 @@ class RayTrainer:
 
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self.returncode: int | None = None
-        # Rows of earlier attempts are known already.
         self._attempt, self._rows = attempt, RowTail(run.metrics, from_end=True)
         self._asked_at: float | None = None
-        # The record by which `read_end` knows a trainer that had started.
+        # `read_end` learns from the record that the trainer had started.
         self._record = {"host": socket.gethostname(), "pid": os.getpid(), "rank": 0}
         self._write_record("running")
         argv = [*plan.driver_argv, "--attempt", str(attempt.number)]
@@ -107,7 +103,7 @@ class RayTrainer:
 
 
 def main(job_id: str) -> int:
-    """Run attempts until one settles the run; the job's exit code."""
+    """Run the job and return its exit code."""
     try:
         plan = JobPlan.from_json(read_json(SHIPPED / "plan.json"))
         print(f"slurm_rl {__version__} from {Path(__file__).parents[3]} on {socket.gethostname()}", flush=True)
@@ -120,11 +116,7 @@ def main(job_id: str) -> int:
 
 
 def check_versions(plan: JobPlan) -> None:
-    """Refuse a cluster whose image lacks what the trainer needs; drivers and GPUs are the workers' affair.
-
-    Raises:
-        ConfigError: every mismatch by its name.
-    """
+    """Raise ConfigError if the cluster's image has other versions than the trainer needs."""
     expected = {name: plan.expected[name] for name in ("python", *PACKAGES) if name in plan.expected}
     wrong = find_mismatches(collect_report()["versions"], expected, "none")
     if wrong:
@@ -136,11 +128,7 @@ def check_versions(plan: JobPlan) -> None:
 
 
 def open_run(plan: JobPlan) -> RunDir:
-    """The trainer's run directory: new, or that of the same run.
-
-    Raises:
-        RunDirError: it cannot be written, or another run is there.
-    """
+    """Create or open the run directory. Raises RunDirError if it cannot be written or holds another run."""
     run, mine = RunDir(plan.run_dir), read_json(SHIPPED / "plan.json")
     if run.plan.is_file() and read_json(run.plan) != mine:
         raise RunDirError("run_dir must not hold another run", seen=plan.run_dir, action="choose another run_dir")

@@ -27,7 +27,7 @@ _ALIVE = ("PENDING", "RUNNING")
 
 
 class RayUnavailableError(SlurmRLError):
-    """The cluster does not answer now; the same call may succeed later."""
+    """The cluster does not answer now; a retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Dashboard:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def ray_version(self) -> str:
-        """Version of Ray on the cluster; the first thing to ask, since it proves address and token."""
+        """Return the version of Ray on the cluster; call it first, since it checks address and token."""
         found = self._json("/api/version")
         if found is None or "ray_version" not in found:
             raise self._is_no_dashboard(f"an answer without ray_version: {str(found)[:100]}")
         return str(found["ray_version"])
 
     def has_package(self, name: str) -> bool:
-        """Whether a working directory of that name was uploaded before."""
+        """Return True if a working directory of that name was uploaded before."""
         try:
             self._request("GET", f"/api/packages/gcs/{quote(name)}")
         except _NotFound:
@@ -89,23 +89,23 @@ class Dashboard:
         self._request("POST", "/api/jobs/", body, kind="application/json")
 
     def find_job(self, job_id: str) -> RayJob | None:
-        """None when Ray does not know it."""
+        """Return the job; None if Ray does not know it."""
         found = self._json(f"/api/jobs/{quote(job_id)}")
         if found is None:
             return None
         return RayJob(str(found["status"]), str(found.get("message") or ""), found.get("driver_exit_code"))
 
     def read_logs(self, job_id: str) -> str:
-        """All that the job has printed so far; "" when Ray does not know it."""
+        """Return the output of the job so far; "" if Ray does not know it."""
         found = self._json(f"/api/jobs/{quote(job_id)}/logs") or {}
         return str(found.get("logs") or "")
 
     def stop(self, job_id: str) -> None:
-        """Ask the job to save and end: Ray sends SIGTERM, and SIGKILL after the job's own grace period."""
+        """Request the job to save and end: Ray sends SIGTERM, and SIGKILL after the job's grace period."""
         self._request("POST", f"/api/jobs/{quote(job_id)}/stop", b"")
 
     def _json(self, path: str) -> dict[str, Any] | None:
-        """Return Ray's state of the job; None if Ray does not know it."""
+        """Return the parsed JSON object; None for HTTP 404."""
         try:
             found = json.loads(self._request("GET", path))
         except _NotFound:

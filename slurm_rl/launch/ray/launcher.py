@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster that is there; their states and logs are asked of its dashboard."""
+"""Launcher for an existing Ray cluster, through its dashboard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_MESSAGE = 500
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 LIMIT_MB = 32
 """The package is about 1 MB; Ray keeps the zip in its head's memory."""
-# The earliest time that a zip can hold: the same bytes for the same files.
+# Constant, so that equal files give equal bytes.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -48,7 +48,7 @@ class RayLauncher(Launcher):
         assert plan.address is not None
         check_ray_cluster(plan, open_dashboard(plan.address))
         notes = [f"ray     {plan.address}, which writes to {plan.run_dir}"]
-        # Secrets stay here: Ray shows a job's environment to everybody who may look at the cluster.
+        # Ray shows the environment of a job to all users of the cluster.
         if found := shlex.join(name for name in plan.secret_names if os.environ.get(name)):
             notes.append(f"secrets {found}: not sent; the cluster's own environment must have them")
         return plan, notes
@@ -64,7 +64,7 @@ class RayLauncher(Launcher):
         try:
             dashboard.submit(build_request(plan, job_id, f"gcs://{package}"))
         except RayUnavailableError:
-            # The answer was lost, perhaps not the job: its name is ours, so Ray can tell.
+            # Perhaps only the reply was lost; the name of the job is ours, so query it.
             try:
                 found = dashboard.find_job(job_id)
             except SlurmRLError as error:
@@ -99,11 +99,7 @@ class RayLauncher(Launcher):
 
 
 def open_recorded(job: Job) -> Dashboard:
-    """The cluster that job.json names, which gets our token.
-
-    Raises:
-        RunDirError: another user wrote it, and it may name a machine of his.
-    """
+    """Return the cluster of job.json, which gets our token. Raises RunDirError if another user wrote job.json."""
     require_own_run(job.run)
     assert job.address is not None
     return open_dashboard(job.address)
@@ -126,23 +122,23 @@ def _read_state(job: Job) -> RunState:
 
 
 def explain_entrypoint(run: RunDir, message: str, exit_code: int) -> str | None:
-    """Why a job of a Ray cluster ended before it had a run directory there; None when that is not how it ended.
+    """Return why a job ended before it had a run directory on the cluster; None if it had one.
 
     Args:
-        message: Ray's, which ends with what the job wrote last.
+        message: Ray's message, which ends with the last output of the job.
     """
     lines = choose_telling(message.splitlines())
     if exit_code == EXIT_BAD_INPUT and lines and lines[-1].startswith(OURS):
         return lines[-1].removeprefix(OURS)
     if exit_code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED):
         # The shell's own line may be anywhere in Ray's message, or nowhere.
-        told = [line for line in lines if NO_PYTHON.search(line)] or [f"exit status {exit_code}: not found"]
-        return explain(told[-1][-MOST:], exit_code, JobPlan.from_json(read_json(run.plan)).python)
+        causes = [line for line in lines if NO_PYTHON.search(line)] or [f"exit status {exit_code}: not found"]
+        return explain(causes[-1][-MOST:], exit_code, JobPlan.from_json(read_json(run.plan)).python)
     return None
 
 
 def open_dashboard(address: str, environ: Mapping[str, str] = os.environ) -> Dashboard:
-    """The cluster, with the token from the environment: RAY_AUTH_TOKEN, or the file RAY_AUTH_TOKEN_PATH names."""
+    """Return the cluster, with the token from RAY_AUTH_TOKEN or from the file of RAY_AUTH_TOKEN_PATH."""
     token, path = environ.get(TOKEN_VARIABLE), environ.get(TOKEN_PATH_VARIABLE)
     if not token and path:
         try:
@@ -153,10 +149,10 @@ def open_dashboard(address: str, environ: Mapping[str, str] = os.environ) -> Das
 
 
 def check_ray_cluster(plan: JobPlan, dashboard: Dashboard) -> None:
-    """Ask the cluster whether it is there, takes our token and has the Ray that the run needs.
+    """Check address, token and version of Ray.
 
     Raises:
-        SubmitError: a wrong address, token or version.
+        SubmitError: one of them is wrong.
         RayUnavailableError: no answer in time.
     """
     seen, wanted = dashboard.ray_version(), plan.expected.get("ray", "")
@@ -169,11 +165,9 @@ def check_ray_cluster(plan: JobPlan, dashboard: Dashboard) -> None:
 
 
 def build_package(run: RunDir) -> tuple[str, bytes]:
-    """Name and content of one zip with the run's snapshot of the code, its config and its plan, and nothing else.
+    """Return name and content of a zip with the run's code snapshot, config and plan.
 
-        slurm_rl/...   run/config.yaml   run/plan.json
-
-    The name is the content's hash, so that a resumed run sends nothing twice.
+    The name is a hash of the content, so that a resumed run sends nothing twice.
 
     Raises:
         ConfigError: it is larger than LIMIT_MB.

@@ -1,7 +1,7 @@
-"""Slurm as typed functions: everything this package asks of sbatch, squeue, sacct, scancel, scontrol and sinfo.
+"""Typed functions for sbatch, squeue, sacct, scancel, scontrol and sinfo.
 
-Errors carry Slurm's own words: SubmitError when Slurm says no, SlurmUnavailableError when it does not
-answer and asking again later makes sense.
+Errors have Slurm's words: SubmitError if Slurm refuses, SlurmUnavailableError if it does not answer and a retry may
+succeed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from slurm_rl.launch.slurm.states import JobState, parse_state
 Version = tuple[int, int]
 
 _DEFAULT_KILL_WAIT_S = 30.0
-"""Slurm's own."""
 DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's own, where a login node has no scontrol to ask."""
+"""Slurm's default, for login nodes without scontrol."""
 _NO_SUCH_JOB = "invalid job id specified"
 _NO_ACCOUNTING = "accounting storage is disabled"
 _NO_SUCH_NODE = "invalid node name"
-_ASK_AGAIN_S = 0.2
 _ENDED_ALREADY = "already completing or completed"
+_RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,19 @@ class JobInfo:
     """`12`, or `12_3` for an element of an array; a heterogeneous job has the id of its first component."""
     state: JobState
     slurm_state: str
-    """Slurm's own word."""
+    """State in Slurm's word."""
     reason: str
-    """Why it waits or how it ended, in Slurm's word; "" when there is nothing to say."""
+    """Slurm's reason for waiting or for the end; may be empty."""
     nodelist: str
-    """In Slurm's short form; see `hostnames`."""
+    """Compressed; see `hostnames`."""
     start_time: float | None
-    """Seconds since the epoch; of a pending job an estimate, if Slurm has one."""
+    """Seconds since 1970; an estimate for a pending job, if Slurm has one."""
     end_time: float | None
-    """Of a running job: when its time limit ends it."""
+    """Time limit of a running job, in seconds since 1970."""
     exit_code: str | None = None
-    """`code:signal`; known only from accounting."""
+    """`code:signal`, from accounting only."""
     comment: str = ""
-    """What the batch script said before any Python ran; see plan/sbatch.py. Known only from squeue."""
+    """Message of the batch script before Python ran (plan/sbatch.py), from squeue only."""
 
 
 def submit(args: Sequence[str]) -> str:
@@ -84,15 +83,15 @@ def submit(args: Sequence[str]) -> str:
 
 
 def test_only(args: Sequence[str]) -> None:
-    """Queue nothing; SubmitError when Slurm would never start this job."""
+    """Raise SubmitError if Slurm would never start this job; nothing is queued."""
     run_slurm(["sbatch", "--test-only", *args])
 
 
 def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
-    """What Slurm knows of these jobs, arrays expanded to their elements; a job it has forgotten is left out.
+    """Return the jobs that Slurm knows, arrays expanded to their elements.
 
-    Slurm forgets ended jobs after MinJobAge (default 5 min), and a waiting array element at once when cancelled.
-    One squeue for all; where there is accounting, one sacct adds exit codes and the jobs that squeue forgot.
+    Slurm forgets ended jobs after MinJobAge (default 5 min), and a cancelled pending array element at once. One squeue
+    queries all jobs; with accounting, one sacct adds exit codes and forgotten jobs.
     """
     ids = fold_elements(job_ids)
     if not ids:
@@ -103,8 +102,8 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     except SlurmUnavailableError:
         if not all(job_id in found or any(key.startswith(f"{job_id}_") for key in found) for job_id in ids):
             raise
-        recorded = {}  # slurmdbd is away, but nothing is missing
-    # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
+        recorded = {}  # slurmdbd is down, but nothing is missing
+    # squeue wins: sacct lags, and shows the last start of a requeued job.
     for key in found.keys() & recorded.keys():
         if found[key].state.is_ended and recorded[key].state.is_ended:
             found[key] = dataclasses.replace(found[key], exit_code=recorded[key].exit_code)
@@ -112,40 +111,37 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
 
 
 def query_hold(job_id: str) -> dict[str, float]:
-    """Of a running job, or element of an array: since when it waited (`queued_since`) and has its nodes (`start_time`),
-    and when its time limit or a preemption ends it (`ends_at`).
-
-    Slurm counts a requeued job as submitted when its nodes were given back. What it does not say is left out.
-    """
+    """Return times of a running job in seconds since 1970: `queued_since`, `start_time` and `ends_at` (time limit or
+    preemption). Times that Slurm does not report are missing; a requeued job was queued when it lost its nodes."""
     done = execute_slurm(["squeue", "-h", "-j", job_id, "-o", "%V|%S|%e"], SLURM_TIME_FORMAT="%s")
-    # Of a heterogeneous job one line a component; all start at once.
-    said = [] if done.returncode else done.stdout.strip().partition("\n")[0].split("|")
-    found = zip(("queued_since", "start_time", "ends_at"), map(_read_time, said), strict=False)
+    # A heterogeneous job has one line per component; all start at once.
+    fields = [] if done.returncode else done.stdout.strip().partition("\n")[0].split("|")
+    found = zip(("queued_since", "start_time", "ends_at"), map(_read_time, fields), strict=False)
     return {name: time for name, time in found if time is not None}
 
 
 def query_starts(job_ids: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Start and end, in seconds since 1970, of every start of these jobs that is over, by Slurm's accounting.
+    """Return start and end, in seconds since 1970, of every completed start of these jobs, from accounting.
 
     Raises:
-        SlurmUnavailableError: there is none, or it does not answer.
+        SlurmUnavailableError: accounting is disabled or does not answer.
     """
-    # -D: the starts that a requeue ended, too.
+    # -D: also starts that a requeue ended.
     argv = ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,Start,End", "-j", ",".join(job_ids)]
     done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
     if done.returncode or _NO_ACCOUNTING in done.stderr.lower():
         raise slurm_error(done)
     found: dict[str, list[tuple[float, float]]] = {}
     for line in done.stdout.splitlines():
-        job_id, *said = line.split("|")
-        times = [time for time in map(_read_time, said) if time is not None]
+        job_id, *fields = line.split("|")
+        times = [time for time in map(_read_time, fields) if time is not None]
         if len(times) == 2:
             found.setdefault(job_id, []).append((times[0], times[1]))
     return found
 
 
 def fold_elements(job_ids: Iterable[str]) -> list[str]:
-    """Ids to ask about: several elements of an array as the whole array, which is one id and one answer.
+    """Replace several elements of an array by the array, which is one id and one reply.
 
     >>> fold_elements(["7", "12_0", "12_5", "13_2"])
     ['12', '13_2', '7']
@@ -153,14 +149,14 @@ def fold_elements(job_ids: Iterable[str]) -> list[str]:
     ids = set(job_ids)
     elements = Counter(job_id.partition("_")[0] for job_id in ids if "_" in job_id)
     arrays = {array for array, number in elements.items() if number > 1}
-    return sorted({job_id.partition("_")[0] if job_id.partition("_")[0] in arrays else job_id for job_id in ids})
+    return sorted({array if (array := job_id.partition("_")[0]) in arrays else job_id for job_id in ids})
 
 
 def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = False) -> None:
-    """End these jobs; with `signal` (such as "USR2") only send that to each batch step. Ended jobs are no error.
+    """End jobs, or only send `signal` (such as "USR2") to their batch steps. Ended jobs are no error.
 
     Args:
-        steps: the signal is for all other steps.
+        steps: send the signal to all other steps instead.
     """
     ids = sorted(set(job_ids))
     if not ids:
@@ -174,28 +170,24 @@ def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = F
 
 
 def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Put a job back into the queue under the same id. Slurm does so even to one that has completed.
-
-    Of an array, whose last element has the id of the whole, the element around this process is meant.
-    """
+    """Requeue a job under the same id, even a completed one; within an array the element around this process."""
     run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
 
 
 def excluded_nodes(job_id: str) -> list[str]:
-    """Names in the job's ExcNodeList."""
+    """Return the job's ExcNodeList."""
     shown = run_slurm(["scontrol", "show", "job", job_id])
     found = re.search(r"\bExcNodeList=(\S+)", shown)
     return [] if found is None or found[1] == "(null)" else hostnames(found[1])
 
 
 def exclude_nodes(job_id: str, names: Sequence[str], within_s: float) -> None:
-    """Keep a job that waits off these nodes, and off no others; an empty list clears. Right after a requeue Slurm takes
-    it once the job is no longer running, so it is asked until then.
+    """Set the ExcNodeList of a pending job; an empty list clears it. Retries, since a requeued job first has to end.
 
     Raises:
-        SlurmRLError: Slurm did not take it in time; in its words.
+        SlurmRLError: Slurm refused for `within_s` seconds.
     """
-    # Its short form: a job may be kept off thousands of nodes.
+    # Compressed: a job may exclude thousands of nodes.
     names_in_short = run_slurm(["scontrol", "show", "hostlist", ",".join(names)]).strip() if names else ""
     deadline = time.monotonic() + within_s
     while True:
@@ -205,17 +197,17 @@ def exclude_nodes(job_id: str, names: Sequence[str], within_s: float) -> None:
         except SlurmRLError as error:
             if _NO_SUCH_NODE in str(error).lower() or time.monotonic() > deadline:
                 raise
-        time.sleep(_ASK_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def note_in_comment(job_id: str | None, text: str) -> None:
-    """Leave a word with the job itself, for where no file can be written."""
+    """Set the job's comment, for messages that no file can take."""
     run_slurm(["scontrol", "update", f"JobId={job_id}", f"Comment={text}"])
 
 
 def find_by_script(path: str) -> dict[str, JobState]:
-    """The caller's jobs that have not ended, whose batch script lies at or below `path`; id -> state."""
-    # The script's name comes last, as it may hold anything but a line break.
+    """Return id and state of the caller's jobs that have not ended and whose batch script is at or below `path`."""
+    # The script comes last, since its name may contain any character but a line break.
     rows = (line.split("|", 2) for line in run_slurm(["squeue", "-h", "-r", "--me", "-o", "%i|%T|%o"]).splitlines())
     ours = (row for row in rows if len(row) == 3 and f"{row[2]}/".startswith(f"{path}/"))
     jobs = {row[0].removesuffix("+0"): parse_state(row[1]) for row in ours}
@@ -223,14 +215,14 @@ def find_by_script(path: str) -> dict[str, JobState]:
 
 
 def element_id(job_id: str, environ: Mapping[str, str]) -> str:
-    """`12_3` when `environ` is that of element 3 of array 12 and `job_id` its plain id; else `job_id`."""
+    """Return `12_3` if `job_id` is the plain id of element 3 of array 12 and `environ` its environment."""
     if environ.get("SLURM_JOB_ID") != job_id or "SLURM_ARRAY_TASK_ID" not in environ:
         return job_id
     return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
 
 
 def kill_wait_s() -> float:
-    """Seconds between Slurm's SIGTERM and its SIGKILL; the default where Slurm does not say, as while it is away."""
+    """Return the seconds between Slurm's SIGTERM and SIGKILL; the default if Slurm does not answer."""
     with contextlib.suppress(SlurmRLError):
         if found := re.match(r"\d+", _config().get("KillWait", "")):
             return float(found[0])
@@ -238,13 +230,13 @@ def kill_wait_s() -> float:
 
 
 def slurmd_port() -> int | None:
-    """Where srun reaches the nodes; None where Slurm does not say."""
+    """Return the port at which srun reaches the nodes, if Slurm reports it."""
     found = re.match(r"\d+", _config().get("SlurmdPort", ""))
     return int(found[0]) if found else None
 
 
 def max_array_size() -> int:
-    """How many elements an array may have, with indices from 0: MaxArraySize, and what the scheduler allows."""
+    """Return the maximal number of elements of an array: MaxArraySize, or the scheduler's own limit."""
     if shutil.which("scontrol") is None:
         return DEFAULT_MAX_ARRAY_SIZE
     config = _config()
@@ -253,12 +245,12 @@ def max_array_size() -> int:
 
 
 def slurm_version() -> Version | None:
-    """Of the Slurm commands here; None where they do not say. No controller is asked."""
+    """Return the version of Slurm's commands; asks no controller."""
     return parse_version(run_slurm(["sinfo", "--version"]))
 
 
 def parse_version(text: str) -> Version | None:
-    """Year and month in what `sinfo --version` prints; None where it tells no version.
+    """Return year and month of the output of `sinfo --version`; None without a version.
 
     >>> parse_version("slurm-wlm 22.05.8"), parse_version("slurm 25.11.7"), parse_version("slurm")
     ((22, 5), (25, 11), None)
@@ -268,14 +260,14 @@ def parse_version(text: str) -> Version | None:
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """Slurm's short form unfolded: `a[01-03,7]` -> a01 a02 a03 a7."""
+    """Expand a compressed node list: `a[01-03,7]` to a01 a02 a03 a7."""
     return run_slurm(["scontrol", "show", "hostnames", nodelist]).split()
 
 
 def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
-    # The name is not asked for: it may hold newlines and bars. The comment comes last, and only ours is believed.
+    # Without the name, which may contain newlines and bars. The comment comes last, and only ours is used.
     argv = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%k", "-j", ",".join(ids)]
-    # Seconds since the epoch: local times mean nothing on another host, and repeat when clocks go back.
+    # Seconds since 1970: local times differ between hosts, and repeat when clocks are set back.
     done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
     if done.returncode:
         if _NO_SUCH_JOB in done.stderr.lower():
@@ -285,7 +277,7 @@ def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
 
 
 def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
-    """What the accounting has; nothing on a cluster without one, or on a login node without sacct."""
+    """Return jobs from accounting; empty if the cluster has none, or a login node has no sacct."""
     if shutil.which("sacct") is None:
         return {}
     fields = "JobID,State,Reason,NodeList,Start,End,ExitCode"
@@ -295,17 +287,17 @@ def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
         return {}
     if done.returncode:
         raise slurm_error(done)
-    # The waiting elements of an array share one row, `12_[3-5]`; squeue has each of them.
+    # The pending elements of an array share one row, `12_[3-5]`; squeue has each of them.
     return {key: job for key, job in _read_rows(done.stdout, "exit_code").items() if "[" not in key}
 
 
 def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
-    """Rows of seven fields, of which `last` names the seventh; the rest of a comment of several lines is no row."""
+    """Parse rows of seven fields; `last` names the seventh. Further lines of a comment are no rows."""
     jobs = {}
     for fields in (line.split("|", 6) for line in output.splitlines()):
         if len(fields) == 7:
             job_id, word, reason, nodes, start, end, rest = fields
-            # `9+0` is the first component of a heterogeneous job, which runs the batch script; the others go with it.
+            # `9+0` is the first component of a heterogeneous job, which runs the batch script.
             job_id = job_id.removesuffix("+0")
             jobs[job_id] = JobInfo(
                 job_id,
@@ -329,7 +321,7 @@ def _config() -> dict[str, str]:
 
 
 def parse_settings(output: str) -> dict[str, str]:
-    """Read `scontrol show config`.
+    """Parse `scontrol show config`.
 
     >>> parse_settings("Configuration data as of now\\nClusterName             = test\\n")["ClusterName"]
     'test'

@@ -35,6 +35,8 @@ _PROBE_OPTIONS = (
 class SlurmLauncher(Launcher):
     """See `Launcher`."""
 
+    requeues = True
+
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
         spelled = check_admission(plan)
         notes = warn_of_local_paths(spelled)
@@ -48,10 +50,10 @@ class SlurmLauncher(Launcher):
         return spelled, notes
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
-        from slurm_rl.launch.slurm.submitit_slurm import PlanExecutor, submit_with_umask
+        from slurm_rl.launch.executors import PlanExecutor
 
         plan, _ = exclude_at_submit(run, plan)
-        return Submitted(str(submit_with_umask(PlanExecutor(plan), load_entry(), str(run.path)).job_id))
+        return Submitted(str(PlanExecutor(plan).submit(load_entry(), str(run.path)).job_id))
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
         try:
@@ -60,6 +62,9 @@ class SlurmLauncher(Launcher):
             # The run directory still has something to say, also on a machine without Slurm.
             return [RunState("unknown", str(error), error=error) for _ in jobs]
         return [_read_state(job, known.get(job.job_id)) for job in jobs]
+
+    def is_alive(self, job: Job) -> bool:
+        return self.read_states([job])[0].is_alive
 
     def cancel_unseen(self, run: RunDir) -> list[str]:
         jobs: dict[str, JobState] = {}

@@ -1,4 +1,4 @@
-"""States of a Slurm job, and what they mean for a run.
+"""States of a Slurm job, and their meaning for a run.
 
 squeue, sacct and scontrol share these names; sacct appends to some ("CANCELLED by 1000"). States of later versions of
 Slurm are UNKNOWN, never an error.
@@ -21,14 +21,13 @@ class JobState(Enum):
     """The last processes are ending; the next state has the outcome."""
     COMPLETED = "completed"
     FAILED = "failed"
-    """The job's own exit code was not 0."""
+    """The job's exit code was not 0."""
     CANCELLED = "cancelled"
     TIMEOUT = "timed out"
     PREEMPTED = "preempted"
     NODE_FAIL = "node failed"
     OUT_OF_MEMORY = "out of memory"
     UNKNOWN = "unknown"
-    """A word that this table does not have."""
 
     @property
     def is_ended(self) -> bool:
@@ -59,7 +58,7 @@ _MEANINGS = {word: state for state, words in STATES.items() for word in words.sp
 
 
 def parse_state(text: str) -> JobState:
-    """The meaning of a state as squeue, sacct or scontrol print it.
+    """Return the meaning of a state as squeue, sacct or scontrol print it.
 
     >>> parse_state("CANCELLED by 1000"), parse_state("BRAND_NEW")
     (<JobState.CANCELLED: 'cancelled'>, <JobState.UNKNOWN: 'unknown'>)

@@ -1,7 +1,7 @@
-"""Runs of a sweep as job arrays: which of them share one, and one sbatch that starts each.
+"""Submit the runs of a sweep as job arrays.
 
 An array has one set of sbatch options and one batch script, so runs that differ in these (swept nodes, partitions,
-time limits) are in different arrays; and an array holds no more elements than the cluster allows.
+time limits) are in different arrays. An array has at most as many elements as the cluster allows.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, save_ledger
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv
 from slurm_rl.run_dir.run_dir import write_text
 
-# Of one run alone: where its log is, and what it is called.
 _OWN_OPTIONS = ("output", "job-name")
+"""Options that differ between the runs of an array."""
 
 
 def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> Ledger:
-    """Submit runs that `create_runs` wrote; all of them, or none.
+    """Submit all runs that `create_runs` wrote, or none.
 
     Raises:
-        SubmitError: Slurm refused an array; those it had taken before are cancelled.
+        SubmitError: Slurm refused an array; the earlier ones are cancelled.
     """
     jobs: list[str] = []
-    # A run's place in its list is its index in the array.
+    # The position of a run in its list is its index in the array.
     groups, most = [[runs[position] for position in group] for group in group_runs(runs)], commands.max_array_size()
     arrays = [group[start : start + most] for group in groups for start in range(0, len(group), most)]
     try:
@@ -56,7 +56,7 @@ def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -
 
 
 def group_runs(runs: Sequence[PlannedRun]) -> list[list[int]]:
-    """Positions of the runs that can share an array, in order of appearance."""
+    """Return the positions of the runs that can share an array, in order of appearance."""
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
         options = {name: value for name, value in run.plan.sbatch.items() if name not in _OWN_OPTIONS}
@@ -80,41 +80,38 @@ def _submit_array(sweep: SweepDir, name: str, array: Sequence[PlannedRun], previ
 
 
 def array_argv(array: Sequence[PlannedRun], folder: Path, name: str, previous_job: str | None) -> list[str]:
-    """sbatch's arguments but the script.
+    """Return sbatch's arguments without the script.
 
     Args:
-        folder: of this array; element i's link in it leads to the run directory, so logs need no table.
-        name: of the sweep.
-        previous_job: the array before this one; where max_parallel_runs is set, this one waits for its end, since
-            together they would break it.
+        folder: folder of this array; the link <i> in it leads to the run directory of element i.
+        name: name of the sweep.
+        previous_job: the array before this one, which this one waits for if max_parallel_runs is set.
     """
     plan, max_parallel = array[0].plan, array[0].max_parallel
-    asked = with_dependency(plan.sbatch, plan.after)
+    own = with_dependency(plan.sbatch, plan.after)
     options: SbatchOptions = {
-        **asked,
+        **own,
         "job-name": name,
         "output": f"{escape_percent(str(folder))}/%a/submitit/%A_%a_0_log.out",
         "array": f"0-{len(array) - 1}" + (f"%{max_parallel}" if max_parallel else ""),
     }
     if max_parallel is not None and previous_job is not None:
-        before = [str(asked["dependency"])] if "dependency" in asked else []
+        before = [str(own["dependency"])] if "dependency" in own else []
         options["dependency"] = ",".join([*before, f"afterany:{previous_job}"])
     return sbatch_argv(options)
 
 
 def render_array_script(array: Sequence[PlannedRun], sweep: Path, folder: Path) -> str:
-    """The script of all elements; each finds its run by its index."""
+    """Return the batch script of all elements; each finds its run by its index."""
     plan, quoted = replace(array[0].plan, run_dir=str(sweep)), shlex.quote(str(folder))
     command = f"{shlex.quote(plan.host_python)} -u -m slurm_rl.launch.slurm.sweep_element {quoted}"
     return render_batch_script(plan, command, end=f"{quoted}/$SLURM_ARRAY_TASK_ID/end.json")
 
 
 def _with_jobs(ledger: Ledger, array: Sequence[PlannedRun], job_id: str) -> Ledger:
-    placed = {run.index: place for place, run in enumerate(array)}
-    return replace(
-        ledger,
-        runs=tuple(
-            replace(run, array_job=job_id, array_index=placed[run.index]) if run.index in placed else run
-            for run in ledger.runs
-        ),
-    )
+    place = {run.index: index for index, run in enumerate(array)}
+    runs = [
+        replace(run, array_job=job_id, array_index=place[run.index]) if run.index in place else run
+        for run in ledger.runs
+    ]
+    return replace(ledger, runs=tuple(runs))

@@ -98,14 +98,14 @@ def test_the_head_goes_on_whatever_a_machine_says_that_knows_the_secret(messages
         hub = Hub(RunDir(Path(folder)), 3, HeadPlace(0, "word"), SECRET, "job", {"name": "a"})
         member = Member(head, 0.0, float("inf"))
         member.came_at = float("inf")
-        hub._strangers.add(member, head.peer)
+        hub._pending.append(member)
         for link in (head, other, head, other):
             link.poll()
         for message in messages:
             other.send(**message) if isinstance(message["kind"], str) else None
         other.poll()
         other._sock.shutdown(socket.SHUT_WR)
-        while member in hub._strangers or hub.members:
+        while member in hub._pending or hub.members:
             hub.poll()
 
 

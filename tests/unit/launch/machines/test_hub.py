@@ -12,12 +12,11 @@ import pytest
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.launch.machines.hub import Hub, most_strangers
-from slurm_rl.launch.machines.link import Link, LinkClosed
+from slurm_rl.launch.machines.hub import Hub, max_pending
+from slurm_rl.launch.machines.link import Link, LinkClosed, RateLimitedEvents
 from slurm_rl.launch.machines.place import HeadPlace, listen
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.run_dir.strangers import SeldomEvents
 from tests.flood import flood, have_all_come, memory_mb
 from tests.slurm.cluster.waiting import wait_until
 
@@ -176,13 +175,13 @@ def test_a_thousand_idle_connections_keep_no_machine_out_and_cost_few_descriptor
                 idle += [connect_as(hub, f"127.0.0.{2 + number // 60}")]
             idle += [connect_as(hub, "127.0.0.99")]
             hub.poll()
-            assert len(hub._strangers) <= most_strangers(3)
+            assert len(hub._pending) <= max_pending(3)
             if number == 500:
                 assert Client(hub, "a").join() == 1
         assert Client(hub, "b").join() == 2
-        assert descriptors() - before - len(idle) <= most_strangers(3) + 10
+        assert descriptors() - before - len(idle) <= max_pending(3) + 10
         # Who holds most is who loses.
-        assert len({stranger.link.peer for stranger in hub._strangers}) == 1 + 1000 // 60 + 1
+        assert len({stranger.link.peer for stranger in hub._pending}) == 1 + 1000 // 60 + 1
     finally:
         for sock in idle:
             sock.close()
@@ -197,10 +196,10 @@ def test_a_flood_writes_few_lines_that_count_them_all(hub: Hub) -> None:
 
     def are_gone() -> bool:
         hub.poll()
-        return not hub._strangers
+        return not hub._pending
 
     wait_until(are_gone, "all to be turned away", every_s=0.001)
-    hub._seldom.close()
+    hub._events.close()
     rows = read_rows(hub.run_dir.events)
     assert len(rows) <= 12
     assert sum(("address" in row) + row.get("others_left_out", 0) for row in rows) == 600
@@ -214,7 +213,7 @@ def test_a_flood_costs_the_head_neither_its_machines_nor_memory_nor_disk(hub: Hu
         assert Client(hub, "b").join() == 2
         first.link.send("notice", signal="SIGTERM")
         wait_until(lambda: first.link.poll() or hub.poll() or hub.notice, "a word of the first", every_s=0.001)
-        assert len(hub._strangers) <= most_strangers(3)
+        assert len(hub._pending) <= max_pending(3)
         assert memory_mb(os.getpid()) - before < 50
     assert set(hub.members) == {1, 2}
     assert len(read_rows(hub.run_dir.events)) < 30
@@ -223,7 +222,7 @@ def test_a_flood_costs_the_head_neither_its_machines_nor_memory_nor_disk(hub: Hu
 def test_lines_about_strangers_come_again_when_time_has_passed() -> None:
     rows: list[dict[str, Any]] = []
     now = [0.0]
-    events = SeldomEvents(lambda kind, **fields: rows.append(fields), lambda: now[0])
+    events = RateLimitedEvents(lambda kind, **fields: rows.append(fields), lambda: now[0])
     for second in range(3600):
         now[0] = float(second)
         events.add("node/turned_away")
