@@ -59,7 +59,7 @@ class SessionExecutor(LocalExecutor):
 
 
 class PlanExecutor(SlurmExecutor):
-    """Submits the controller of a run as its plan says."""
+    """Submits the controller of a run."""
 
     def __init__(self, plan: JobPlan) -> None:
         super().__init__(folder=Path(plan.run_dir) / "submitit")

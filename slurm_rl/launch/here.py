@@ -1,4 +1,4 @@
-"""Runs whose controller is a process of the submitting machine. submitit starts it; the job id is its pid."""
+"""Runs with a controller on the submitting machine. submitit starts it; the job id is its pid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FIRST = b"submitit.local._local"
 
 
 class HereAllocation(UnscheduledAllocation):
-    """Base of the allocations whose controller runs on the submitting machine."""
+    """Base of allocations with a controller on the submitting machine."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         super().__init__(run, plan, f"local-{os.getpid()}-{int(time.time())}")

@@ -65,7 +65,7 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
 
 
 def find_open_job(run: RunDir) -> Job | None:
-    """Return the job whose state only the launcher knows; None if the run directory has the whole state."""
+    """Return the job if only the launcher knows its state; None if the run directory has it."""
     job, end = load_job(run), read_end_state(run)
     # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
     is_open = end is None or (end.word == "interrupted" and job is not None and open_launcher(job.launcher).requeues)

@@ -1,7 +1,4 @@
-"""What is known of a run apart from its metrics: name, state, model, time, and where its files are.
-
-Its events too, in words, one line each; a kind that is not in the table is shown with its fields.
-"""
+"""Metadata of a run (name, state, model, time, files) and its events as text, one line each."""
 
 from __future__ import annotations
 
@@ -11,20 +8,92 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.run_dir.event_phrases import PHRASES
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 
 LONGEST_VALUE = 300
+PHRASES: dict[str, str] = {  # in the order of a run
+    "job/submitted": "job submitted",
+    "job/requeued": "job goes back into the queue",
+    "job/requeue_refused": "Slurm refused to requeue the job",
+    "job/stop_raised": "asked to save before the time limit",
+    "job/ended": "job ended",
+    "controller/killed": "the controller was killed",
+    "controller/silent": "no sign of the controller",
+    "controller/recovered": "the controller answers again",
+    "preflight/passed": "nodes passed their first checks",
+    "node/unfit": "a node is not fit",
+    "nodes/excluded": "nodes are kept out of the job",
+    "nodes/exclusion_skipped": "bad nodes that are not excluded",
+    "nodes/not_excluded": "Slurm did not keep nodes out",
+    "nodes/avoided": "nodes that are remembered as bad",
+    "nodes/lost": "nodes are lost",
+    "nodes/cleaned": "nodes were cleaned of what an attempt left",
+    "machines/complete": "all machines are there",
+    "node/joined": "a machine joined",
+    "node/notice": "a machine was told to stop",
+    "node/left": "a machine left",
+    "node/refused": "a machine was refused",
+    "node/turned_away": "connection rejected",
+    "attempt/started": "attempt started",
+    "attempt/brought_up": "seconds of the bring-up",
+    "node/started": "node started",
+    "node/failed": "a node failed",
+    "node/died": "the agent of a node died",
+    "ray/head_ready": "Ray head is up",
+    "torchrun/started": "torchrun started on the head node",
+    "ray/cluster_ready": "Ray cluster is complete",
+    "workers/loading": "loading weights",
+    "engine/ready": "rollout engine is ready",
+    "engine/replaced": "a rollout engine was replaced",
+    "reward/sandbox": "code of completions is confined",
+    "reward/service_up": "a reward service is up",
+    "reward/services_ready": "all reward services are up",
+    "reward/service_died": "a reward service died",
+    "external/started": "external trainer started",
+    "data/loaded": "rows loaded",
+    "trainer/started": "trainer started",
+    "trainer/attention": "attention of the trainer",
+    "trainer/not_packed": "one sequence a row",
+    "trainer/adapters": "layers with adapters",
+    "trainer/resumed": "trainer resumed from its checkpoint",
+    "environments/node_lost": "the environments of a node were lost; others have its episodes",
+    "journal/opened": "episodes go on where they were",
+    "journal/cut": "the half last line of a journal was cut off",
+    "journal/dropped": "a journal was not used",
+    "journal/environment_changed": "the environment is another one than before",
+    "journal/program_changed": "programs asked for something else than before; their recorded replies were dropped",
+    "checkpoint/saved": "checkpoint saved",
+    "checkpoint/copied": "checkpoint copied to checkpoint.upload_url",
+    "checkpoint/fetched": "checkpoint fetched from checkpoint.upload_url",
+    "checkpoint/skipped": "a checkpoint was passed over",
+    "eval/started": "evaluation started",
+    "eval/done": "evaluation done",
+    "rank/straggling": "a rank is slower than its peers",
+    "rank/hung": "a rank hangs",
+    "run/out_of_memory": "out of memory",
+    "trainer/finished": "trainer finished",
+    "trainer/failed": "trainer failed",
+    "trainer/crashed": "trainer crashed",
+    "attempt/ended": "attempt ended",
+    "run/copied": "copied to checkpoint.upload_url",
+    "run/copy_failed": "not copied to checkpoint.upload_url",
+    "file/damaged": "lines of a file are damaged and passed over",
+    "file/mended": "the half last line of a file was cut off",
+    "report/failed": "report.html and summary.json were not written",
+    "wandb/started": "Weights & Biases is on",
+    "wandb/offline": "Weights & Biases keeps the run on disk",
+    "wandb/failed": "Weights & Biases stopped",
+}
 
 
 def read_events(run: RunDir) -> list[Row]:
-    """The events so far, oldest first; several nodes write them, each with its own delay."""
+    """Return the events so far by time; nodes write them with different delays."""
     return sorted(read_rows(run.events), key=lambda event: float(event.get("time", 0.0)))
 
 
 def render_event(event: Row) -> str:
-    """One line for a terminal: local time, what happened, its details.
+    """Return a line for a terminal: local time, event, details.
 
     >>> render_event({"time": 0.0, "kind": "checkpoint/saved", "step": 40})[9:]
     'checkpoint saved: step 40'
@@ -34,7 +103,7 @@ def render_event(event: Row) -> str:
 
 
 def describe_event(event: Row) -> str:
-    """The same line without the time."""
+    """Return the line of an event without the time."""
     kind = str(event.get("kind", "unknown"))
     fields = [(key, value) for key, value in event.items() if key not in ("time", "kind") and value != ""]
     details = ", ".join(f"{key} {_show(value)}" for key, value in fields)
@@ -43,7 +112,7 @@ def describe_event(event: Row) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value on one line; a cause may be a traceback of many, or hold bytes that move the cursor."""
+    """Return a value on one line, without control characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     line = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(line.split())
@@ -59,21 +128,21 @@ class RunMeta:
     state: str
     """queued, running, or how the last attempt ended; unknown before the first event."""
     model: str
-    """The model the config names, or that one was built for the run."""
+    """Model of the config, or a note that it was built for the run."""
     attempts: int
-    """How often the job started."""
+    """Number of starts of the job."""
     wall_s: float
-    """Seconds, to the millisecond, in which the run held its nodes, over all attempts; waiting is left out."""
+    """Seconds in which the run had nodes, over all attempts."""
     rows: dict[str, int]
-    """What became of the rows of the data (RowCounts); empty before they are loaded."""
+    """Counts of data rows (RowCounts); empty before they are loaded."""
     paths: dict[str, str]
-    """What a user wants to open next, by name."""
+    """Files of interest, by name."""
     only_evaluates: bool = False
-    """The run trains nothing: it measures evaluation sets."""
+    """True for a run that only measures evaluation sets."""
 
 
 def collect_meta(run: RunDir) -> RunMeta:
-    """Read what is there; a run that is still going, or died before its first step, gives less."""
+    """Return the metadata of a run in any state."""
     events = read_events(run)
     newest_row: Row = next(reversed(read_rows(run.metrics)), {})
     return RunMeta(
@@ -89,7 +158,7 @@ def collect_meta(run: RunDir) -> RunMeta:
 
 
 def find_state(events: list[Row]) -> str:
-    """The state the newest event leaves the run in."""
+    """Return the state after the newest event."""
     states = {"job/submitted": "queued", "attempt/started": "running", "trainer/finished": "finished"}
     for event in reversed(events):
         if event["kind"] == "attempt/ended":
@@ -100,13 +169,13 @@ def find_state(events: list[Row]) -> str:
 
 
 def find_rows(events: list[Row]) -> dict[str, int]:
-    """The counts of the newest attempt that loaded its data."""
+    """Return the counts of the newest attempt that loaded its data."""
     found = next((event for event in reversed(events) if event["kind"] == "data/loaded"), {})
     return {key: value for key, value in found.items() if key not in ("time", "kind")}
 
 
 def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:
-    """Sum of the attempts; one without an end (still going, or its node died) ends with the last sign of life."""
+    """Return the sum over attempts; one without an end ends with its last event or metric."""
     total = 0.0
     started: float | None = None
     seen = 0.0
@@ -122,7 +191,7 @@ def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:
 
 
 def find_model(config_text: str) -> str:
-    """The model's path in the config, or the size of the one that was built."""
+    """Return the model's path in the config, or the size of the one that was built."""
     config = _parse(config_text)
     if isinstance(config, dict) and config.get("external"):
         return str(config["external"].get("model") or f"of task={config.get('task')}")
@@ -154,7 +223,7 @@ def _parse(config_text: str) -> Any:
 
 
 def read_config_text(run: RunDir) -> str:
-    """The text of config.yaml, or nothing."""
+    """Return the text of config.yaml; "" without the file."""
     return run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
 
 
@@ -165,7 +234,7 @@ def _paths(run: RunDir) -> dict[str, str]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Format a duration.
 
     >>> format_seconds(3725), format_seconds(65.4), format_seconds(9.26)
     ('1 h 02 min', '1 min 05 s', '9.3 s')

@@ -1,4 +1,4 @@
-"""File systems behind URLs, by fsspec: gs://, s3://, memory://, file:// and what else it knows."""
+"""File systems of URLs, by fsspec: gs://, s3://, memory://, file:// and others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _LIBRARIES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs"
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's file system and the path in it.
+    """Return fsspec's file system and the path in it.
 
     Raises:
-        ConfigError: nobody knows the protocol, or the URL is wrong.
-        MissingLibraryError: the library that speaks it is not installed; with the pip line.
+        ConfigError: unknown protocol or invalid URL.
+        MissingLibraryError: the library of the protocol is not installed; with the pip command.
     """
     protocol = url.partition("://")[0]
     try:

@@ -1,11 +1,10 @@
-"""Append-only files with one JSON object a line: written and read here alone. Standard library only.
+"""Append-only files with one JSON object per line. Standard library only.
 
-    writer:  lock, cut off a last line that has no end, append the row, unlock
-    reader:  rows of whole lines; a last line without its newline is left for the next look
+    writer:  lock, truncate an incomplete last line, append the row, unlock
+    reader:  rows of complete lines; an incomplete last line is left for the next read
 
-A crash or a power cut may leave any part of the last line. It is never completed and never glued to: the next
-append cuts it off. A whole line that is no JSON object (bad memory, a bad disk, an editor) is passed over by
-readers, keeps its bytes, and is told by its number.
+A crash may leave any part of the last line; the next append removes it. Readers skip a complete line that is no JSON
+object (bad memory, a bad disk, an editor); it is reported by its number.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ def append_row(path: Path, row: Row) -> int:
     """Append one line; the lock keeps lines whole when several nodes share the file over NFS.
 
     Returns:
-        How many bytes of a line without an end were cut off before it.
+        The number of bytes of an incomplete last line that were removed.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; the file holds no whole line of it.
+        OSError: the row cannot be written; the file then has no part of it that counts as a line.
     """
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
     with annotate_path(path):
@@ -53,7 +52,7 @@ def _append(path: Path, line: bytes) -> int:
         if end < size:
             file.truncate(end)
         try:
-            # A full disk takes a part without a word; asked to take the rest, it says that it is full.
+            # A full disk first accepts a part without an error.
             while line:
                 line = line[file.write(line) :]
         except OSError:
@@ -64,7 +63,7 @@ def _append(path: Path, line: bytes) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    """Hold off other processes; a file system without locks (Lustre mounted noflock) costs a note and no run."""
+    """Lock out other processes; a file system without locks (Lustre mounted noflock) causes only a warning."""
     global _is_told
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX)
@@ -77,7 +76,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _end_of_whole_lines(fd: int, size: int) -> int:
-    """Where the last whole line ends."""
+    """Return the offset of the end of the last complete line."""
     end = size
     while end > 0:
         begin = max(0, end - _CHUNK_BYTES)
@@ -89,26 +88,26 @@ def _end_of_whole_lines(fd: int, size: int) -> int:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """The object on this line; None when it is damaged."""
+    """Return the object on this line; None if it is damaged."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):  # the second of a line of brackets alone
+    except (ValueError, RecursionError):  # RecursionError: a line of brackets
         return None
     return value if isinstance(value, dict) else None
 
 
 def read_lines(path: Path) -> list[Row | None]:
-    """Every whole line as it is now, None for a damaged one; none when there is no such file yet."""
+    """Return every complete line, None for a damaged one; empty without the file."""
     return RowTail(path).read_lines()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The same without the damaged ones."""
+    """Return the rows of the file without damaged lines."""
     return RowTail(path).read_new()
 
 
 def find_damaged(path: Path) -> list[int]:
-    """Numbers of the damaged lines, from 1 on."""
+    """Return the numbers of damaged lines, from 1."""
     return [number for number, row in enumerate(read_lines(path), 1) if row is None]
 
 
@@ -135,12 +134,10 @@ def read_first_rows(path: Path, num_bytes: int) -> list[Row]:
 
 
 class RowTail:
-    """Hands out the rows that were added since the last look.
-
-    A file that was replaced (a resumed run rewinds it) is read again from its start.
+    """Reads the rows that were added since the last read; a replaced file is read from its start.
 
     Args:
-        from_end: what is there already counts as seen.
+        from_end: skip the present rows.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
@@ -154,7 +151,7 @@ class RowTail:
         return [row for row in self.read_lines() if row is not None]
 
     def read_lines(self) -> list[Row | None]:
-        """The same with None for each damaged line."""
+        """Return the new lines, None for each damaged one."""
         try:
             file = open_regular(self._path)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, otherwise a plain line at intervals.
+"""Progress of long work: one line, rewritten in place on a terminal, printed at intervals in a log.
 
     with measure("model.safetensors", total=size) as advance:
         for chunk in chunks:
@@ -13,37 +13,35 @@ so stalled work is visible.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
 
 EVERY_S = 10.0
-"""Between two plain lines."""
+"""Interval of printed lines."""
 REFRESH_S = 0.25
-"""Between two looks of the bar."""
+"""Interval of the line on a terminal."""
+_WIPE = "\r\x1b[2K"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 Advance = Callable[[float], None]
 """Adds to the amount done, from any thread; negative for work to repeat."""
 _on_screen = threading.Lock()
-"""A terminal has one bar at a time; parallel work prints lines."""
+"""A terminal has one line at a time; parallel work prints lines."""
 
 
 @dataclass
 class Work:
-    """Something that takes long."""
+    """Long work and its progress."""
 
     what: str
     total: float | None = None
     unit: str = "B"
-    """B: bytes, in their thousands; else the word behind the number."""
+    """B for bytes; otherwise the word after the number."""
     begun: float = 0.0
     """Amount done earlier, of a resumed download."""
     done: float = 0.0
@@ -84,7 +82,7 @@ class Work:
 
 
 def _scale(size: float) -> str:
-    """In the unit that leaves it below a thousand.
+    """Return the size in the unit that leaves it below a thousand.
 
     >>> _scale(999), _scale(15_230_000_000)
     ('999 B', '15.2 GB')
@@ -139,7 +137,7 @@ def measure(
                 if poll is not None:
                     with contextlib.suppress(OSError):  # a file that is not there yet
                         work.done = poll()
-                display.show(work, time.monotonic() - start)
+                display.show(work.describe(time.monotonic() - start))
 
         thread = threading.Thread(target=look, name="meter", daemon=True)
         thread.start()
@@ -150,85 +148,42 @@ def measure(
             thread.join()
     seconds = time.monotonic() - start
     if seconds >= EVERY_S:
-        _say(work.describe_end(seconds))
+        _write(f"{work.describe_end(seconds)}\n")
 
 
 class _Lines:
-    """For logs: prints a line each time."""
+    """Display for logs."""
 
     every_s = EVERY_S
 
-    def show(self, work: Work, seconds: float) -> None:
-        _say(work.describe(seconds))
-
-    def close(self) -> None:
-        """There is nothing to end."""
+    def show(self, line: str) -> None:
+        _write(f"{line}\n")
 
 
-class _Bar:
-    """For terminals: starts with the first update, so that quick work does not flicker."""
+class _Screen:
+    """Display for terminals; appears with the first update, so that quick work does not flicker."""
 
     every_s = REFRESH_S
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar: Progress | None = None
-
-    def show(self, work: Work, seconds: float) -> None:
-        if self._bar is None:
-            self._bar = _make_bar(self._console, work)
-            self._bar.start()
-            self._bar.add_task(work.what, total=work.total, completed=int(work.begun))
-        self._bar.update(self._bar.task_ids[0], completed=work.done, refresh=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def show(self, line: str) -> None:
+        _write(_WIPE + line[: shutil.get_terminal_size().columns - 1])
 
 
 @contextlib.contextmanager
-def _open_display() -> Iterator[_Lines | _Bar]:
-    """The bar, or lines where there is no terminal, or another bar on it."""
-    if not sys.stderr.isatty() or not _on_screen.acquire(blocking=False):
+def _open_display() -> Iterator[_Lines | _Screen]:
+    """Return the display: lines if there is no terminal, or other work shows its line there."""
+    can_wipe = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not can_wipe or not _on_screen.acquire(blocking=False):
         yield _Lines()
         return
     try:
-        from rich.console import Console
-
-        console = Console(stderr=True)
-        display: _Lines | _Bar = _Lines() if console.is_dumb_terminal else _Bar(console)
-        try:
-            yield display
-        finally:
-            display.close()
+        yield _Screen()
     finally:
+        _write(_WIPE)
         _on_screen.release()
 
 
-def _make_bar(console: Console, work: Work) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.table import Column
-
-    name = TextColumn("{task.description}", markup=False, table_column=Column(max_width=30, no_wrap=True))
-    amount: list[ProgressColumn]
-    if work.unit == "B" and (work.total or work.done):
-        amount = [DownloadColumn(), TransferSpeedColumn()]
-    else:
-        amount = [MofNCompleteColumn()] if work.total else []
-    left: ProgressColumn = TimeRemainingColumn() if work.total else TimeElapsedColumn()
-    bar_column = BarColumn(bar_width=None, table_column=Column(ratio=1))
-    return Progress(name, bar_column, *amount, left, console=console, transient=True, auto_refresh=False, expand=True)
-
-
-def _say(line: str) -> None:
+def _write(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the reader has closed
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(text)
+        sys.stderr.flush()

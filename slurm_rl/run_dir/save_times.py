@@ -1,13 +1,13 @@
-"""Times that a run learns from its own saves and ends: how early to stop before a limit, how often to save. Pure.
+"""Lead before a time limit and interval of saves, from the run's own times. Pure.
 
-**Lead** = p95(rest of what the loop does until it looks) + p95(a save with its write) + 20 s to end processes + 60 s,
-since Slurm looks at limits every 30 s and may signal up to a minute early.
+**Lead** = p95(time until the loop checks the stop flag) + p95(a save with its write) + 20 s to end processes + 60 s,
+since Slurm checks limits every 30 s and may signal up to a minute early.
 
 **Interval** by Young and Daly: T = sqrt(2 d M), d the seconds a save stalls the loop, M the mean time between ends that
 lose steps; Daly's next terms (Future Generation Computer Systems 22, 2006, eq. 20) matter where d is not small against
 M.
-M = 1 / (nodes x rate), the rate of a node with a Gamma(1, 42 node-days) prior, whose mean is Meta's 0.024 a node-day
-(arXiv:2410.21680): (1 + ends seen) / (42 + node-days seen).
+M = 1 / (nodes x rate), the rate of a node with a Gamma(1, 42 node-days) prior of mean 0.024 per node-day (Meta,
+arXiv:2410.21680): (1 + ends seen) / (42 + node-days seen).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_rl.errors import RunDirError
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 FIRST_EVERY = 10
-"""Of checkpoint.interval=auto until saves were measured: steps."""
+"""Steps of checkpoint.interval=auto until saves were measured."""
 LEAST_SAVES = 2
 END_S, _EARLY_S = 20.0, 60.0
 _PRIOR_ENDS, _PRIOR_NODE_DAYS = 1.0, 42.0
@@ -31,20 +31,20 @@ _CHANGE = 1.3
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run has measured over all its attempts."""
+    """Measurements of a run over all its attempts."""
 
     num_saves: int = 0
     save_s: float = 0.0
-    """p95 of a save, from its begin to its name."""
+    """p95 of a save, until it is renamed."""
     rest_s: float = 0.0
-    """p95 of what is left of a step or evaluation when a stop comes."""
+    """p95 of the rest of a step or evaluation at a stop."""
     ends: int = 0
-    """Of attempts, that lost steps."""
+    """Number of ends of attempts that lost steps."""
     node_days: float = 0.0
 
     @property
     def lead_s(self) -> int | None:
-        """Seconds before a limit at which to stop; None before enough saves.
+        """Return the seconds before a limit at which to stop; None before enough saves.
 
         >>> Measured(num_saves=3, save_s=100.0, rest_s=12.5).lead_s, Measured(num_saves=1, save_s=9.0).lead_s
         (193, None)
@@ -54,9 +54,7 @@ class Measured:
         return math.ceil(self.rest_s + self.save_s + END_S + _EARLY_S)
 
     def settle_s(self, lead_s: float) -> float:
-        """Of a lead: seconds after the stop by which the save must begin, so that it ends before processes are ended.
-
-        Half of the lead at most, so that a save that takes longer than any before it has as much.
+        """Return the seconds after the stop by which the save must begin, for a given lead; at most half of the lead.
 
         >>> Measured().settle_s(120), Measured(num_saves=3, save_s=1000.0, rest_s=12.5).settle_s(1093)
         (60.0, 73.0)
@@ -64,7 +62,7 @@ class Measured:
         return max(0.0, min(lead_s / 2, lead_s - END_S - self.save_s))
 
     def mean_time_s(self, num_nodes: int) -> float:
-        """Between ends that lose steps, on so many nodes.
+        """Return the mean time between ends that lose steps.
 
         >>> [round(it.mean_time_s(128) / 3600, 1) for it in (Measured(), Measured(ends=3, node_days=128.0))]
         [7.9, 8.0]
@@ -74,7 +72,7 @@ class Measured:
 
 
 def daly_s(stall_s: float, mean_time_s: float) -> float:
-    """Seconds of training between two saves that lose least.
+    """Return the optimal seconds of training between two saves.
 
     >>> round(daly_s(6.0, Measured().mean_time_s(2)) / 60), round(daly_s(6.0, Measured().mean_time_s(128)) / 60)
     (78, 10)
@@ -88,15 +86,15 @@ def daly_s(stall_s: float, mean_time_s: float) -> float:
 def choose_every(
     every: int, *, step_s: float, stall_s: float, write_s: float, mean_time_s: float, limit_s: float | None
 ) -> int:
-    """Steps between saves, from now on.
+    """Return the new number of steps between saves.
 
-    At least as long as a write, since one save is in flight, and a step; at most 60 minutes and a sixth of the time
-    limit. What would change it by less than 30 % leaves it.
+    At least a step and a write, since one save is in flight; at most 60 minutes and a sixth of the time limit. Changes
+    of less than 30 % are ignored.
 
     Args:
-        every: as it is.
-        step_s, stall_s, write_s: of a step, of the loop at a save, of a save until it has its name.
-        limit_s: of the job; None: it has none.
+        every: present number of steps.
+        step_s, stall_s, write_s: seconds of a step, of the loop at a save, of a save until it is renamed.
+        limit_s: time limit of the job; None without one.
 
     >>> choose_every(10, step_s=1.0, stall_s=0.5, write_s=2.0, mean_time_s=5000.0, limit_s=None)
     70

@@ -33,7 +33,7 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
     for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(meter._Bar, "every_s", 0.001)
+    monkeypatch.setattr(meter._Screen, "every_s", 0.001)
 
     def open_one() -> Terminal:
         terminal = Terminal()
@@ -115,20 +115,20 @@ def test_one_of_many_ranks_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_one_bar_that_is_wiped_and_no_line_is_longer(open_terminal: Callable[[], Terminal]) -> None:
+def test_a_terminal_has_one_line_that_is_wiped_and_no_line_is_longer(open_terminal: Callable[[], Terminal]) -> None:
     terminal = open_terminal()
     poll, over = polled([1e9, 2e9, 2e9])
     with measure("a-very-long-name-of-a-file-\x1b]0;evil\x07-00001-of-00030.safetensors", 4e9, poll=poll):
         assert over.wait(DEADLINE_S)
     text = terminal.getvalue()
-    assert "2.0/4.0 GB" in text and "evil\x07" not in text
+    assert "2.0 of 4.0 GB" in text and "evil\x07" not in text
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert max(cell_len(line) for line in re.split(r"[\r\n]", plain)) <= 80
-    # The cursor goes up and the line is wiped: nothing stays of quick work.
+    # The line is wiped: quick work leaves no output.
     assert text.rstrip().endswith("\x1b[2K")
 
 
-def test_work_beside_a_bar_gets_lines(open_terminal: Callable[[], Terminal], many_lines: None) -> None:
+def test_work_parallel_to_a_line_prints_lines(open_terminal: Callable[[], Terminal], many_lines: None) -> None:
     terminal = open_terminal()
     with measure("first", 10, unit="files"), measure("second", 10, unit="files") as advance:
         advance(10)

@@ -98,7 +98,7 @@ def own_user() -> tuple[int, int]:
 
 
 def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
-    """Return the ranks whose agent died early; empty after an attempt that ended in order."""
+    """Return the ranks with an agent that died early; empty after an attempt that ended in order."""
     return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
 
 

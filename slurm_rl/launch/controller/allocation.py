@@ -96,7 +96,7 @@ class Allocation(Protocol):
         return
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        """Clean nodes whose agent died. The outcome of an attempt that lost a node is `lost`."""
+        """Clean nodes after an agent died. The outcome of an attempt that lost a node is `lost`."""
         return end
 
     def start_copy(self, attempt: AttemptDir) -> Nodes | None:
@@ -117,7 +117,7 @@ class Allocation(Protocol):
         return {}
 
     def find_lost(self, attempt: int) -> list[str]:
-        """Return the machines out of service, of an attempt whose controller was killed."""
+        """Return the machines out of service, for an attempt that a killed controller left."""
         return []
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:

@@ -1,6 +1,6 @@
-"""Decide what follows the end of an attempt. Pure.
+"""Decide the next action after the end of an attempt. Pure.
 
-| the attempt                     | asked to stop by       | then                                          |
+| the attempt                     | stop requested by      | then                                          |
 |---------------------------------|------------------------|-----------------------------------------------|
 | finished                        |                        | finish                                        |
 | anything else                   | the user, scancel      | interrupted: final, `resume` continues it     |
@@ -13,7 +13,7 @@
 | lost (its node, its controller) |                        | retry on spare nodes, requeue without enough  |
 | failed                          |                        | retry                                         |
 
-If no requeue is possible, a job whose last attempt failed has failed, and any other is interrupted.
+If no requeue is possible, a job with a failed last attempt has failed, and any other is interrupted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def decide(
 
 
 def stands_still(ends: Sequence[AttemptEnd]) -> bool:
-    """Two attempts in a row reached no checkpoint newer than the one before them, or many never began."""
+    """Return True if two attempts in a row reached no newer checkpoint, or many never began."""
     num_unbegun = next((place for place, end in enumerate(reversed(ends)) if end.has_begun), len(ends))
     if num_unbegun:
         return num_unbegun >= _MAX_UNBEGUN
@@ -92,7 +92,7 @@ def stands_still(ends: Sequence[AttemptEnd]) -> bool:
 
 
 def explain_failure(ends: Sequence[AttemptEnd]) -> str:
-    """The cause of the last end, and why there is no further attempt."""
+    """Return the cause of the last end, and why there is no further attempt."""
     last = ends[-1]
     if last.exit_code == EXIT_BAD_INPUT or not last.has_begun or not stands_still(ends):
         return last.cause

@@ -29,9 +29,15 @@ from slurm_rl.launch.controller.attempts import (
     explain_failure,
     stands_still,
 )
-from slurm_rl.launch.controller.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.launch.controller.ends import (
+    KILLED,
+    load_ends,
+    newest_step,
+    read_end,
+    remedy_memory,
+    settle_killed_attempts,
+)
 from slurm_rl.launch.controller.holding import take_run
-from slurm_rl.launch.controller.memory import remedy_memory
 from slurm_rl.launch.controller.record import require_finished
 from slurm_rl.launch.controller.results import copy_behind
 from slurm_rl.launch.controller.watch import AttemptWatch, LimitWatch, end_nodes
@@ -53,7 +59,7 @@ T = TypeVar("T")
 
 
 class Controller:
-    """Attempts of one job, one after the other."""
+    """Runs the attempts of one job."""
 
     def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation) -> None:
         self.run_dir, self.plan, self.allocation = run, plan, allocation
@@ -64,7 +70,7 @@ class Controller:
         self.lease: RunLock | None = None
 
     def main(self) -> int:
-        """The job's exit code."""
+        """Run the job and return its exit code."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_user_stop)
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
@@ -101,27 +107,26 @@ class Controller:
             time.sleep(_ROOM_LOOK_S)
 
     def _lead(self) -> int:
-        """Attempts until one settles the run, which is this controller's."""
-        # In an earlier start of this job; to a job that `resume` submits the end is nothing.
+        """Run attempts until one settles the run."""
         earlier = load_ends(self.run_dir, self.job_key)
         if self.run_dir.end.is_file() and earlier and earlier[-1].outcome == "finished":
-            # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
+            # Finished in an earlier start: Slurm requeues a preempted job once more when it ends.
             return EXIT_FINISHED
         self.run_dir.end.unlink(missing_ok=True)
         if self.plan.after is not None and not self.run_dir.attempt_numbers():
             require_finished(RunDir(self.plan.after))
         report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
-            gone = self.allocation.find_lost(number)
-            named = {"hosts": gone} if gone else {}
-            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED, **named)
+            hosts = self.allocation.find_lost(number)
+            fields = {"hosts": hosts} if hosts else {}
+            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED, **fields)
         ends = load_ends(self.run_dir, self.job_key)
         decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":
             attempt = self._once_there_is_room(self._begin_attempt)
             end = self._run_attempt(attempt)
             ends = load_ends(self.run_dir, self.job_key)
-            # A full disk may have taken no word of it.
+            # On a full disk the end was not written.
             ends += [] if attempt.end.is_file() else [end]
             decision = decide(
                 ends,
@@ -145,7 +150,7 @@ class Controller:
         write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.signs_copies:
-            # Here, since the trainer's environment has no token that the key could be made of.
+            # Here, since the trainer's environment does not contain the token.
             checkpoint_key(self.run_dir, os.environ)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(
@@ -190,8 +195,8 @@ class Controller:
         write_last(self.run_dir, attempt.end, asdict(end))
         seconds = round(time.monotonic() - start, 1)
         stopped = {"stopped_by": self.stopped_by} if self.stopped_by else {}
-        told = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
-        append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **told)
+        fields = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
+        append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **fields)
         log_to_stderr(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
         if self.plan.copies_to is not None and end.has_begun:
             copy_behind(self.run_dir, self.allocation, attempt, self.is_stopped)
@@ -248,7 +253,7 @@ class Controller:
 
     def _requeue(self, ends: list[AttemptEnd]) -> int:
         self.run_dir.require_ours()
-        # From here on a SIGTERM is the scheduler's, which ends this start of the job.
+        # From here on SIGTERM comes from the scheduler and ends this start of the job.
         self.stopped_by = ""
         refusal = self.allocation.requeue(ends[-1], self.is_stopped)
         if refusal is None:

@@ -117,11 +117,7 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a path of another user, who could replace our code or forge our records.
-
-    Raises:
-        RunDirError: another user owns the path; links are not followed.
-    """
+    """Raise RunDirError if another user owns the path and could replace our code or records. Links are not followed."""
     try:
         owner = path.lstat().st_uid
     except (FileNotFoundError, NotADirectoryError):
@@ -135,11 +131,7 @@ def require_own(path: Path) -> None:
 
 
 def require_own_run(run: RunDir) -> RunDir:
-    """Return the run if this user owns its records; for commands that execute them.
-
-    Raises:
-        RunDirError: another user owns it.
-    """
+    """Return the run if this user owns its records; for commands that execute them. Raises RunDirError otherwise."""
     for path in (run.path.resolve(), run.plan, run.job):
         require_own(path)
     return run

@@ -1,17 +1,35 @@
-"""Determine how attempts ended, from their files in the run directory."""
+"""Determine how attempts ended, from their files in the run directory, and react to out-of-memory.
+
+After out-of-memory the next attempt has smaller micro-batches, once. A step's gradient is the sum over its
+micro-batches, so smaller ones change the loss only by rounding.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
+from slurm_rl.node.oom import RanOut, find_out_of_memory
 from slurm_rl.plan.checkpoint_layouts import newest_step_by_name
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5
+_ENGINES = "rollout-"
+_ENGINES_KEYS = (
+    "a smaller rollout.gpu_memory_utilization, rollout.max_num_seqs or rollout.max_tokens "
+    "(without GPUs rollout.cpu_kv_cache_gb)"
+)
+_POLICYS_KEYS = (
+    "a smaller policy.micro_batch_tokens, or shard and offload more (policy.zero_stage, policy.offload, model.lora)"
+)
+_HOSTS_KEYS = "more memory (cluster.mem_gb_per_node), or less of it in use (policy.offload, ray.object_store_gb)"
+_EXTERNALS_KEYS = (
+    "more memory (cluster.mem_gb_per_node), or smaller batches in the program's own arguments (external.args)"
+)
 
 
 def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
@@ -19,7 +37,7 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
 
     Args:
         status: exit status of srun, or of the only node agent.
-        asked: the attempt had been asked to save and stop.
+        asked: True if a stop of the attempt was requested.
     """
     found = read_json(attempt.outcome) if attempt.outcome.is_file() else None
     # A trainer that saved without a request was stopped by the end of a node, which is the cause.
@@ -57,23 +75,22 @@ def _read_records(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def find_dead_tasks(attempt: AttemptDir) -> list[str]:
-    """Tasks that could not say why they ended, and lost nodes, in srun's words: `n2: task 1: Killed`."""
+    """Return tasks without a reason for their end, and lost nodes, in srun's words: `n2: task 1: Killed`."""
     # An agent that exits has written why into its record.
     lines = find_task_errors(attempt)
     return [line for line in lines if not re.search(r": tasks? [\d,-]+: Exited with exit code", line)][:_MAX_CAUSES]
 
 
 def find_task_errors(attempt: AttemptDir) -> list[str]:
-    """Every end of a task that srun found worth a word, before it ended the others."""
+    """Return the ends of tasks that srun reported before it ended the others."""
     path = attempt.log("srun")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # After this line srun lists tasks that it ended itself.
-    said = text.partition("Terminating StepId")[0]
-    return re.findall(r"^srun: error: (.*)$", said, re.MULTILINE)
+    return re.findall(r"^srun: error: (.*)$", text.partition("Terminating StepId")[0], re.MULTILINE)
 
 
 def find_lost_nodes(attempt: AttemptDir) -> list[str]:
-    """Nodes that Slurm gave up while the attempt ran."""
+    """Return nodes that Slurm lost while the attempt ran."""
     found = [re.fullmatch(r"Node failure on (\S+)", line) for line in find_dead_tasks(attempt)]
     return [match.group(1) for match in found if match]
 
@@ -94,14 +111,14 @@ def newest_step(run: RunDir) -> int:
 
 
 def load_ends(run: RunDir, job_key: str) -> list[AttemptEnd]:
-    """Ends of this job's attempts, those before a requeue included, oldest first."""
+    """Return the ends of this job's attempts, also before a requeue, oldest first."""
     paths = [run.attempt(number).end for number in run.attempt_numbers()]
     ends = [AttemptEnd(**read_json(path)) for path in paths if path.is_file()]
     return [end for end in ends if end.job_key == job_key]
 
 
 def settle_killed_attempts(run: RunDir, job_key: str) -> list[int]:
-    """Record an end for attempts whose controller was killed; return their numbers."""
+    """Record an end for attempts of killed controllers; return their numbers."""
     attempts = [run.attempt(number) for number in run.attempt_numbers()]
     open_ones = [attempt for attempt in attempts if attempt.start.is_file() and not attempt.end.is_file()]
     killed = [attempt for attempt in open_ones if read_json(attempt.start)["job"] == job_key]
@@ -109,3 +126,39 @@ def settle_killed_attempts(run: RunDir, job_key: str) -> list[int]:
         end = AttemptEnd("lost", KILLED, saved_step=newest_step(run), job_key=job_key)
         write_json(attempt.end, asdict(end))
     return [attempt.number for attempt in killed]
+
+
+def remedy_memory(run: RunDir, plan: JobPlan, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+    """Return the end with a remedy, which is recorded for the next attempt, or with the cause and config keys."""
+    found = find_out_of_memory(attempt)
+    if not found or end.outcome not in ("failed", "lost") or end.exit_code == EXIT_BAD_INPUT:
+        return end
+    first = found[0]
+    before = read_json(run.remedy)["micro_batch_tokens"] if run.remedy.is_file() else None
+    smaller = plan.layout.micro_batch_tokens // 2
+    if before is None and smaller >= 1 and _may_be_batches(first, plan):
+        said = f"policy.micro_batch_tokens={smaller}, half of {plan.layout.micro_batch_tokens}"
+        remedy = {"micro_batch_tokens": smaller, "attempt": attempt.number, "where": first.where, "seen": first.seen}
+        write_json(run.remedy, remedy)
+        append_event(run, "run/out_of_memory", attempt=attempt.number, where=first.where, remedy=said)
+        return replace(end, outcome="failed", cause=f"out of memory: {first.where}; from here on {said}", remedy=said)
+    append_event(run, "run/out_of_memory", attempt=attempt.number, where=first.where, remedy="")
+    return replace(end, outcome="failed", cause=_explain(first, plan, before))
+
+
+def _may_be_batches(found: RanOut, plan: JobPlan) -> bool:
+    """Return whether smaller micro-batches of ours may help: not an engine, and not host memory of nodes with GPUs."""
+    if plan.external is not None or found.name.startswith(_ENGINES):
+        return False
+    return found.phase != "" or plan.accelerator == "cpu"
+
+
+def _explain(found: RanOut, plan: JobPlan, before: int | None) -> str:
+    if plan.external is not None:
+        keys = _EXTERNALS_KEYS
+    elif found.name.startswith(_ENGINES):
+        keys = _ENGINES_KEYS
+    else:
+        keys = _POLICYS_KEYS if _may_be_batches(found, plan) else _HOSTS_KEYS
+    again = f", with policy.micro_batch_tokens={before} already" if before is not None and keys == _POLICYS_KEYS else ""
+    return f"out of memory: {found.where}{again}: {found.seen[:300]}. Next: resume with {keys}"

@@ -55,17 +55,13 @@ def load_job(run: RunDir) -> Job | None:
 
 
 def record_job(run: RunDir, launcher: str, job_id: str, **where: str) -> None:
-    """Record the newest job of the run.
-
-    Args:
-        where: the host of a process, the address of a Ray cluster.
-    """
+    """Record the newest job of the run, with the host of its process or the address of its Ray cluster."""
     write_json(run.job, {"launcher": launcher, "job_id": job_id, **where})
     append_event(run, "job/submitted", job_id=job_id, launcher=launcher)
 
 
 def record_end(run: RunDir, state: str, exit_code: int, cause: str) -> None:
-    """Record the end of a job whose controller did not."""
+    """Record the end of a job that its controller did not record."""
     write_json(run.end, {"state": state, "exit_code": exit_code, "cause": cause, "step": -1})
     append_event(run, "job/ended", state=state, cause=cause)
 
@@ -101,17 +97,13 @@ def has_finished(run: RunDir) -> bool:
 
 
 def require_finished(run: RunDir) -> None:
-    """Refuse to start what comes after a run that has not finished.
-
-    Raises:
-        RunDirError: says how that run is, and what to resume first.
-    """
+    """Raise RunDirError, with the run's state and the command that resumes it, unless the run has finished."""
     if not has_finished(run):
         raise not_finished(run, read_end_state(run))
 
 
 def not_finished(run: RunDir, state: RunState | None) -> RunDirError:
-    """The error for a run that has ended otherwise, or not yet."""
+    """Return the error for a run that has ended otherwise, or not yet."""
     return RunDirError(
         "the run of job.depends_on must have finished before this one starts",
         seen=f"{run.path} is {state}" if state else f"{run.path} has not ended",

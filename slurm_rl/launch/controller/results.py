@@ -45,7 +45,7 @@ def _write(run: RunDir) -> None:
         return
     try:
         write_report(run)
-    except Exception as error:  # whatever is wrong with the report, the run ended as end.json says
+    except Exception as error:  # the outcome of the run stays
         cause = f"{type(error).__name__}: {error}"
         append_event(run, "report/failed", cause=cause)
         log_to_stderr(_explain(run, cause))

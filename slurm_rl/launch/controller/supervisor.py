@@ -1,7 +1,5 @@
 """Run a job from its start to its exit code: a controller, supervised by the first process of the batch step.
 
-The supervisor does nothing else, so that few faults can end it.
-
 When the process of the batch step ends, Slurm kills the srun below it, and srun's shepherd sends SIGKILL to the node
 agents, which then cannot clean their nodes. Therefore the controller is a child process. If the kernel or an operator
 kills it, its srun requests the agents to save and leave; the supervisor waits for them and starts a new controller,

@@ -21,11 +21,12 @@ from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
+from slurm_rl.run_dir.save_times import Measured
 
-# Agents that have not started by then (an image on its way) have no trainer that could save.
+# Agents that have not started by then (the image is being unpacked) have no trainer that could save.
 _LISTEN_S = 15.0
 _END_S = 30.0
-# Event -> the phase that it ends. Of several nodes the last one counts.
+# Event -> the phase that it ends; the last node counts.
 PHASES = {
     "attempt/started": "controller_s",
     "preflight/passed": "preflight_s",
@@ -39,7 +40,7 @@ _ASK_S = 60.0
 
 
 class AttemptWatch:
-    """One attempt, from the outside."""
+    """Watches one attempt from the controller."""
 
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: Nodes, allocation: Allocation) -> None:
         self.run_dir, self.attempt, self.nodes, self.num_agents = run, attempt, nodes, allocation.num_agents
@@ -49,7 +50,7 @@ class AttemptWatch:
         self.stopped_at: float | None = None
         self.late_at = time.monotonic() + plan.limits.start_timeout_s
         self.is_late = False
-        """Agents had not started when they should have, and the attempt was ended."""
+        """True if agents missed the start deadline and the attempt was ended."""
 
     def look(self, *, is_stopped: bool) -> None:
         self.phases.look()
@@ -57,17 +58,15 @@ class AttemptWatch:
         if is_stopped and not self.forwarded:
             self._forward_stop()
         elif time.monotonic() > self.late_at:
-            # An image that never comes starts no agent, who could look at the time; asked once.
             self.late_at = math.inf
             if not self._agents_listen():
                 self.is_late = True
                 self.nodes.terminate()
 
     def _forward_stop(self) -> None:
-        """SIGUSR2 to the agents: the head tells the trainer to save, the others stay until it has."""
+        """Send SIGUSR2 to the agents: the head's trainer saves, the others stay until it has."""
         self.stopped_at = self.stopped_at or time.monotonic()
         if self._agents_listen():
-            # Once: srun hands every signal on, and who has it already has nothing to learn.
             self.nodes.send_signal(signal.SIGUSR2)
         elif time.monotonic() > self.stopped_at + _LISTEN_S:
             self.nodes.terminate()
@@ -76,12 +75,12 @@ class AttemptWatch:
         self.forwarded = True
 
     def _agents_listen(self) -> bool:
-        """An agent writes its record when its handlers are set; before that a signal would kill it."""
+        """Return True if all agents have written their record, and so have signal handlers."""
         names = {path.name for path in self.attempt.path.iterdir()}
         return all(self.attempt.node(rank).name in names for rank in range(self.num_agents))
 
     def _look_for_dead_nodes(self) -> None:
-        """Tell the others when an agent died before the head was through: they would wait for Slurm to kill them."""
+        """Write abort.json if an agent died before the head's end: the others would wait until Slurm kills them."""
         log = self.attempt.log("srun")
         size = log.stat().st_size if log.is_file() else 0
         if size == self.srun_log_size or self.attempt.abort.is_file():
@@ -94,7 +93,7 @@ class AttemptWatch:
 
 
 def end_nodes(nodes: Nodes) -> None:
-    """End agents that nobody asks to save; whoever has not left in time is killed."""
+    """End agents without a save; kill them after a timeout."""
     nodes.terminate()
     if not comes_true(lambda: nodes.poll() is not None, _END_S):
         nodes.send_signal(signal.SIGKILL)
@@ -104,21 +103,17 @@ class PhaseWatch:
     """Follows the events of one attempt and writes `attempt/brought_up` once the trainer has started."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, granted_at: Callable[[], float | None]) -> None:
-        """Args:
-        granted_at: when the job got its nodes, in seconds since 1970; None when nobody knows.
-        """
         self.run_dir, self.attempt, self.granted_at = run, attempt, granted_at
         self.size, self.is_done = -1, False
 
     def look(self) -> None:
-        """Cheap when nothing has happened; call it while waiting for the nodes."""
+        """Check for new events; cheap without them."""
         if self.is_done or not self.run_dir.events.is_file():
             return
         size = self.run_dir.events.stat().st_size
         if size == self.size:
             return
         self.size = size
-        # From this attempt's start on.
         start = ("attempt/started", self.attempt.number)
         rows = read_rows(self.run_dir.events)
         events = list(itertools.dropwhile(lambda row: (row.get("kind"), row.get("attempt")) != start, rows))
@@ -128,7 +123,7 @@ class PhaseWatch:
             append_event(self.run_dir, "attempt/brought_up", attempt=self.attempt.number, **phases)
 
     def _zero(self, events: list[dict[str, Any]]) -> float:
-        """When the allocation began; a later attempt in it counts from its own start, as a local run does."""
+        """Return the start of the allocation for its first attempt, otherwise the start of the attempt."""
         own = float(events[0]["time"])
         is_first = self.attempt.number == 1 or self._follows_a_requeue()
         granted = self.granted_at() if is_first else None
@@ -141,7 +136,7 @@ class PhaseWatch:
 
 
 def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str, float]:
-    """Seconds from `zero` to the end of each phase.
+    """Return the seconds from `zero` to the end of each phase.
 
     >>> compute_phases([{"kind": "node/started", "time": 12.5}, {"kind": "node/started", "time": 13.0}], 10.0)
     {'agents_s': 3.0}
@@ -152,21 +147,22 @@ def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str
 
 
 class LimitWatch:
-    """Of one controller.
+    """Stops an attempt before the time limit, with a lead from measured saves.
 
     Args:
-        ask_s: seconds between two questions to the scheduler.
+        ask_s: interval of queries to the scheduler.
     """
 
     def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation, ask_s: float = _ASK_S) -> None:
         self.run_dir, self.limits, self.allocation, self.ask_s = run, plan.limits, allocation, ask_s
         self.lead_s: float = plan.limits.checkpoint_lead_s
+        self.measured: Measured | None = None
         self._ends_at: float | None = None
         self._asked = -math.inf
         self._learned = -math.inf
 
     def look(self) -> str | None:
-        """Why to stop now; None while there is time. Cheap: call it while waiting for the nodes."""
+        """Return the reason to stop now; None while there is time. Cheap."""
         now = time.monotonic()
         if self.limits.learns_lead and now >= self._learned + self.ask_s:
             self._learned = now
@@ -177,23 +173,21 @@ class LimitWatch:
             self._ask(now)
         if not self._is_time():
             return None
-        # Limits get extended, and an answer may be a minute old.
+        # An operator may have extended the limit in the last minute.
         self._ask(now)
         if not self._is_time():
             return None
-        append_event(self.run_dir, "job/stop_raised", lead_s=self.lead_s, measured=self.measured_words())
+        measured = asdict(self.measured) if self.measured and self.measured.lead_s else None
+        append_event(self.run_dir, "job/stop_raised", lead_s=self.lead_s, measured=measured)
         return "job.time_limit is near"
 
     def learn(self) -> None:
-        """The lead of what was measured so far, never below the planned one."""
+        """Set the lead from the measured saves, at least the planned one."""
         self.measured = learn_save_times(self.run_dir)
         self.lead_s = max(self.limits.checkpoint_lead_s, self.measured.lead_s or 0)
 
-    def measured_words(self) -> dict[str, float] | None:
-        return asdict(self.measured) if self.limits.learns_lead and self.measured.lead_s else None
-
     def _is_ours(self) -> bool:
-        """Nobody else keeps the limit, or would signal too late."""
+        """Return True if the scheduler sends no signal, or would send it too late."""
         return not self.allocation.signals_limit or self.lead_s > self.limits.checkpoint_lead_s
 
     def _ask(self, now: float) -> None:

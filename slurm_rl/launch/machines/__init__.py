@@ -1,1 +1,1 @@
-"""Machines without Slurm: what srun does for a run on Slurm, over TCP between `join` on each of them."""
+"""Machines without Slurm: the counterpart of srun, over TCP between the `join` processes of the machines."""

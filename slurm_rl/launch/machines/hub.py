@@ -33,7 +33,7 @@ _MIN_PENDING = 64
 
 
 class _StillHere(ConfigError):
-    """Its former connection is still open, or the machine was started twice."""
+    """The former connection of the machine is still open, or it was started twice."""
 
 
 @dataclass(eq=False)

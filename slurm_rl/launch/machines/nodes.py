@@ -33,7 +33,7 @@ class MachineNodes:
         self._outbox = Outbox(files_for_all(attempt))
         self.returncode: int = 1
         self.lost: list[str] = []
-        """Nodes whose machine disconnected."""
+        """Nodes with a disconnected machine."""
         self._ends: dict[int, int] = {}
         self._kill_at = self._ended_at = 0.0
         peers = [member.link.peer for _, member in sorted(hub.members.items())]
@@ -113,7 +113,7 @@ def files_for_all(attempt: AttemptDir) -> list[Path]:
 
 
 class Outbox:
-    """Files whose newest content is sent once."""
+    """Sends the newest content of files once."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths

@@ -55,7 +55,7 @@ class RayTrainer:
         self._write_record("running")
         argv = [*plan.driver_argv, "--attempt", str(attempt.number)]
         log = attempt.log("driver")
-        # In the session of the job, whose processes Ray signals. If the controller is killed, it saves and leaves.
+        # In the session of the job: Ray signals its processes. If the controller is killed, the trainer saves.
         leave = functools.partial(die_with_parent, signal.SIGUSR2, os.getpid())
         with log.open("wb") as out:
             try:

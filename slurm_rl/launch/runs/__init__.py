@@ -1,4 +1,4 @@
-"""What can be done with a run, for the verbs and for scripts alike: planned, checked, started, watched, ended.
+"""Functions on runs, for the CLI and for scripts: plan, check, start, watch, end.
 
-Nothing here prints, ends the process, or installs a signal handler; what is wrong is raised, see slurm_rl/errors.py.
+Nothing here prints, ends the process, or installs a signal handler; errors are raised, see slurm_rl/errors.py.
 """

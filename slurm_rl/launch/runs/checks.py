@@ -31,19 +31,19 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
 
 Tell = Callable[[str], object]
-"""Is given what the user should know of a run that is not refused, a line at a time."""
+"""Takes warnings and notes for the user, one line per call."""
 
 
 def check_submission(
     config: RunConfig, plan: JobPlan, directory: RunDir, tell: Tell, *, is_stage: bool = False
 ) -> None:
-    """All that `submit` refuses without a word to a cluster; nothing is written.
+    """Run the checks of `submit` that need no cluster; write nothing.
 
     Args:
-        is_stage: of a pipeline: the run of job.depends_on will be submitted before it.
+        is_stage: a stage of a pipeline: the run of job.depends_on will be submitted before it.
 
     Raises:
-        ConfigError, DataError: every refusal at once.
+        ConfigError, DataError: with all refusals.
     """
     place, image = (lambda: _check_place(directory)), (lambda: check_image_is_there(plan))
     _raise_all([place, *_checks_of_inputs(config, tell, is_stage=is_stage), image])
@@ -53,10 +53,10 @@ def check_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> None:
     """Check the model folder, the data files and the user's functions that this machine can see.
 
     Args:
-        is_new: else the run has its copies of the files with functions.
+        is_new: False if the run already has copies of the files with functions.
 
     Raises:
-        ConfigError, DataError: naming the field, the file and the line; of all that are wrong.
+        ConfigError, DataError: with field, file and line of all errors.
     """
     _raise_all(_checks_of_inputs(config, tell, is_new=is_new))
 
@@ -85,7 +85,7 @@ def _checks_of_inputs(
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
-    """Run all checks, then raise what they raised: one error as it is, several as one."""
+    """Run all checks, then raise their errors: a single one unchanged, several as one."""
     found: list[SlurmRLError] = []
     for check in checks:
         try:
@@ -100,7 +100,7 @@ def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
 
 
 def _check_place(directory: RunDir) -> None:
-    """Refuse a run directory that holds something, or that could not be made, as far as permissions tell."""
+    """Refuse a run directory that is not empty or cannot be created."""
     check_is_free(directory)
     parent = next(path for path in [directory.path, *directory.path.parents] if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
@@ -112,7 +112,7 @@ def _check_place(directory: RunDir) -> None:
 
 
 def _check_checkpoint_url(config: RunConfig) -> None:
-    """Look for the library behind the URL; nothing is connected to."""
+    """Check that the library of the URL is installed, without a connection."""
     if config.checkpoint.upload_url is None:
         return
     from slurm_rl.run_dir.filesystem import open_filesystem
@@ -121,7 +121,7 @@ def _check_checkpoint_url(config: RunConfig) -> None:
 
 
 def _check_after(config: RunConfig) -> None:
-    """Refuse to come after a run that is none, that will not finish, or that nobody would wait for."""
+    """Refuse a job.depends_on that is no run, will not finish, or has no queue to wait in."""
     if config.job.depends_on is None:
         return
     launcher, before = config.cluster.launcher, open_run(expand_user(config.job.depends_on))
@@ -164,7 +164,7 @@ def _check_model(config: RunConfig) -> None:
 
 
 def _check_classifier(config: RunConfig) -> None:
-    """Refuse a vision-language model from which a critic or a reward model would be built: these read text only."""
+    """Refuse a vision-language model as the base of a critic or a reward model, which read only text."""
     needs_critic = config.task == "grpo" and config.algorithm.needs_values
     if (needs_critic or config.task == "rm") and sees_images(config.model):
         wanted = "algorithm.advantage=gae trains a critic" if needs_critic else "task=rm trains a reward model"

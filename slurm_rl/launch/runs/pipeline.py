@@ -1,10 +1,10 @@
-"""Runs one after the other, from one file: each stage starts when the one before it has finished.
+"""Consecutive runs from one file: each stage starts when its predecessor has finished.
 
     sft: +exp=sft_tiny
     grpo: +exp=demo model=hf model.path={sft}/export
 
 A line is the name of a stage and its words, as behind `python -m slurm_rl`; `{sft}` is the directory of that stage.
-Below the pipeline's folder each stage is a run of that name, and the file lies beside them as pipeline.yaml.
+Each stage is a run of that name in the pipeline's folder, which also contains the file as pipeline.yaml.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Stage:
 
 
 def parse_stages(text: str, where: str) -> list[Stage]:
-    """The stages in their order.
+    """Return the stages in order.
 
     Raises:
-        ConfigError: names the stage, and what is wrong with it.
+        ConfigError: with the stage and the error.
 
     >>> parse_stages("sft: +exp=sft_tiny seed=1", "a.yaml")
     [Stage(name='sft', words=('+exp=sft_tiny', 'seed=1'))]
@@ -63,7 +63,7 @@ def _parse_stage(name: object, words: object, where: str) -> Stage:
 
 
 def place_stages(stages: Sequence[Stage], folder: Path, more: Sequence[str] = ()) -> list[list[str]]:
-    """The words of each stage's run.
+    """Return the words of each stage's run.
 
     Args:
         more: for all stages; they come last, and win.
@@ -96,7 +96,7 @@ def _fill_in(word: str, known: Mapping[str, Path], stage: Stage) -> str:
 
 
 def find_stages(folder: Path) -> list[RunDir]:
-    """The runs of a pipeline in their order; none where the folder is no pipeline."""
+    """Return the runs of a pipeline in order; empty if the folder is no pipeline."""
     file = folder / PIPELINE_FILE
     if not file.is_file():
         return []

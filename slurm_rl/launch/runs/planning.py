@@ -1,4 +1,4 @@
-"""From a config to the plan of a run, and to where the run will be."""
+"""Plan and run directory of a config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 
 def choose_directory(config: RunConfig) -> RunDir:
-    """`run_dir`, or <run_root>/<name>-<time>, with a number behind it when that is taken; nothing is written."""
+    """Return `run_dir`, or <run_root>/<name>-<time> with a number if it exists; write nothing."""
     if config.run_dir:
         return RunDir(config.run_dir)
     base = Path(config.cluster.run_root) / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -31,7 +31,7 @@ def choose_directory(config: RunConfig) -> RunDir:
 
 
 def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
-    """The plan of a run in this directory that is submitted from this process.
+    """Return the plan of a run in this directory that this process submits.
 
     Raises:
         ConfigError: a run directory with a control character, or a layout that is impossible.

@@ -1,4 +1,4 @@
-"""A run in Python: submit it, watch it, read its results. The verbs call the same functions."""
+"""Python API of a run: submit it, watch it, read its results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ WAIT_S = 7 * 24 * 3600.0
 
 
 def plan_run(config: RunConfig) -> JobPlan:
-    """Return the plan that `submit` would send; refuse what it would refuse, as far as this machine can check. Asks no
-    cluster and writes nothing.
+    """Return the plan that `submit` would send, after the checks that need no cluster. Writes nothing.
 
     `slurm_rl.plan.render.render_plan` renders it as text, `plan.to_json()` as plain data.
 
@@ -59,7 +58,7 @@ def submit(config: RunConfig) -> Run:
         The run; any later process opens it by its directory: `Run(path)`.
 
     Raises:
-        SlurmRLError: it is refused, by us or by the cluster, whose message is included; nothing is left of it.
+        SlurmRLError: it is refused, by us or by the cluster (with its message); no files remain.
     """
     _require_config("submit", config)
     notes: list[str] = []
@@ -69,7 +68,7 @@ def submit(config: RunConfig) -> Run:
 
 
 class Run:
-    """A run that was submitted, by whatever process; all it knows is in its directory and at its scheduler.
+    """A submitted run; its state is in its directory and at its scheduler.
 
     Args:
         path: the run directory.

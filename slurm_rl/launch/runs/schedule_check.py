@@ -22,7 +22,7 @@ _NUM_NAMED = 5
 
 
 def find_long_warmups(config: RunConfig, num_rows: int | None = None) -> Iterator[str]:
-    """Yield a warning for each schedule whose warmup ends with its steps or after them.
+    """Yield a warning for each schedule with a warmup of at least as many steps.
 
     Args:
         num_rows: training rows of a supervised task; None for GRPO.

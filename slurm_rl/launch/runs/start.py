@@ -1,4 +1,4 @@
-"""A new run, and one that goes on: every check, the run directory, then the job."""
+"""Start or resume a run: checks, run directory, job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 
 class Started(NamedTuple):
-    """A run whose job is on its way."""
+    """A run with a submitted job."""
 
     directory: RunDir
     plan: JobPlan
@@ -31,16 +31,16 @@ class Started(NamedTuple):
 def start_run(
     config: RunConfig, tell: Callable[[str], object], write_model: Callable[[Path], object] | None = None
 ) -> Started:
-    """Check all that can be checked before, write the run directory, start the job; returns at once.
+    """Run all checks, write the run directory, start the job, and return at once.
 
     Args:
-        tell: is given what the user should know of a run that is not refused, a line at a time.
+        tell: takes warnings and notes for the user, one line per call.
         write_model: called once every check has passed, with a folder in the run directory; writes the model of the run
             there. Until then model.path names a model of the same shape, for the checks.
 
     Raises:
         UnknownJobError: the job may be queued; the run directory stays.
-        SlurmRLError: it is refused, by us or in the cluster's own words; nothing is left of it.
+        SlurmRLError: it is refused, by us or by the cluster; no files remain.
     """
     directory = choose_directory(config)
     plan = plan_in(config, directory)
@@ -69,10 +69,10 @@ def _with_model(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -> list[RunDir]:
-    """The run directories of a pipeline, each checked when those before it are there; no job is started.
+    """Create the run directories of a pipeline, each checked after its predecessors exist; start no job.
 
     Raises:
-        SlurmRLError: one is refused; nothing is left of any.
+        SlurmRLError: one is refused; no files remain.
     """
     made: list[RunDir] = []
     try:
@@ -90,10 +90,10 @@ def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -
 
 
 def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
-    """Submit the same plan and code again; the trainer goes on from its newest checkpoint.
+    """Submit the same plan and code again; the trainer continues from its newest checkpoint.
 
     Raises:
-        SlurmRLError: the run is going, is another user's, or is refused by the cluster.
+        SlurmRLError: the run has not ended, belongs to another user, or is refused by the cluster.
     """
     plan = load_plan(require_own_run(directory))
     with held_to_resume(directory):
@@ -105,13 +105,10 @@ def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
 
 
 def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:
-    """Check the job's Python, ask the launcher whether it takes this job, and pass on what it says.
-
-    Returns:
-        The plan in the cluster's own words.
+    """Check the job's Python and let the launcher check the plan; return the plan as the cluster spells it.
 
     Raises:
-        ConfigError, SubmitError: the Python lacks a library, or the launcher refuses, in its own words.
+        ConfigError, SubmitError: the Python lacks a library, or the launcher refuses.
     """
     check_interpreter(plan, tell)
     plan, notes = open_launcher(plan.launcher).check(plan)

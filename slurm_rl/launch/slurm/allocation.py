@@ -1,13 +1,16 @@
-"""The nodes of a Slurm job, as the controller of its batch step asks them."""
+"""Allocation of a Slurm job, for the controller in its batch step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shlex
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError, SubmitError
@@ -26,28 +29,41 @@ from slurm_rl.launch.slurm.commands import (
     requeue,
 )
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue
-from slurm_rl.launch.slurm.guard import Guard
 from slurm_rl.launch.slurm.hosts import Hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
 from slurm_rl.launch.slurm.silent import STOPPED, settle_silent_tasks
-from slurm_rl.launch.slurm.srun import clean_nodes, start_slurm_agents, start_slurm_copy
+from slurm_rl.launch.slurm.srun import clean_nodes, srun_argv, start_slurm_agents, start_slurm_copy
+from slurm_rl.node.processes import start_child
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.run_dir.run_lock import LockHolder
 from slurm_rl.run_dir.run_secret import create_token
 
-# A restart of Slurm's controller, an upgrade of it even.
+# Time for a restart or an upgrade of Slurm's controller.
 _UNAVAILABLE_S = 900.0
 # Slurm ends this process once it has put the job back.
 _END_S = 90.0
-# Of a job that was submitted with --no-requeue, or made so by its site: there is nothing to wait for.
+# Message for jobs with --no-requeue, perhaps set by the site: waiting is useless.
 _FORBIDDEN = "operation is presently disabled"
+_CHECK_S = 10
+_SCRIPT = """
+while sleep {check_s}; do
+  # Empty while slurmctld does not answer.
+  nodes=$(squeue -h -t R -j {job} -o %N) && [ -n "$nodes" ] || continue
+  scontrol show hostnames "$nodes" | grep -qxF {host} && continue
+  # Slurm may have restarted the job elsewhere, while this step's node was away.
+  job=$(scontrol show job {job}) || continue
+  case "$job" in *" Restarts={restarts} "*) ;; *) exit 0;; esac
+  # This ends the step as well.
+  scontrol requeue {job} || scancel {job}
+done
+"""
 
 
 class SlurmAllocation(Allocation):
-    """See `Allocation`. Slurm's own notice is a signal, and it sees the exit status."""
+    """See `Allocation`."""
 
     signals_limit = True
 
@@ -195,3 +211,37 @@ def _requeue(run: RunDir, job_id: str, is_ended: IsStopped, exclude: Callable[[]
             break
     exclude()
     return None if comes_true(is_ended, _END_S) else refusal
+
+
+def render_guard(host: str, job_id: str, restarts: int) -> str:
+    """Return a shell script that requeues the job, or cancels it if requeues are forbidden, once `host` is not in it.
+
+    Args:
+        restarts: the script ends if the job has restarted since.
+    """
+    return _SCRIPT.format(job=shlex.quote(job_id), host=shlex.quote(host), restarts=restarts, check_s=_CHECK_S)
+
+
+class Guard:
+    """Restarts a job that has lost the node of its controller.
+
+    With spare nodes a job is --no-kill: Slurm removes a lost node and lets the others continue. If the lost node is
+    that of the batch step, no step is left to notice, so a process waits on another node, in a step that outlives its
+    srun.
+    """
+
+    def __init__(self, plan: JobPlan, job_id: str) -> None:
+        self.plan, self.job_id = plan, job_id
+        self._step: subprocess.Popen[bytes] | None = None
+
+    def keep(self, hosts: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        """Start the guard on the last of the other nodes, unless it runs already."""
+        own = env.get(NODE_VARIABLE, "")
+        others = [host for host in hosts if host != own]
+        is_running = self._step is not None and self._step.poll() is None
+        if is_running or not own or not others or not self.plan.sbatch.get("no-kill"):
+            return
+        restarts = int(env.get("SLURM_RESTART_COUNT", 0))
+        guard = ["--no-kill", "--output=none", "/bin/sh", "-c", render_guard(own, self.job_id, restarts)]
+        # srun ends its task at SIGTERM: when this process dies, its successor starts another guard.
+        self._step = start_child(srun_argv(self.plan, others[-1:], guard), env, log, signal.SIGTERM)

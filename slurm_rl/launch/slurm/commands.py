@@ -206,7 +206,7 @@ def note_in_comment(job_id: str | None, text: str) -> None:
 
 
 def find_by_script(path: str) -> dict[str, JobState]:
-    """Return id and state of the caller's jobs that have not ended and whose batch script is at or below `path`."""
+    """Return id and state of the caller's jobs that have not ended, with a batch script at or below `path`."""
     # The script comes last, since its name may contain any character but a line break.
     rows = (line.split("|", 2) for line in run_slurm(["squeue", "-h", "-r", "--me", "-o", "%i|%T|%o"]).splitlines())
     ours = (row for row in rows if len(row) == 3 and f"{row[2]}/".startswith(f"{path}/"))

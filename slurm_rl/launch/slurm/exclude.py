@@ -56,7 +56,7 @@ def exclude_at_requeue(run: RunDir, plan: JobPlan, job_id: str, found: Exclusion
 
 
 def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
-    """sbatch's options, and those for the run that must have finished first; the user's own dependency stays."""
+    """Return sbatch's options with a dependency on the run that must finish first; the user's own one stays."""
     before = None if after is None else RunDir(after)
     job = None if before is None or has_finished(before) else load_job(before)
     if job is None or not LAUNCHERS[job.launcher].is_queue:
@@ -66,7 +66,7 @@ def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
 
 
 def run_before(job: Job) -> RunDir | None:
-    """The run that a job which has not started waits for, or waited for in vain; None where there is none."""
+    """Return the unfinished run that a job without attempts depends on; None without one."""
     if job.run.attempt_numbers():
         return None
     after = read_json(job.run.plan).get("after")
@@ -74,5 +74,5 @@ def run_before(job: Job) -> RunDir | None:
 
 
 def explain_end(before: RunDir) -> str:
-    """Why a job never started."""
+    """Return why a job never started."""
     return str(not_finished(before, read_end_state(before)))

@@ -14,26 +14,22 @@ from slurm_rl.plan.step import StepPart
 
 @dataclass(frozen=True)
 class GrantedJob:
-    """The nodes of a running job, and what it may use on each of them."""
+    """Nodes and resources of a running job."""
 
     job_id: str
     num_nodes: int
     gpus_per_node: int
     cpus_per_node: int
-    """On the node that has least."""
+    """Minimum over the nodes."""
     num_restarts: int
-    """How often Slurm has started this job again."""
+    """Number of times Slurm has restarted this job."""
     partition: str | None
     account: str | None
     qos: str | None
 
 
 def read_allocation(env: Mapping[str, str]) -> GrantedJob:
-    """The allocation that `env` is the environment of.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the allocation with the environment `env`. Raises ConfigError outside of a job."""
     if "SLURM_JOB_ID" not in env or "SLURM_JOB_NUM_NODES" not in env:
         raise ConfigError(
             "`run-in-job` runs inside a Slurm job (SLURM_JOB_ID and SLURM_JOB_NUM_NODES are set)",
@@ -52,7 +48,7 @@ def read_allocation(env: Mapping[str, str]) -> GrantedJob:
 
 
 def parse_counts(text: str) -> list[int]:
-    """A number for each node, in Slurm's short form.
+    """Parse Slurm's compressed counts: one number per node.
 
     >>> parse_counts("72(x2),36")
     [72, 72, 36]
@@ -67,19 +63,19 @@ def parse_counts(text: str) -> list[int]:
 
 
 def _count_gpus(env: Mapping[str, str]) -> int:
-    # SLURM_GPUS_ON_NODE appears with --gres and --gpus-per-node; older Slurms set SLURM_JOB_GPUS alone.
+    # SLURM_GPUS_ON_NODE appears with --gres and --gpus-per-node; older versions set only SLURM_JOB_GPUS.
     if env.get("SLURM_GPUS_ON_NODE"):
         return int(env["SLURM_GPUS_ON_NODE"])
     return len([gpu for gpu in env.get("SLURM_JOB_GPUS", "").split(",") if gpu])
 
 
 def granted_hosts(env: Mapping[str, str]) -> list[str]:
-    """All nodes of the job, by component: in the order of the run's ranks where kinds of nodes have one each."""
+    """Return all nodes of the job by component, which is the order of ranks if node groups are components."""
     return [host for part in _granted_parts(env) for host in part.nodes]
 
 
 def split_hosts(plan: JobPlan, hosts: Sequence[str], env: Mapping[str, str]) -> list[StepPart]:
-    """These nodes of the job as srun takes them, with the cores that a step may have there."""
+    """Return these nodes of the job as parts of an srun, with the cores of a step there."""
     if "SLURM_HET_SIZE" not in env:
         return [StepPart(hosts, cpus=plan.cpus_per_node or env.get("SLURM_CPUS_ON_NODE"))]
     granted = {host: part for part in _granted_parts(env) for host in part.nodes}

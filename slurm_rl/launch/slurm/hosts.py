@@ -1,19 +1,28 @@
-"""Choose the nodes of the job on which the next attempt runs."""
+"""Choose the nodes of the job on which the next attempt runs, and the order of their ranks.
+
+Consecutive ranks communicate most: shards of one copy of the model, GPUs of one engine. Therefore nodes of one leaf
+switch, or of one block, get consecutive ranks. Surplus nodes are those with the fewest neighbours.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.launch.hooks import open_node_checks
+from slurm_rl.launch.slurm.command_line import run_slurm
 from slurm_rl.launch.slurm.granted import granted_hosts, split_hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
-from slurm_rl.launch.slurm.switches import order_by_topology, read_topology
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+
+Topology = Mapping[str, tuple[str, ...]]
+"""Host -> its switches or blocks, the largest first."""
 
 
 class Hosts:
@@ -116,3 +125,76 @@ class Hosts:
         lost = [host for host in self.fit if host in named or host in down]
         self.unfit |= dict.fromkeys(lost, "was lost")
         return lost
+
+
+def read_topology() -> Topology:
+    """Return the topology of the cluster; empty if Slurm has none or does not answer."""
+    try:
+        return parse_topology(run_slurm(["scontrol", "show", "topology"]))
+    except SlurmRLError:
+        return {}
+
+
+def parse_topology(output: str) -> dict[str, tuple[str, ...]]:
+    """Parse `scontrol show topology` of the plugins tree and block: a line for each switch or block.
+
+    >>> lines = "SwitchName=s1 Level=0 Nodes=n[1-2]\\nSwitchName=top Level=1 Nodes=n[1-3] Switches=s1\\n"
+    >>> parse_topology(lines)
+    {'n1': ('top', 's1'), 'n2': ('top', 's1'), 'n3': ('top',)}
+    """
+    groups: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = fields.get("SwitchName") or fields.get("BlockName") or fields.get("AggregatedBlock")
+        if name and fields.get("Nodes"):
+            groups[name] = unfold_hosts(fields["Nodes"])
+    ordered = sorted(groups, key=lambda name: -len(groups[name]))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in ordered:
+        for host in groups[name]:
+            found[host] = (*found.get(host, ()), name)
+    return found
+
+
+def order_by_topology(hosts: Sequence[str], topology: Topology) -> list[str]:
+    """Sort hosts so that neighbours are adjacent, full switches or blocks first; otherwise keep the order.
+
+    >>> topology = {"n1": ("b1",), "n2": ("b1",), "n3": ("b2",), "n4": ("b2",)}
+    >>> order_by_topology(["n1", "n3", "n4"], topology)
+    ['n3', 'n4', 'n1']
+    """
+    prefixes = {
+        host: [topology.get(host, ())[:end] for end in range(1, len(topology.get(host, ())) + 1)] for host in hosts
+    }
+    sizes = Counter(prefix for host in hosts for prefix in prefixes[host])
+    first: dict[tuple[str, ...], int] = {}
+    for place, host in enumerate(hosts):
+        for prefix in prefixes[host]:
+            first.setdefault(prefix, place)
+
+    def key(host: str) -> list[tuple[int, int]]:
+        return [*((-sizes[prefix], first[prefix]) for prefix in prefixes[host]), (0, hosts.index(host))]
+
+    return sorted(hosts, key=key)
+
+
+def unfold_hosts(short: str) -> list[str]:
+    """Expand a compressed node list without a Slurm command, for clusters of thousands of nodes.
+
+    >>> unfold_hosts("n[08-10,12],10.140.71.103,r[1-2]s[1-2]")
+    ['n08', 'n09', 'n10', 'n12', '10.140.71.103', 'r1s1', 'r1s2', 'r2s1', 'r2s2']
+    """
+    return [host for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", short) for host in _unfold(part)]
+
+
+def _unfold(part: str) -> list[str]:
+    found = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+    if found is None:
+        return [part]
+    numbers = [number for piece in found[2].split(",") for number in _count(piece)]
+    return [f"{found[1]}{number}{rest}" for number in numbers for rest in _unfold(found[3])]
+
+
+def _count(piece: str) -> list[str]:
+    first, _, last = piece.partition("-")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]

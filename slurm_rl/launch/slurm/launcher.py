@@ -1,4 +1,4 @@
-"""Slurm jobs: one squeue call queries them, a few calls end them, whatever their number."""
+"""Launcher for Slurm: one squeue call queries all jobs, a few calls end them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 _CANCEL_DEADLINE_S = 10.0
 _DEPENDENCY = "Dependency"
 """squeue's reason for a job that waits for another."""
-# Options that decide where a job may run; the rest is the batch job's own.
+# Options that decide where a job may run.
 _PROBE_OPTIONS = (
     *("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node"),
 )
@@ -59,7 +59,7 @@ class SlurmLauncher(Launcher):
         try:
             known = commands.query_jobs(job.job_id for job in jobs)
         except SlurmRLError as error:
-            # The run directory still has something to say, also on a machine without Slurm.
+            # The run directory may have a state, also on a machine without Slurm.
             return [RunState("unknown", str(error), error=error) for _ in jobs]
         return [_read_state(job, known.get(job.job_id)) for job in jobs]
 
@@ -84,7 +84,7 @@ class SlurmLauncher(Launcher):
         alive = [job for job in jobs if job.job_id in found and not found[job.job_id].state.is_ended]
         running = [job.job_id for job in alive if found[job.job_id].state == JobState.RUNNING]
         waiting = {job.job_id: job.run for job in alive if job.job_id not in running}
-        # First those that wait, or they would start on the nodes that the others leave.
+        # Pending jobs first, or they would start on the nodes of the others.
         commands.cancel(render_ids(waiting))
         # Signal only the controllers: they save first, for which KillWait of a plain scancel may be too short.
         commands.cancel(render_ids(running), signal="TERM")
@@ -92,7 +92,7 @@ class SlurmLauncher(Launcher):
         return len(alive)
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
-        # Of nodes of several kinds those of the first, where the head is.
+        # With several node groups the first one, which has the head.
         chosen = {name: plan.sbatch[name] for name in _PROBE_OPTIONS if name in plan.sbatch}
         minutes = max(1, round(timeout_s / 60))
         srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--mpi=none"]
@@ -158,23 +158,22 @@ def _record_cancelled(waiting: Mapping[str, RunDir]) -> None:
         found = commands.query_jobs(waiting)
     for job_id, run in waiting.items():
         job = found.get(job_id)
-        # Nodes mean that it had started after all; then its controller has the last word.
+        # With nodes it had started after all, and its controller writes the end.
         if job is None or (job.state == JobState.CANCELLED and not job.nodelist):
             record_end(run, "cancelled", EXIT_INTERRUPTED, "cancelled while it waited to start")
 
 
 def _cancel_states(jobs: Mapping[str, JobState]) -> list[str]:
-    """Ask these to save and end; their names."""
+    """Request these to save and end; return their names."""
     running = [job_id for job_id, state in jobs.items() if state == JobState.RUNNING]
     commands.cancel(render_ids(jobs.keys() - set(running)))
-    # Of SIGTERM Slurm's own process on the node writes a line into the job's log before it hands it on, and would wait
-    # for that file.
+    # On SIGTERM, slurmstepd first writes a line into the job's log, which may hang.
     commands.cancel(render_ids(running), signal="INT")
     return [f"Slurm job {job_id}" for job_id in sorted(jobs)]
 
 
 def render_ids(job_ids: Iterable[str]) -> list[str]:
-    """Ids as scancel takes them: the elements of an array in one word, which is one request to Slurm.
+    """Return ids for scancel: the elements of an array as one word, which is one request to Slurm.
 
     >>> render_ids(["7", "12_0", "12_1", "12_2", "12_9"])
     ['12_[0-2,9]', '7']

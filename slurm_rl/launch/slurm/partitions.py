@@ -1,4 +1,4 @@
-"""What the partitions of a cluster offer, from one sinfo, and a GPU type in the words of the cluster."""
+"""Resources of the partitions of a cluster, from one sinfo, and the cluster's spelling of a GPU type."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slurm_rl.config.job import parse_minutes
 from slurm_rl.launch.slurm.command_line import execute_slurm, run_slurm
 from slurm_rl.plan.sbatch import SbatchOptions
 
-# A slice of a GPU has the name of the whole in its own.
+# A MIG slice contains the name of the GPU.
 _SLICE = re.compile(r"\d+g\.\d+gb")
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a partition that are alike."""
+    """Equal nodes of a partition."""
 
     num_nodes: int
     cpus: int
     mem_mb: int
     gpus: dict[str, int] = field(default_factory=dict)
-    """Type -> GPUs a node; "" for GPUs to which the site gave no type."""
+    """Type -> GPUs per node; "" for GPUs without a type."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class PartitionInfo:
     name: str
     is_default: bool
     max_time_min: int | None
-    """None when there is no limit."""
+    """None without a limit."""
     groups: tuple[NodeGroup, ...]
 
 
 def partitions() -> list[PartitionInfo]:
-    """Every partition that this user may see, the default one first."""
+    """Return the partitions that this user may see, the default one first."""
     output = run_slurm(["sinfo", "-h", "-e", "-o", "%P|%l|%D|%c|%m|%G"])
     return parse_partitions(output)
 
 
 def nodes_out_of_service() -> list[str]:
-    """Nodes that take no jobs now: down, drained, failing, in maintenance."""
+    """Return nodes that take no jobs now: down, drained, failing, in maintenance."""
     return _nodes_in("down,drain,fail,maint,reserved,no_respond")
 
 
 def nodes_down() -> list[str]:
-    """Nodes that Slurm has given up, on which nothing can be started; a drained one still runs steps of its jobs."""
+    """Return lost nodes, on which no step can start; drained ones still run steps of their jobs."""
     return _nodes_in("down,no_respond")
 
 
@@ -73,13 +73,13 @@ _OUT_OF_SERVICE = re.compile(r"down|drain|fail|maint|unknown|no_respond|power|re
 
 
 def list_nodes(partition: str | None) -> dict[str, NodeLine]:
-    """Every node of a partition, or of several with commas between them; None: of all."""
+    """Return the nodes of one or more partitions (comma-separated), or of all."""
     where = ["-p", partition] if partition else []
     return parse_nodes(run_slurm(["sinfo", "-h", "-N", *where, "-o", "%N|%T|%c|%m|%G|%f"]))
 
 
 def parse_nodes(output: str) -> dict[str, NodeLine]:
-    """Read `sinfo -h -N -o '%N|%T|%c|%m|%G|%f'`.
+    """Parse `sinfo -h -N -o '%N|%T|%c|%m|%G|%f'`.
 
     >>> parse_nodes("n1|idle|4|12000|gpu:2|old\\nn2|down*|4|12000|gpu:2|old")["n2"]
     NodeLine(size='4|12000|gpu:2', features='old', is_in_service=False)
@@ -92,13 +92,13 @@ def parse_nodes(output: str) -> dict[str, NodeLine]:
 
 
 def boot_times(hosts: Sequence[str]) -> dict[str, float]:
-    """When nodes were booted, in seconds since 1970, of those of which Slurm says so."""
-    # It fails for a name that the cluster does not have, and tells of the others all the same.
+    """Return the boot times that Slurm reports, in seconds since 1970."""
+    # It fails for an unknown name, but reports the other nodes.
     return parse_boot_times(execute_slurm(["scontrol", "show", "node", ",".join(hosts)]).stdout) if hosts else {}
 
 
 def parse_boot_times(output: str) -> dict[str, float]:
-    """Read `scontrol show node`, whose times are local ones.
+    """Parse `scontrol show node`, which prints local times.
 
     >>> list(parse_boot_times("NodeName=n1 Arch=x86_64 BootTime=2026-11-22T08:57:21 SlurmdStartTime=None"))
     ['n1']
@@ -111,7 +111,7 @@ def parse_boot_times(output: str) -> dict[str, float]:
 
 
 def parse_partitions(output: str) -> list[PartitionInfo]:
-    """Read `sinfo -h -e -o '%P|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
+    """Parse `sinfo -h -e -o '%P|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
     lines = [line.split("|") for line in output.splitlines()]
     groups: dict[tuple[str, str], list[NodeGroup]] = {}
     for name, limit, num_nodes, cpus, mem_mb, gres in lines:
@@ -125,7 +125,7 @@ def parse_partitions(output: str) -> list[PartitionInfo]:
 
 
 def parse_limit(limit: str) -> int | None:
-    """Minutes of a partition's time limit; None when there is none.
+    """Return the minutes of a partition's time limit; None without one.
 
     >>> parse_limit("infinite"), parse_limit("2-00:00:00")
     (None, 2880)
@@ -134,9 +134,9 @@ def parse_limit(limit: str) -> int | None:
 
 
 def spell_gpus(options: SbatchOptions, chosen: Sequence[PartitionInfo]) -> SbatchOptions:
-    """Options of sbatch with each GPU type of --gres as these partitions spell it; as it was where they have none such.
+    """Return the options with the partitions' spelling of each GPU type in --gres, if they have it.
 
-    Slurm compares types letter by letter, and each site has its own.
+    Slurm compares types literally, and each site has its own spelling.
     """
     gres = str(options.get("gres", ""))
     offered = {kind for partition in chosen for group in partition.groups for kind in group.gpus if kind}
@@ -148,12 +148,12 @@ def spell_gpus(options: SbatchOptions, chosen: Sequence[PartitionInfo]) -> Sbatc
 
 
 def is_slice(kind: str) -> bool:
-    """Whether this type is a part of a GPU."""
+    """Return True for a part of a GPU."""
     return _SLICE.search(kind.lower()) is not None
 
 
 def find_spelling(asked: str, offered: Collection[str]) -> str | None:
-    """The one type that means the same; None when there is none, or several could be meant.
+    """Return the only type with the same meaning; None if there is none, or more than one.
 
     >>> find_spelling("h100", ["H100", "v100"]), find_spelling("h100", ["nvidia_h100_80gb_hbm3", "a100_3g.20gb"])
     ('H100', 'nvidia_h100_80gb_hbm3')

@@ -1,4 +1,4 @@
-"""Which files of a job lie where other nodes hardly see them: said at submit time, since only a guess is possible."""
+"""Warn of files of a job that other nodes probably do not see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def warn_of_local_paths(plan: JobPlan) -> list[str]:
-    """A line for each file that a job of this plan needs on every node and that is likely on this machine alone."""
+    """Return a warning for each file that every node needs and that is probably only on this machine."""
     wanted = {"the interpreter": plan.host_python, "the run directory": plan.run_dir}
     if plan.container["image"] is None and plan.python != plan.host_python:
         wanted["cluster.python"] = plan.python
@@ -28,7 +28,7 @@ def warn_of_local_paths(plan: JobPlan) -> list[str]:
 
 
 def read_mounts(lines: Iterable[str]) -> list[tuple[str, str]]:
-    r"""Mount point and type of each line of /proc/mounts, in which spaces are octal.
+    r"""Return mount point and type of each line of /proc/mounts, which has octal escapes.
 
     >>> read_mounts([r"tmpfs /a\040b tmpfs rw 0 0"])
     [('/a b', 'tmpfs')]
@@ -38,7 +38,7 @@ def read_mounts(lines: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def explain_local(path: str, mounts: Sequence[tuple[str, str]]) -> str | None:
-    """Why other nodes hardly see this absolute path; None where nothing says so.
+    """Return why other nodes probably do not see this absolute path; None without a reason.
 
     >>> mounts = [("/", "ext4"), ("/home", "nfs4"), ("/scratch", "tmpfs")]
     >>> explain_local("/tmp/venv/bin/python", mounts), explain_local("/home/me/venv/bin/python", mounts)
@@ -56,7 +56,7 @@ def explain_local(path: str, mounts: Sequence[tuple[str, str]]) -> str | None:
 
 
 def find_kind(path: str, mounts: Sequence[tuple[str, str]]) -> str:
-    """Type of the file system that this absolute path lies on; "" when no mount is above it."""
+    """Return the type of the file system of this absolute path; "" without a mount above it."""
     above = [(point, kind) for point, kind in mounts if PurePosixPath(path).is_relative_to(point)]
-    # Of two mounts on one point the later one is seen.
+    # The later one of two mounts on one point is visible.
     return max(enumerate(above), key=lambda item: (len(item[1][0]), item[0]), default=(0, ("", "")))[1][1]

@@ -25,9 +25,9 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 _CLEANING_S = 30.0
 _ANSWER_S = 15.0
-"""A node that boots again is there by then; who is silent for longer is as good as lost."""
+"""Time for a node to reboot; after that it counts as lost."""
 _PATIENCE_S = 10.0
-"""Agents that leave for one cause are through within seconds of each other."""
+"""Agents that leave for one cause end within seconds of each other."""
 _LOOK_S = 1.0
 _TRY_S = 3.0
 _THREADS = 32
@@ -36,7 +36,7 @@ _THREADS = 32
 def start_slurm_agents(
     plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
 ) -> AgentsStep:
-    """All node agents by one srun, whatever their number."""
+    """Start all node agents by one srun."""
     wrapped = wrap_agent(plan, attempt.number, job_key, own_user())
     step = build_nodes_step(plan, split_hosts(plan, nodes, os.environ), str(attempt.logs), wrapped)
     hosts = {HOSTS_VARIABLE: ",".join(nodes)}
@@ -48,7 +48,7 @@ def start_slurm_agents(
 def start_slurm_copy(
     plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes] | None:
-    """What copies the attempt to checkpoint.upload_url, on the first of its nodes that is up."""
+    """Start the copy of the attempt to checkpoint.upload_url, on the first of its nodes that is up."""
     reachable = _without_down(nodes)
     if not reachable:
         return None
@@ -59,12 +59,12 @@ def start_slurm_copy(
 
 
 def srun_argv(plan: JobPlan, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """srun of this command on these nodes, in the job around this process."""
+    """Return the srun of this command on these nodes, in the job around this process."""
     return build_srun(split_hosts(plan, nodes, os.environ), command)
 
 
 def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> tuple[str, str]:
-    """What the nodes printed, also of a step that is not through in time, and srun's last words."""
+    """Return the output of the nodes, even after a timeout, and srun's last messages."""
     try:
         done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=deadline_s)
         return done.stdout, done.stderr.strip()[-500:]
@@ -75,10 +75,10 @@ def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> 
 def clean_nodes(
     run: RunDir, plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], job_key: str, env: Mapping[str, str]
 ) -> list[str]:
-    """Clean the nodes that need it.
+    """Clean nodes after agents that died early.
 
     Args:
-        hosts: of the attempt, by rank.
+        hosts: hosts of the attempt, by rank.
 
     Returns:
         The hosts among them that did not answer.
@@ -104,7 +104,7 @@ def clean_nodes(
 
 
 def _without_down(hosts: Sequence[str]) -> list[str]:
-    """Since Slurm 23.02 an srun that names a lost node starts on no node at all."""
+    """Remove lost nodes: since Slurm 23.02 an srun with one of them starts on no node."""
     try:
         down = nodes_down()
     except SlurmRLError:
@@ -115,8 +115,8 @@ def _without_down(hosts: Sequence[str]) -> list[str]:
 class AgentsStep:
     """`Nodes` of a Slurm job.
 
-    When the head's agent has ended, so do the others. One whose node is gone never says so, and srun waits for it for
-    longer than KillWait (30 s by default): then srun is ended, and what is left of the agents is cleaned as ever.
+    After the head's agent has ended, the others end. srun waits for an agent on a lost node for longer than KillWait
+    (30 s by default), so it is killed after a while; the nodes are cleaned as after every lost agent.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One element of a job array: `python -m slurm_rl.launch.slurm.sweep_element <array folder>`.
 
-submitit writes a pickle per element after sbatch has returned: slow for a thousand elements on a shared file system, and
-too late for the first ones. Ours have a link.
+submitit writes a pickle per element after sbatch has returned: slow for a thousand elements on a shared file system,
+and too late for the first ones. Ours have a link.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From checked runs of a sweep to run directories that a job can start from, wherever it will run."""
+"""Create the run directories of a sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import expect_writable
 
-# A shared file system takes its time for each file, so many are under way at once.
+# Hides the latency of a shared file system.
 _NUM_WRITERS = 16
 
 Item = TypeVar("Item")
@@ -57,7 +57,7 @@ def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> 
 
 def _create_run(sweep: SweepDir, planned: PlannedRun) -> None:
     run = sweep.run(planned.index)
-    run.path.mkdir(mode=0o755)  # whoever may write it may replace the link to the code
+    run.path.mkdir(mode=0o755)  # write access would allow to replace the link to the code
     # Slurm opens each element's log in it and makes no folders.
     run.submitit.mkdir()
     run.code.symlink_to(os.path.relpath(sweep.code, run.path))
@@ -65,7 +65,7 @@ def _create_run(sweep: SweepDir, planned: PlannedRun) -> None:
 
 
 def remove_sweep(sweep: SweepDir, made: Iterable[Path]) -> None:
-    """Take back a sweep that was refused; nothing has run. `made` are the folders above it that are new."""
+    """Remove a refused sweep before anything has run, and the new folders `made` above it."""
     shutil.rmtree(sweep.path, ignore_errors=True)
     for folder in made:
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def remove_sweep(sweep: SweepDir, made: Iterable[Path]) -> None:
 
 
 def for_all(work: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Do what is mostly waiting for files, many at once; raises what one of them raises."""
+    """Run `work` on all items in threads, since it mostly waits for files; raise the first error."""
     with ThreadPoolExecutor(_NUM_WRITERS) as pool:
         for _ in pool.map(work, items):
             pass

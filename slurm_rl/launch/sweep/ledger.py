@@ -48,7 +48,7 @@ class SweepRun:
     index: int
     """Number of the run, and name of its directory."""
     overrides: tuple[str, ...]
-    """All that its config was composed of."""
+    """All overrides of its config."""
     array_job: str | None = None
     """Slurm's id of the array; null on this machine, and until Slurm has taken it."""
     array_index: int | None = None
@@ -63,7 +63,7 @@ class Ledger:
     metric: str
     """Metric that `status` ranks by and that a sweeper optimizes."""
     smallest_first: bool
-    """Whether less of the metric is better."""
+    """True if smaller values of the metric are better."""
     runs: tuple[SweepRun, ...] = ()
 
 
@@ -72,11 +72,7 @@ def save_ledger(sweep: SweepDir, ledger: Ledger) -> None:
 
 
 def load_ledger(sweep: SweepDir) -> Ledger:
-    """Read sweep.json.
-
-    Raises:
-        RunDirError: this is no sweep, or one of another version of slurm_rl.
-    """
+    """Read sweep.json. Raises RunDirError if this is no sweep, or one of another version of slurm_rl."""
     if not sweep.is_sweep:
         raise RunDirError(
             "a sweep directory holds sweep.json",
@@ -91,12 +87,12 @@ def load_ledger(sweep: SweepDir) -> Ledger:
 
 
 def runs_of(sweep: SweepDir) -> list[RunDir]:
-    """The run directories of a sweep, in order."""
+    """Return the run directories of a sweep in order."""
     return [sweep.run(run.index) for run in load_ledger(sweep).runs]
 
 
 def swept_overrides(runs: Sequence[SweepRun]) -> list[dict[str, str]]:
-    """Key -> value of each run, for the keys that are not the same in all runs.
+    """Return key -> value of each run, for the keys that differ between runs.
 
     >>> swept_overrides([SweepRun(0, ("+cluster=a", "optim.lr=1")), SweepRun(1, ("+cluster=a", "optim.lr=2"))])
     [{'optim.lr': '1'}, {'optim.lr': '2'}]

@@ -1,4 +1,4 @@
-"""Hydra's side of a sweep: its sweepers make the overrides, and our plugin in `hydra_plugins` hands them on.
+"""Hydra's part of a sweep: its sweepers generate the overrides, and our plugin in `hydra_plugins` passes them on.
 
 The configs of its runs are exactly Hydra's, at a fiftieth of its time. Hydra composes in two steps: a defaults list
 from the choices of groups, then values set on the result, one override after the other. The runs of a sweep share most
@@ -31,14 +31,14 @@ from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.run_dir.io_errors import annotate_path
 
 Outcome = float | SlurmRLError | None
-"""The value of a run, or why it has none; None where nobody waits for it."""
+"""The value of a run, or the reason without one; None if the sweeper needs no values."""
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 RunBatch = Callable[[list[list[str]], bool], Sequence[Outcome]]
 """Runs a batch of overrides; waits for the outcomes when the second argument is true."""
 Signature = tuple[str, ...]
-"""What a composed tree depends on, the plain values aside."""
+"""Key of a composed tree: overrides without plain values."""
 PlainValues = list[tuple[str, Any]]
-"""Dotted keys and what they are set to, in the order of the words."""
+"""Dotted keys and their values, in the order of the words."""
 
 
 def compose_sweep(overrides: Sequence[str], extra: Sequence[str]) -> DictConfig:
@@ -67,13 +67,13 @@ def run_sweeper(config: DictConfig, folder: Path, run_batch: RunBatch) -> None:
     """Let the sweeper of `config` sweep, with files of its own in `folder`.
 
     Hydra's basic sweeper needs no values: its batches are run as one after it is done, so that all configs are
-    checked before anything is submitted, and nobody waits. Any other sweeper gets the outcomes of each batch.
+    checked before anything is submitted. Any other sweeper gets the outcomes of each batch.
     """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(folder)
-    # By name: the scan for plugins imports their classes again, so isinstance would be wrong.
+    # Compared by name, since the scan for plugins imports their classes again.
     needs_values = config.hydra.sweeper["_target_"] != BASIC_SWEEPER
     collected: list[list[str]] = []
 
@@ -88,7 +88,7 @@ def run_sweeper(config: DictConfig, folder: Path, run_batch: RunBatch) -> None:
         callbacks.on_multirun_start(config=config, config_name="config")
         context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=launch)
-        # We check every config, and more of it; Hydra's check alone takes minutes for a thousand.
+        # Ours checks every config; Hydra's check takes minutes for a thousand.
         sweeper.validate_batch_is_legal = lambda batch: None
         with annotate_path(folder):  # Hydra writes a file of its own there
             sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
@@ -163,7 +163,7 @@ class Composer:
 
 
 def find_interpolations(tree: object) -> list[str]:
-    """All texts of an unresolved tree that may refer to other keys.
+    """Return all texts of an unresolved tree that may refer to other keys.
 
     >>> find_interpolations({"a": {"b": "${c.d}/x"}, "e": [1, "y"]})
     ['${c.d}/x']
@@ -176,13 +176,13 @@ def find_interpolations(tree: object) -> list[str]:
 
 
 def is_plain(override: Override, interpolations: Iterable[str]) -> bool:
-    """Whether its value can be set in a resolved tree, in which another value of its key stands."""
+    """Return True if the value can replace another value of its key in a resolved tree."""
     if override.is_delete() or override.package is not None:
         return False
     value = override.value()
     if not (value is None or isinstance(value, (bool, int, float, str))):
         return False
-    # A reference, an escape, or the word for what is missing: OmegaConf's own.
+    # OmegaConf interprets references, escapes and the mark of missing values.
     if isinstance(value, str) and any(mark in value for mark in ("$", "\\", "???")):
         return False
     # ${.lr} and ${optim} speak of optim.lr, too.
@@ -190,7 +190,7 @@ def is_plain(override: Override, interpolations: Iterable[str]) -> bool:
 
 
 def sign(overrides: Sequence[Override], interpolations: Sequence[str]) -> tuple[Signature, PlainValues]:
-    """What the tree of these overrides depends on, and the plain values in it, in order."""
+    """Return the signature of these overrides, and their plain values in order."""
     lines = [override.input_line or "" for override in overrides]
     texts = [*interpolations, *(line for line in lines if "$" in line)]
     plain = [is_plain(override, texts) for override in overrides]
@@ -203,7 +203,7 @@ def sign(overrides: Sequence[Override], interpolations: Sequence[str]) -> tuple[
 
 
 def set_values(tree: Any, values: PlainValues) -> bool:
-    """Set dotted keys that stand in the tree with plain values; False where one does not."""
+    """Set existing dotted keys of the tree; return False if one does not exist."""
     for key, value in values:
         *path, name = key.split(".")
         section = tree

@@ -9,7 +9,7 @@ from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 
 def load_plan(run: RunDir) -> JobPlan:
-    """plan.json; micro-batches are smaller once the run was out of memory (see launch/controller/memory.py)."""
+    """plan.json; micro-batches are smaller once the run was out of memory (see launch/controller/ends.py)."""
     plan = JobPlan.from_json(read_json(run.plan))
     if not run.remedy.is_file():
         return plan

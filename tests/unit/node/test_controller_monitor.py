@@ -11,7 +11,7 @@ import pytest
 
 from slurm_rl.cli.status import render_status
 from slurm_rl.launch.controller.record import RunState, record_job
-from slurm_rl.node.controller_monitor import SILENCE_S, ControllerMonitor
+from slurm_rl.node.node_state import SILENCE_S, ControllerMonitor
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.run_dir.jsonl import read_rows

@@ -17,7 +17,7 @@ from slurm_rl.errors import TrainingError
 from slurm_rl.launch.controller.allocation import IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd, decide
 from slurm_rl.launch.controller.controller import Controller
-from slurm_rl.launch.controller.memory import remedy_memory
+from slurm_rl.launch.controller.ends import remedy_memory
 from slurm_rl.node.oom import (
     KERNEL,
     RanOut,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.launch.slurm.guard import render_guard
+from slurm_rl.launch.slurm.allocation import render_guard
 
 # squeue prints the file `nodes`; other commands are recorded in `commands`.
 SLURM = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.launch.slurm.switches import order_by_topology, parse_topology, unfold_hosts
+from slurm_rl.launch.slurm.hosts import order_by_topology, parse_topology, unfold_hosts
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "scontrol-show-topology.txt"
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import ast
 import re
 
-from slurm_rl.run_dir.event_phrases import PHRASES
-from slurm_rl.run_dir.event_text import describe_event, read_events, render_event
+from slurm_rl.run_dir.event_text import PHRASES, describe_event, read_events, render_event
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.lock import ROOT
 
