@@ -68,7 +68,7 @@ def find_open_job(run: RunDir) -> Job | None:
     """Return the job if only the launcher knows its state; None if the run directory has it."""
     job, end = load_job(run), read_end_state(run)
     # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
-    is_open = end is None or (end.word == "interrupted" and job is not None and open_launcher(job.launcher).requeues)
+    is_open = end is None or (end.word == "interrupted" and job is not None and LAUNCHERS[job.launcher].is_queue)
     return job if is_open else None
 
 
@@ -95,11 +95,7 @@ def read_states(runs: Sequence[RunDir]) -> list[RunState]:
 
 
 def cancel_runs(runs: Iterable[RunDir]) -> int:
-    """Request runs to save and end; return how many had not ended.
-
-    Raises:
-        RunDirError: the controller of one is, or was, a process of another machine.
-    """
+    """Request runs to save and end; return the number of live ones. Raises RunDirError on another machine."""
     return sum(open_launcher(name).cancel(jobs) for name, jobs in _by_launcher(runs).items())
 
 
@@ -121,11 +117,7 @@ def cancel_by_number(job_id: str) -> list[str]:
 
 
 def read_far_log(run: RunDir) -> str | None:
-    """Return the log of a run with files on another machine; None if they are here.
-
-    Raises:
-        SlurmRLError: its cluster does not answer.
-    """
+    """Return the log of a run with files on another machine, else None. Raises SlurmRLError if it is down."""
     job = load_job(run)
     return None if job is None or run.attempt_numbers() else open_launcher(job.launcher).read_log(job)
 
@@ -166,11 +158,7 @@ def count_states(states: Iterable[RunState]) -> str:
 def wait_for_runs(
     runs: Sequence[RunDir], tell: Callable[[str], object] = lambda text: None, *, timeout_s: float = math.inf
 ) -> list[RunState]:
-    """Wait until every run has ended; `tell` is called with each change.
-
-    Raises:
-        WaitError: some have not ended after `timeout_s`; has their states.
-    """
+    """Wait for the end of all runs; call `tell` with each change. Raises WaitError after `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     last, pause = "", _FIRST_POLL_S
     while True:

@@ -30,9 +30,6 @@ class Submitted:
 class Launcher(Protocol):
     """Submits, queries and cancels runs from the user's machine. The defaults fit a launcher without a queue."""
 
-    requeues: bool = False
-    """True if a job that ended may start again by itself."""
-
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
         """Check that the cluster accepts this plan, before anything is written or queued.
 
@@ -70,11 +67,7 @@ class Launcher(Protocol):
         return None
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
-        """Return the command that runs `wrapped` like the run's agent, on one node or as one task on each of several.
-
-        Raises:
-            ConfigError: the launcher has no nodes of its own.
-        """
+        """Return the command of `wrapped` on nodes, like an agent. Raises ConfigError if nodes are not ours."""
 
 
 def load_entry() -> Callable[[str], int]:

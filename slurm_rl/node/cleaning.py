@@ -30,11 +30,7 @@ _CLEANUP_S = 20.0
 def clean_node(
     run: RunDir, plan: JobPlan, attempt: int, job_key: str, *, rank: int, cleanup: Sequence[str] = ()
 ) -> None:
-    """End the processes of this rank's agent on this node, and remove its files.
-
-    Args:
-        cleanup: command that ends the container, where it may outlive its client.
-    """
+    """End the processes of this rank's agent, run the container's `cleanup` command, and remove its files."""
     _end_agent(run, attempt, rank)
     if cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

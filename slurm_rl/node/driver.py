@@ -28,11 +28,7 @@ def start_driver(plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> 
 
 
 def may_signal(pid: int, asked_at: float) -> bool:
-    """Return whether SIGUSR2 may be sent: before the trainer has a handler, it would kill it.
-
-    Args:
-        asked_at: time.monotonic() of the stop request.
-    """
+    """Return whether the trainer handles SIGUSR2, or has had HANDLER_S since `asked_at` (time.monotonic())."""
     return catches(pid, signal.SIGUSR2) or time.monotonic() > asked_at + HANDLER_S
 
 

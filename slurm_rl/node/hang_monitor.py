@@ -87,11 +87,7 @@ class HangMonitor:
         self._stragglers: set[str] = set()
 
     def check(self, now: float | None = None) -> None:
-        """Check the heartbeats every few seconds; to be called in the agent's loop.
-
-        Raises:
-            TrainingError: a rank hangs.
-        """
+        """Check the heartbeats every few seconds, in the loop of the agent. Raises TrainingError if a rank hangs."""
         now = time.monotonic() if now is None else now
         if now < self._check_at:
             return

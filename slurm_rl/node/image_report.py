@@ -26,11 +26,7 @@ _NVIDIA_DRIVER, _AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/mo
 
 
 def collect_report(more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the host and the versions of Python, packages, torch's build, NCCL or RCCL, and driver; null if absent.
-
-    Args:
-        more: names of further distributions.
-    """
+    """Return the host and the versions of Python, packages (also of `more`), torch build, NCCL and driver."""
     torch = _torch_build()
     versions = {
         **{name: _version(name) for name in more},

@@ -41,11 +41,7 @@ def _address_of(name: str) -> str | None:
 
 
 def listen_at(address: str, port: int) -> socket.socket | None:
-    """Return a socket that listens on this address only; None for a name, or an address that is not local (NAT).
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Return a socket that listens on this address only; None for a name, or an address that is not local (NAT)."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=_BACKLOG)

@@ -127,11 +127,7 @@ def find_busy(ports: Iterable[int]) -> list[int]:
 
 
 def choose_ports(job_key: str, attempt: int, tries: int = NUM_BLOCKS) -> PortPlan:
-    """Return the first free candidate block and reserve it until this process ends.
-
-    Raises:
-        BringUpError: all candidates had a busy port.
-    """
+    """Return the first free block, reserved until this process ends. Raises BringUpError without one."""
     report = []
     for candidate in range(tries):
         plan = derive_port_block(job_key, attempt, candidate)

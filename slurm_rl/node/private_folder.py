@@ -32,11 +32,7 @@ _REMOVE_POLL_S = 0.02
 
 
 def make_private_folder(path: Path) -> None:
-    """Create `path` for this user only, or use the existing one.
-
-    Raises:
-        BringUpError: another user created it first, or could replace it.
-    """
+    """Create `path` for this user only, or reuse it. Raises BringUpError if it is another user's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parent = path.parent.stat()
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
@@ -119,12 +115,7 @@ def tmp_stem(plan: JobPlan) -> str:
 
 
 def remove_tmp_dirs(plan: JobPlan, attempt: int | None = None, *, before: int | None = None) -> None:
-    """Remove the run's folders on this machine, after its processes here have ended.
-
-    Args:
-        attempt: only of this attempt.
-        before: only of earlier attempts than this one, which Slurm killed before they could clean up.
-    """
+    """Remove the run's folders on this machine: all, of one attempt, or of attempts `before` one."""
     for path in Path(plan.tmp_root).glob(f"{tmp_stem(plan)}*"):
         number = path.name.removeprefix(tmp_stem(plan)).partition("-")[0]
         if number.isdigit() and attempt in (None, int(number)) and (before is None or int(number) < before):

@@ -71,12 +71,7 @@ def has_ended(process: subprocess.Popen[bytes] | None) -> bool:
 
 
 def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_signal: int) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, which a terminal's Ctrl-C does not reach.
-
-    Args:
-        log: its output is appended there.
-        death_signal: signal that it gets when this process dies.
-    """
+    """Start a process in its own session, with output appended to `log` and a signal if this process dies."""
     with log.open("ab") as out:
         return subprocess.Popen(
             argv,

@@ -30,11 +30,7 @@ OTHER_COMMANDS: Final = ("ray.util.state.state_cli", "ray.dashboard.modules.job.
 def with_timeout(
     get_node: Callable[..., Any], find_end: Callable[[], int | None], timeout_s: float
 ) -> Callable[..., Any]:
-    """Return `get_node` with retries until the deadline; SystemExit if the raylet has ended.
-
-    Args:
-        find_end: returns the exit status of the raylet, or None while it runs.
-    """
+    """Return `get_node` with retries until the deadline; exit if `find_end` returns a status of the raylet."""
     deadline = time.monotonic() + timeout_s
 
     def get(*args: Any) -> Any:

@@ -38,12 +38,7 @@ def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
 
 
 def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool]) -> HeadRecord:
-    """Wait for the head's record.
-
-    Args:
-        deadline: by time.monotonic().
-        should_stop: polled; if true, BringUpError is raised.
-    """
+    """Wait for the head's record until `deadline` (time.monotonic()) or `should_stop`; then BringUpError."""
     while True:
         # Listing the folder: NFS caches that a file is missing.
         if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:

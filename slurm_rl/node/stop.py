@@ -69,11 +69,7 @@ class StopFlag:
 def run_to_outcome(
     run: RunDir, attempt: AttemptDir, train: Callable[[RunDir, AttemptDir], None], *, writes: bool = True
 ) -> int:
-    """Run `train` and return the exit status.
-
-    Args:
-        writes: whether this process is the one of the trainer's that writes outcome.json and events.
-    """
+    """Run `train` and return the exit status; the process that `writes` also writes outcome.json and events."""
 
     from slurm_rl.node.oom import RanOut, is_out_of_memory, note_out_of_memory
 

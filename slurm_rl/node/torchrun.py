@@ -115,12 +115,7 @@ def judge_torchrun(
 
 
 def run_torchrun(node: NodeState, ports: PortPlan, env: dict[str, str], deadline: float, num_ranks: int) -> int:
-    """Run the ranks of this node; return the exit status, 0 if the node ends because the head has ended.
-
-    Args:
-        deadline: time.monotonic() by which bring-up must be over.
-        num_ranks: ranks of this node.
-    """
+    """Run the ranks of this node; return the exit status, 0 if the node ends because the head has ended."""
     plan, attempt, role = node.plan, node.attempt, node.role
     head = _meet(node, ports, deadline)
     rendezvous = Rendezvous(head.ip, head.port, plan.limits.start_timeout_s)

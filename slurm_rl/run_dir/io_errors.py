@@ -96,11 +96,7 @@ def describe_disk(path: Path) -> str:
 
 
 def reserve_space(path: Path) -> None:
-    """Write a file of 1 MiB. A run deletes it on a full disk to make space for its last messages.
-
-    Raises:
-        OSError: the disk has less than 1 MiB free.
-    """
+    """Write a file of 1 MiB, which a run deletes on a full disk to make space for its last messages."""
     if path.is_file() and path.stat().st_size == _RESERVE_BYTES:
         return
     try:

@@ -112,21 +112,20 @@ def find_damaged(path: Path) -> list[int]:
 
 
 def read_last_rows(path: Path, num_bytes: int) -> list[Row]:
-    """The rows that lie whole in the last `num_bytes` of the file."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
-            # The first piece may be the rest of a line, the last one the begin of one.
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [row for row in map(parse_row, lines) if row is not None]
+    """Return the complete rows in the last `num_bytes` of the file."""
+    return _read_part(path, num_bytes, from_end=True)
 
 
 def read_first_rows(path: Path, num_bytes: int) -> list[Row]:
-    """The rows that lie whole in the first `num_bytes` of the file."""
+    """Return the complete rows in the first `num_bytes` of the file."""
+    return _read_part(path, num_bytes, from_end=False)
+
+
+def _read_part(path: Path, num_bytes: int, *, from_end: bool) -> list[Row]:
     try:
         with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes) if from_end else 0)
+            # The first piece may be the rest of a line, the last one the start of one.
             lines = file.read(num_bytes).split(b"\n")[:-1]
     except FileNotFoundError:
         return []

@@ -192,11 +192,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """The same of bytes.
-
-    Raises:
-        OSError: it cannot be written; it names the path.
-    """
+    """The same of bytes. Raises OSError: it cannot be written; it names the path."""
     with annotate_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -18,11 +18,7 @@ _LEAST_LENGTH = 16
 
 
 def token_from_environment(env: Mapping[str, str]) -> str | None:
-    """None where the variable is not set.
-
-    Raises:
-        ConfigError: it is too short to be a secret.
-    """
+    """None where the variable is not set. Raises ConfigError: it is too short to be a secret."""
     value = env.get(TOKEN_VARIABLE, "").strip()
     if value and len(value) < _LEAST_LENGTH:
         raise ConfigError(

@@ -81,18 +81,10 @@ class Allocation(Protocol):
         return {}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
-        """Choose and check nodes, then start their agents; return None if `is_stopped` becomes true.
-
-        Raises:
-            SlurmRLError: too few healthy nodes; the message has the cause.
-        """
+        """Check nodes and start their agents; return None if `is_stopped`. Raises SlurmRLError if too few are fit."""
 
     def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
-        """Write a record with the cause for agents that wrote none.
-
-        Args:
-            is_late: the agents were ended because they did not start in time.
-        """
+        """Write a record with the cause for agents without one; `is_late`: they missed the start deadline."""
         return
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
@@ -100,11 +92,7 @@ class Allocation(Protocol):
         return end
 
     def start_copy(self, attempt: AttemptDir) -> Nodes | None:
-        """Start `wrap_copy` as a process; return None without a machine for it.
-
-        Raises:
-            SlurmRLError, OSError: the process cannot start.
-        """
+        """Start `wrap_copy`; return None without a machine. Raises SlurmRLError or OSError if it fails."""
         return None
 
     def granted_at(self) -> float | None:

@@ -56,11 +56,7 @@ def decide(
     max_failures: int,
     has_nodes: bool = True,
 ) -> Decision:
-    """Decide after the last of `ends`, all attempts of this job, oldest first.
-
-    Args:
-        has_nodes: the allocation still has enough healthy nodes for the run.
-    """
+    """Decide after the last of `ends`, all attempts of this job, oldest first."""
     last = ends[-1]
     if last.outcome == "finished":
         return "finish"

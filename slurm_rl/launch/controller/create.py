@@ -99,11 +99,7 @@ def snapshot_environment(run: RunDir) -> dict[str, str]:
 
 
 def check_is_free(run: RunDir, *, again: bool = False) -> None:
-    """Refuse a directory with anything in it.
-
-    Args:
-        again: accept an incomplete run directory of the own job.
-    """
+    """Refuse a directory with anything in it; with `again`, accept an incomplete one of the own job."""
     if run.plan.exists():
         raise RunDirError(
             "run_dir must not hold another run",

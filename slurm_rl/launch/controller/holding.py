@@ -29,11 +29,7 @@ def hold(
     *,
     then: str = "then resume",
 ) -> RunLock:
-    """Acquire the lock of a run. Raises LeaseError if it has a live owner, RunDirError if it cannot be written.
-
-    Args:
-        then: next action of the user once the run directory is writable.
-    """
+    """Acquire the lock of a run; `then` is the next action if it is not writable. Raises LeaseError, RunDirError."""
     with expect_writable(run.path, then):
         return acquire(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=log_to_stderr)
 

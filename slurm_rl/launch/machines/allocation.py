@@ -98,11 +98,7 @@ class MachineAllocation(HereAllocation):
 
 
 def why_run_dir_must_be_shared(plan: JobPlan, *, builds_model: bool) -> str | None:
-    """Return which access of another node than the head needs the run directory; None without any.
-
-    Args:
-        builds_model: the model is in the run directory.
-    """
+    """Return which process outside the head needs the run directory (`builds_model`: it has the model)."""
     elsewhere = [actor for actor in plan.actors if actor.node > 0]
     trained = [actor for actor in elsewhere if actor.role != "rollout"]
     if trained:

@@ -122,11 +122,7 @@ def _read_state(job: Job) -> RunState:
 
 
 def explain_entrypoint(run: RunDir, message: str, exit_code: int) -> str | None:
-    """Return why a job ended before it had a run directory on the cluster; None if it had one.
-
-    Args:
-        message: Ray's message, which ends with the last output of the job.
-    """
+    """Return why a job ended before it had a run directory, from the end of its output; else None."""
     lines = choose_telling(message.splitlines())
     if exit_code == EXIT_BAD_INPUT and lines and lines[-1].startswith(OURS):
         return lines[-1].removeprefix(OURS)

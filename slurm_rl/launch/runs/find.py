@@ -25,11 +25,7 @@ _MAX_ENTRIES = 100
 
 
 def open_run(path: str | os.PathLike[str]) -> RunDir:
-    """Return the run in directory `path`.
-
-    Raises:
-        ConfigError, RunDirError: `path` is not a run; the message suggests a similar one.
-    """
+    """Return the run in directory `path`. Raises RunDirError, which suggests a similar one."""
     run = RunDir(parse_path(os.fspath(path)))
     if not run.plan.is_file():
         raise _no_run(run.path, os.fspath(path))
@@ -37,11 +33,7 @@ def open_run(path: str | os.PathLike[str]) -> RunDir:
 
 
 def parse_path(word: str) -> Path:
-    """Return `word` as a path, which need not exist.
-
-    Raises:
-        ConfigError: the path is too long or invalid for this machine, or not accessible.
-    """
+    """Return `word` as a path, which need not exist. Raises ConfigError if it is invalid here."""
     if not word:
         raise ConfigError("a path must not be empty", seen=repr(word), action="name a folder")
     try:
@@ -57,11 +49,7 @@ def parse_path(word: str) -> Path:
 
 
 def load_plan(run: RunDir) -> JobPlan:
-    """Load the plan of a run.
-
-    Raises:
-        RunDirError: this version cannot read plan.json.
-    """
+    """Load the plan of a run. Raises RunDirError: this version cannot read plan.json."""
     try:
         return JobPlan.from_json(read_json(run.plan))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -103,11 +91,7 @@ class Submission:
 
 
 def state_file() -> Path:
-    """Return the path of the file.
-
-    Raises:
-        ConfigError: the user has no home directory.
-    """
+    """Return the path of the file. Raises ConfigError: the user has no home directory."""
     base = os.environ.get("XDG_STATE_HOME")
     folder = Path(base) if base else expand_user("~/.local/state")
     return folder.absolute() / "slurm_rl" / "submissions.json"

@@ -51,11 +51,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(field: str, folder: Path) -> None:
-    """Refuse unusable weights: git-lfs pointers, missing shards, pickles without safetensors.
-
-    Raises:
-        ConfigError: names the files.
-    """
+    """Refuse git-lfs pointers, missing shards, and pickles without safetensors."""
     if pointers := [file.name for file in sorted(folder.iterdir()) if _is_pointer(file)]:
         raise ConfigError(
             f"{field} has git-lfs pointers in place of files",
@@ -96,11 +92,7 @@ _TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 
 def check_lora_targets(model: ModelConfig) -> None:
-    """Refuse a model without linear layers and targets that are not linear layers, as far as its weights are here.
-
-    Raises:
-        ConfigError: names the targets that exist.
-    """
+    """Refuse targets that are no linear layers, if the weights are on this machine."""
     if model.lora is None:
         return
     known = set(_TINY) if model.path is None else read_linear_names(expand_user(model.path))
@@ -131,11 +123,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def check_same_model(field: str, weights: str | None, model: ModelConfig) -> None:
-    """Refuse weights with other shapes than the model, as far as this machine sees both.
-
-    Raises:
-        ConfigError: gives both shapes.
-    """
+    """Refuse weights with other shapes than the model, as far as this machine sees both."""
     found = {} if weights is None else read_shapes(expand_user(weights))
     wanted = _expected(model)
     # Some models have names of their own once they are loaded; the trainer compares those, too.

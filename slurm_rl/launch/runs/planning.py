@@ -31,11 +31,7 @@ def choose_directory(config: RunConfig) -> RunDir:
 
 
 def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
-    """Return the plan of a run in this directory that this process submits.
-
-    Raises:
-        ConfigError: a run directory with a control character, or a layout that is impossible.
-    """
+    """Return the plan of a run in this directory. Raises ConfigError for an impossible layout."""
     path = str(run.path)
     parse_path(path)
     # No file format or log line on the way could hold it.

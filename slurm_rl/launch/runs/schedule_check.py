@@ -22,11 +22,7 @@ _NUM_NAMED = 5
 
 
 def find_long_warmups(config: RunConfig, num_rows: int | None = None) -> Iterator[str]:
-    """Yield a warning for each schedule with a warmup of at least as many steps.
-
-    Args:
-        num_rows: training rows of a supervised task; None for GRPO.
-    """
+    """Yield a warning for each schedule with a warmup of at least as many steps (`num_rows`: supervised)."""
     for key, optim, steps_key, num_steps in _list_schedules(config, num_rows):
         if optim.warmup_steps >= num_steps:
             share = num_steps / optim.warmup_steps
@@ -54,11 +50,7 @@ def _list_schedules(config: RunConfig, num_rows: int | None) -> Iterator[tuple[s
 
 
 def check_references(config: RewardConfig, rows: Sequence[PromptRow], tell: Callable[[str], object]) -> None:
-    """Tell which rows will fail in the run, with the number of all of them.
-
-    Raises:
-        DataError: all rows would fail.
-    """
+    """Warn of rows that will fail in the run. Raises DataError if all would."""
     if config.function is not None or config.model.path is not None or config.url is not None:
         return
     from slurm_rl.rewards.check_references import find_unscorable

@@ -69,11 +69,7 @@ def _with_model(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -> list[RunDir]:
-    """Create the run directories of a pipeline, each checked after its predecessors exist; start no job.
-
-    Raises:
-        SlurmRLError: one is refused; no files remain.
-    """
+    """Create the run directories of a pipeline in order, all or none; start no job."""
     made: list[RunDir] = []
     try:
         for config in configs:
@@ -90,11 +86,7 @@ def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -
 
 
 def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
-    """Submit the same plan and code again; the trainer continues from its newest checkpoint.
-
-    Raises:
-        SlurmRLError: the run has not ended, belongs to another user, or is refused by the cluster.
-    """
+    """Submit the same plan and code again. Raises SlurmRLError if the run is alive, foreign or refused."""
     plan = load_plan(require_own_run(directory))
     with held_to_resume(directory):
         check_image_is_there(plan)
@@ -105,11 +97,7 @@ def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
 
 
 def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:
-    """Check the job's Python and let the launcher check the plan; return the plan as the cluster spells it.
-
-    Raises:
-        ConfigError, SubmitError: the Python lacks a library, or the launcher refuses.
-    """
+    """Check the job's Python, let the launcher check the plan, and return it as the cluster spells it."""
     check_interpreter(plan, tell)
     plan, notes = open_launcher(plan.launcher).check(plan)
     for line in notes:

@@ -78,11 +78,7 @@ def _test(plan: JobPlan) -> None:
 
 
 def check_version(options: Mapping[str, object], version: commands.Version) -> None:
-    """Check that this version of Slurm has the options of sbatch and of every run.
-
-    Raises:
-        SubmitError: the version is too old; the message has the option.
-    """
+    """Raise SubmitError if this version of Slurm lacks an option of sbatch or of every run."""
     if version < OLDEST:
         raise SubmitError(
             f"slurm_rl needs Slurm {_render(OLDEST)} or later, whose steps can share nodes (srun --overlap)",
@@ -129,11 +125,7 @@ def _refuse_unknown(asked: str, plan: JobPlan, known: Sequence[PartitionInfo]) -
 
 
 def check_fits(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> None:
-    """Check nodes, GPUs, cores, memory and time against the partitions.
-
-    Raises:
-        SubmitError: no partition of `chosen` can ever start the job; the message has the first missing resource.
-    """
+    """Raise SubmitError, with the first missing resource, if no partition can ever start the job."""
     names = ",".join(partition.name for partition in chosen)
     groups = [group for partition in chosen for group in partition.groups]
     for resource, value, key, fits, offer in _demands(plan):

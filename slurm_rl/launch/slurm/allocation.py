@@ -30,9 +30,9 @@ from slurm_rl.launch.slurm.commands import (
 )
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue
 from slurm_rl.launch.slurm.hosts import Hosts
+from slurm_rl.launch.slurm.launcher import STOPPED
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
-from slurm_rl.launch.slurm.silent import STOPPED, settle_silent_tasks
-from slurm_rl.launch.slurm.srun import clean_nodes, srun_argv, start_slurm_agents, start_slurm_copy
+from slurm_rl.launch.slurm.srun import clean_nodes, settle_silent_tasks, srun_argv, start_slurm_agents, start_slurm_copy
 from slurm_rl.node.processes import start_child
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan

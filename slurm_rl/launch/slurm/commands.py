@@ -121,11 +121,7 @@ def query_hold(job_id: str) -> dict[str, float]:
 
 
 def query_starts(job_ids: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return start and end, in seconds since 1970, of every completed start of these jobs, from accounting.
-
-    Raises:
-        SlurmUnavailableError: accounting is disabled or does not answer.
-    """
+    """Return start and end (seconds since 1970) of all completed starts of these jobs, from accounting."""
     # -D: also starts that a requeue ended.
     argv = ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,Start,End", "-j", ",".join(job_ids)]
     done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
@@ -153,11 +149,7 @@ def fold_elements(job_ids: Iterable[str]) -> list[str]:
 
 
 def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = False) -> None:
-    """End jobs, or only send `signal` (such as "USR2") to their batch steps. Ended jobs are no error.
-
-    Args:
-        steps: send the signal to all other steps instead.
-    """
+    """End jobs, or only send `signal` (such as "USR2") to their batch steps, or to all other `steps`."""
     ids = sorted(set(job_ids))
     if not ids:
         return
@@ -182,11 +174,7 @@ def excluded_nodes(job_id: str) -> list[str]:
 
 
 def exclude_nodes(job_id: str, names: Sequence[str], within_s: float) -> None:
-    """Set the ExcNodeList of a pending job; an empty list clears it. Retries, since a requeued job first has to end.
-
-    Raises:
-        SlurmRLError: Slurm refused for `within_s` seconds.
-    """
+    """Set (or clear) the ExcNodeList of a pending job; retry for `within_s`, since a requeued job must end."""
     # Compressed: a job may exclude thousands of nodes.
     names_in_short = run_slurm(["scontrol", "show", "hostlist", ",".join(names)]).strip() if names else ""
     deadline = time.monotonic() + within_s

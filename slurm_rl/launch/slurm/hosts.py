@@ -47,11 +47,7 @@ class Hosts:
         return len(self.fit) >= self.plan.num_nodes and not self.wants_requeue
 
     def choose(self, attempt: AttemptDir, env: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
-        """Return exactly as many nodes as the run needs, and the fields of the event preflight/passed.
-
-        Raises:
-            BringUpError: too few nodes are fit, or the checks found a fault that is not of single nodes.
-        """
+        """Return the nodes of the run, and the fields of preflight/passed. Raises BringUpError if too few are fit."""
         remembered = self._recall(attempt)
         verdicts = self.checks.before_attempt(attempt, self.fit, env)
         self.unfit |= verdicts.unfit
@@ -69,11 +65,7 @@ class Hosts:
         return [host for part in parts for host in order_by_topology(part.nodes, topology)]
 
     def _recall(self, attempt: AttemptDir) -> dict[str, str]:
-        """Return the nodes of this job that are remembered as bad.
-
-        Raises:
-            BringUpError: without them there are too few, and a requeue will exclude them; once for the same nodes.
-        """
+        """Return nodes remembered as bad. Raises BringUpError, once, if a requeue without them is needed."""
         try:
             remembered = self.checks.remembered(self.fit)
             if not remembered or len(self.fit) - len(remembered) >= self.plan.num_nodes:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.launch.controller.agents import OURS, explain, last_words
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
 from slurm_rl.launch.controller.record import SILENT_END, Job, RunState, record_end, record_failed
 from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
@@ -15,14 +16,15 @@ from slurm_rl.launch.slurm.admission import check_admission
 from slurm_rl.launch.slurm.commands import JobInfo
 from slurm_rl.launch.slurm.exclude import exclude_at_submit, explain_end, run_before
 from slurm_rl.launch.slurm.shared_paths import warn_of_local_paths
-from slurm_rl.launch.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
 from slurm_rl.plan.step import with_host_setup
-from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 
+STOPPED = "interrupted: "
+"""Prefix of a job's comment, after OURS, for a requested end that could not be written to a file."""
 _CANCEL_DEADLINE_S = 10.0
 _DEPENDENCY = "Dependency"
 """squeue's reason for a job that waits for another."""
@@ -34,8 +36,6 @@ _PROBE_OPTIONS = (
 
 class SlurmLauncher(Launcher):
     """See `Launcher`."""
-
-    requeues = True
 
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
         spelled = check_admission(plan)
@@ -131,6 +131,27 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
     exit_code = f", exit code {found.exit_code}" if found.exit_code else ""
     reason = f" ({found.reason}{exit_code})" if found.reason or exit_code else ""
     return RunState("dead", f"Slurm says {found.slurm_state}{reason}; {SILENT_END}")
+
+
+def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
+    """Return why a failed job ended without a report of its controller; None if unknown."""
+    if job.comment.startswith(OURS):
+        return job.comment.removeprefix(OURS)
+    if job.state != JobState.FAILED:
+        return None
+    starts = [read_json(start) for n in run.attempt_numbers() if (start := run.attempt(n).start).is_file()]
+    # `job` is Slurm's plain id, which an element of an array has besides its name there.
+    if any(job.job_id in (start["job"], start.get("job_id")) for start in starts):
+        return None  # its controller had started, so Python had
+    log = run.submitit / f"{job.job_id}_0_log.out"
+    if job.reason == "JobLaunchFailure" and not log.is_file():
+        return (
+            f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
+            "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
+        )
+    plan = JobPlan.from_json(read_json(run.plan))
+    words = last_words(log)
+    return explain(words, 1, plan.host_python) if words else None
 
 
 def _end_unstarted(job: Job) -> RunState | None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.launch.controller.agents import agent_environment, container_cleanup, find_dirty, own_user
+from slurm_rl.launch.controller.agents import (
+    agent_environment,
+    container_cleanup,
+    find_dirty,
+    own_user,
+    settle_silent_agent,
+)
 from slurm_rl.launch.controller.ends import read_record
 from slurm_rl.launch.slurm.command_line import run_slurm
 from slurm_rl.launch.slurm.commands import slurmd_port
@@ -20,7 +28,8 @@ from slurm_rl.launch.slurm.partitions import nodes_down
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, with_host_setup, wrap_agent, wrap_copy
+from slurm_rl.plan.node_groups import group_of
+from slurm_rl.plan.step import build_nodes_step, build_srun, task_log, with_host_setup, wrap_agent, wrap_copy
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 
 _CLEANING_S = 30.0
@@ -75,14 +84,7 @@ def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> 
 def clean_nodes(
     run: RunDir, plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], job_key: str, env: Mapping[str, str]
 ) -> list[str]:
-    """Clean nodes after agents that died early.
-
-    Args:
-        hosts: hosts of the attempt, by rank.
-
-    Returns:
-        The hosts among them that did not answer.
-    """
+    """Clean nodes after agents that died early; return those without an answer. `hosts` are by rank."""
     ranks = find_dirty(attempt, len(hosts))
     if not ranks:
         return []
@@ -193,3 +195,23 @@ def _answers(address: tuple[str, int]) -> bool:
         time.sleep(max(0.0, began + 0.5 - time.monotonic()))  # "no route" returns at once
         return False
     return True
+
+
+def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
+    """Write records of agents that could not, by srun's words on its tasks: `n2: task 1: Exited with exit code 2`."""
+    for line in srun_errors:
+        found = re.fullmatch(r"(\S+): tasks? (\d+)\S*: Exited with exit code (\d+)", line)
+        if found and found[1] in hosts:
+            log = _find_log(plan, attempt, hosts.index(found[1]), int(found[2]))
+            settle_silent_agent(plan, attempt, hosts.index(found[1]), found[1], log, int(found[3]))
+
+
+def _find_log(plan: JobPlan, attempt: AttemptDir, rank: int, task: int) -> Path:
+    """Return srun's output files of the tasks. For a component srun numbers tasks from 0 and files from its own number,
+    so the order of the files counts."""
+    if not plan.node_groups:
+        return attempt.log(f"{task_log(None)}{task}")
+    group = plan.node_groups.index(group_of(plan.node_groups, rank))
+    files = attempt.logs.glob(f"{task_log(group)}*.log")
+    logs = sorted(files, key=lambda path: int(path.stem.rpartition("-")[2]))
+    return logs[task] if task < len(logs) else attempt.log(f"{task_log(group)}{task}")

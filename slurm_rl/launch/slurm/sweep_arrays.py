@@ -27,11 +27,7 @@ _OWN_OPTIONS = ("output", "job-name")
 
 
 def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> Ledger:
-    """Submit all runs that `create_runs` wrote, or none.
-
-    Raises:
-        SubmitError: Slurm refused an array; the earlier ones are cancelled.
-    """
+    """Submit all runs that `create_runs` wrote, or none. Raises SubmitError after cancelling earlier arrays."""
     jobs: list[str] = []
     # The position of a run in its list is its index in the array.
     groups, most = [[runs[position] for position in group] for group in group_runs(runs)], commands.max_array_size()

@@ -38,11 +38,7 @@ class PlannedRun:
 
 
 def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> Ledger:
-    """Write the run directories, then the ledger with them in it.
-
-    Raises:
-        RunDirError: the sweep directory cannot be written.
-    """
+    """Write the run directories, then the ledger with them."""
     then = "or choose another hydra.sweep.dir or cluster.run_root"
     with expect_writable(sweep.path, then, what="the sweep directory"):
         sweep.path.mkdir(parents=True, exist_ok=True)

@@ -42,11 +42,7 @@ PlainValues = list[tuple[str, Any]]
 
 
 def compose_sweep(overrides: Sequence[str], extra: Sequence[str]) -> DictConfig:
-    """The config of the sweep itself, Hydra's part included; swept keys have their defaults in it.
-
-    Raises:
-        ConfigError: it does not compose.
-    """
+    """Return the config of the sweep with Hydra's part; swept keys have their defaults."""
     for key in ("hydra/launcher", "hydra.launcher", "hydra.sweep.subdir"):
         if named := [word for word in overrides if word.lstrip("+~").startswith(key)]:
             raise ConfigError(
@@ -118,11 +114,7 @@ class Composer:
         self._trees: dict[tuple[Signature, Signature], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The tree that `slurm_rl.config.load.compose` makes of these overrides.
-
-        Raises:
-            ConfigError: as that one does.
-        """
+        """Return the tree that `slurm_rl.config.load.compose` makes of these overrides."""
         with explain_hydra():
             parsed = [self._parse(text) for text in overrides]
             self._loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)

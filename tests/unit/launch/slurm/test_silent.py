@@ -18,7 +18,8 @@ from slurm_rl.launch.controller.ends import find_causes, read_end
 from slurm_rl.launch.controller.watch import AttemptWatch
 from slurm_rl.launch.slurm import allocation
 from slurm_rl.launch.slurm.commands import JobInfo
-from slurm_rl.launch.slurm.silent import explain_silent_job, settle_silent_tasks
+from slurm_rl.launch.slurm.launcher import explain_silent_job
+from slurm_rl.launch.slurm.srun import settle_silent_tasks
 from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import with_setup
