@@ -12,7 +12,7 @@ from slurm_rl.errors import SubmitError
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
 from slurm_rl.launch.slurm.commands import JobInfo
-from slurm_rl.launch.slurm.partitions import NodeGroup, partitions
+from slurm_rl.launch.slurm.partitions import NodeGroup, kill_wait_s, max_array_size, partitions
 from slurm_rl.launch.slurm.states import JobState
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -142,8 +142,8 @@ def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     assert [(partition.name, partition.is_default) for partition in found] == [("main", True), ("high", False)]
     assert found[0].groups == (NodeGroup(4, 4, 12_000, {"fake": 2}),)
     assert found[0].max_time_min is None
-    assert commands.max_array_size() == 1001
-    assert commands.kill_wait_s() == 15
+    assert max_array_size() == 1001
+    assert kill_wait_s() == 15
     assert commands.hostnames("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
 
 
@@ -213,6 +213,6 @@ def test_a_silent_controller_is_unavailable_and_then_back(on_cluster: Cluster) -
     on_cluster.stop_controller()
     # Each command tries for 9 s or 18 s, so one stands for all; more of their wordings are in the unit tests.
     with pytest.raises(SlurmUnavailableError, match="Unable to contact slurm controller"):
-        commands.max_array_size()
+        max_array_size()
     on_cluster.start_controller()
     assert commands.query_jobs([job])[job].state is JobState.RUNNING

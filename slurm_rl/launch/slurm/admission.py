@@ -15,16 +15,18 @@ from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.partitions import (
     NodeGroup,
     PartitionInfo,
+    Version,
     nodes_out_of_service,
     partitions,
+    slurm_version,
     spell_gpus,
 )
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import submission_argv
 
-OLDEST: commands.Version = (20, 11)
+OLDEST: Version = (20, 11)
 """First version with srun --overlap, which lets steps share nodes."""
-_SINCE: dict[str, commands.Version] = {
+_SINCE: dict[str, Version] = {
     "segment": (24, 5),
     "spread-segments": (25, 11),
     "consolidate-segments": (25, 11),
@@ -44,7 +46,7 @@ def check_admission(plan: JobPlan) -> JobPlan:
     Raises:
         SubmitError: the cluster refuses; the message has the number that is too large, or Slurm's message.
     """
-    if version := commands.slurm_version():
+    if version := slurm_version():
         check_version(plan.sbatch, version)
     spelled = []
     for part in split_components(plan):
@@ -77,7 +79,7 @@ def _test(plan: JobPlan) -> None:
     commands.test_only(submission_argv(replace(plan, sbatch=with_script[0], het=tuple(with_script[1:]))))
 
 
-def check_version(options: Mapping[str, object], version: commands.Version) -> None:
+def check_version(options: Mapping[str, object], version: Version) -> None:
     """Raise SubmitError if this version of Slurm lacks an option of sbatch or of every run."""
     if version < OLDEST:
         raise SubmitError(
@@ -95,7 +97,7 @@ def check_version(options: Mapping[str, object], version: commands.Version) -> N
                 )
 
 
-def _render(version: commands.Version) -> str:
+def _render(version: Version) -> str:
     return f"{version[0]}.{version[1]:02}"
 
 

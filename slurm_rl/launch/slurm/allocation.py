@@ -19,19 +19,11 @@ from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.ends import find_lost_nodes, find_task_errors
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launch.slurm.commands import (
-    cancel,
-    element_id,
-    kill_wait_s,
-    note_in_comment,
-    query_hold,
-    query_jobs,
-    requeue,
-)
+from slurm_rl.launch.slurm.commands import cancel, element_id, note_in_comment, query_hold, query_jobs, requeue
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue
 from slurm_rl.launch.slurm.hosts import Hosts
 from slurm_rl.launch.slurm.launcher import STOPPED
-from slurm_rl.launch.slurm.partitions import nodes_out_of_service
+from slurm_rl.launch.slurm.partitions import kill_wait_s, nodes_out_of_service
 from slurm_rl.launch.slurm.srun import clean_nodes, settle_silent_tasks, srun_argv, start_slurm_agents, start_slurm_copy
 from slurm_rl.node.processes import start_child
 from slurm_rl.node.rendezvous import comes_true

@@ -6,12 +6,10 @@ succeed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +26,6 @@ from slurm_rl.launch.slurm.command_line import (
 )
 from slurm_rl.launch.slurm.states import JobState, parse_state
 
-Version = tuple[int, int]
-
-_DEFAULT_KILL_WAIT_S = 30.0
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's default, for login nodes without scontrol."""
 _NO_SUCH_JOB = "invalid job id specified"
 _NO_ACCOUNTING = "accounting storage is disabled"
 _NO_SUCH_NODE = "invalid node name"
@@ -209,44 +202,6 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
     return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
 
 
-def kill_wait_s() -> float:
-    """Return the seconds between Slurm's SIGTERM and SIGKILL; the default if Slurm does not answer."""
-    with contextlib.suppress(SlurmRLError):
-        if found := re.match(r"\d+", _config().get("KillWait", "")):
-            return float(found[0])
-    return _DEFAULT_KILL_WAIT_S
-
-
-def slurmd_port() -> int | None:
-    """Return the port at which srun reaches the nodes, if Slurm reports it."""
-    found = re.match(r"\d+", _config().get("SlurmdPort", ""))
-    return int(found[0]) if found else None
-
-
-def max_array_size() -> int:
-    """Return the maximal number of elements of an array: MaxArraySize, or the scheduler's own limit."""
-    if shutil.which("scontrol") is None:
-        return DEFAULT_MAX_ARRAY_SIZE
-    config = _config()
-    tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
-    return min(int(config["MaxArraySize"]), int(tasks[1]) if tasks else sys.maxsize)
-
-
-def slurm_version() -> Version | None:
-    """Return the version of Slurm's commands; asks no controller."""
-    return parse_version(run_slurm(["sinfo", "--version"]))
-
-
-def parse_version(text: str) -> Version | None:
-    """Return year and month of the output of `sinfo --version`; None without a version.
-
-    >>> parse_version("slurm-wlm 22.05.8"), parse_version("slurm 25.11.7"), parse_version("slurm")
-    ((22, 5), (25, 11), None)
-    """
-    found = re.search(r"\b(\d+)\.(\d+)\b", text)
-    return (int(found[1]), int(found[2])) if found else None
-
-
 def hostnames(nodelist: str) -> list[str]:
     """Expand a compressed node list: `a[01-03,7]` to a01 a02 a03 a7."""
     return run_slurm(["scontrol", "show", "hostnames", nodelist]).split()
@@ -302,17 +257,3 @@ def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
 
 def _read_time(text: str) -> float | None:
     return float(text) if text.isdigit() else None  # N/A, Unknown, NONE
-
-
-def _config() -> dict[str, str]:
-    return parse_settings(run_slurm(["scontrol", "show", "config"]))
-
-
-def parse_settings(output: str) -> dict[str, str]:
-    """Parse `scontrol show config`.
-
-    >>> parse_settings("Configuration data as of now\\nClusterName             = test\\n")["ClusterName"]
-    'test'
-    """
-    pairs = (line.partition("=") for line in output.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}

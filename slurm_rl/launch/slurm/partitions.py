@@ -1,18 +1,26 @@
-"""Resources of the partitions of a cluster, from one sinfo, and the cluster's spelling of a GPU type."""
+"""Facts of a cluster: partitions and nodes (from sinfo), settings, version, and its spelling of a GPU type."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from slurm_rl.config.gres import parse_gpus
 from slurm_rl.config.job import parse_minutes
+from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.slurm.command_line import execute_slurm, run_slurm
 from slurm_rl.plan.sbatch import SbatchOptions
 
+Version = tuple[int, int]
+
+_DEFAULT_KILL_WAIT_S = 30.0
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""Slurm's default, for login nodes without scontrol."""
 # A MIG slice contains the name of the GPU.
 _SLICE = re.compile(r"\d+g\.\d+gb")
 
@@ -167,3 +175,55 @@ def find_spelling(asked: str, offered: Collection[str]) -> str | None:
     named = [kind for kind in whole if asked.lower() in re.split("[^a-z0-9]+", kind.lower())]
     alike = same or named
     return alike[0] if len(alike) == 1 else None
+
+
+def kill_wait_s() -> float:
+    """Return the seconds between Slurm's SIGTERM and SIGKILL; the default if Slurm does not answer."""
+    with contextlib.suppress(SlurmRLError):
+        if found := re.match(r"\d+", _config().get("KillWait", "")):
+            return float(found[0])
+    return _DEFAULT_KILL_WAIT_S
+
+
+def slurmd_port() -> int | None:
+    """Return the port at which srun reaches the nodes, if Slurm reports it."""
+    found = re.match(r"\d+", _config().get("SlurmdPort", ""))
+    return int(found[0]) if found else None
+
+
+def max_array_size() -> int:
+    """Return the maximal number of elements of an array: MaxArraySize, or the scheduler's own limit."""
+    if shutil.which("scontrol") is None:
+        return DEFAULT_MAX_ARRAY_SIZE
+    config = _config()
+    tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    return min(int(config["MaxArraySize"]), int(tasks[1]) if tasks else sys.maxsize)
+
+
+def slurm_version() -> Version | None:
+    """Return the version of Slurm's commands; asks no controller."""
+    return parse_version(run_slurm(["sinfo", "--version"]))
+
+
+def parse_version(text: str) -> Version | None:
+    """Return year and month of the output of `sinfo --version`; None without a version.
+
+    >>> parse_version("slurm-wlm 22.05.8"), parse_version("slurm 25.11.7"), parse_version("slurm")
+    ((22, 5), (25, 11), None)
+    """
+    found = re.search(r"\b(\d+)\.(\d+)\b", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _config() -> dict[str, str]:
+    return parse_settings(run_slurm(["scontrol", "show", "config"]))
+
+
+def parse_settings(output: str) -> dict[str, str]:
+    """Parse `scontrol show config`.
+
+    >>> parse_settings("Configuration data as of now\\nClusterName             = test\\n")["ClusterName"]
+    'test'
+    """
+    pairs = (line.partition("=") for line in output.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

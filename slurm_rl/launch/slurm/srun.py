@@ -22,9 +22,8 @@ from slurm_rl.launch.controller.agents import (
 )
 from slurm_rl.launch.controller.ends import read_record
 from slurm_rl.launch.slurm.command_line import run_slurm
-from slurm_rl.launch.slurm.commands import slurmd_port
 from slurm_rl.launch.slurm.granted import split_hosts
-from slurm_rl.launch.slurm.partitions import nodes_down
+from slurm_rl.launch.slurm.partitions import nodes_down, slurmd_port
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan

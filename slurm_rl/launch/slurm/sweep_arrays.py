@@ -17,6 +17,7 @@ from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launch.controller.record import record_job
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.exclude import exclude_at_submit, with_dependency
+from slurm_rl.launch.slurm.partitions import max_array_size
 from slurm_rl.launch.sweep.create import PlannedRun, for_all
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, save_ledger
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv
@@ -30,7 +31,7 @@ def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -
     """Submit all runs that `create_runs` wrote, or none. Raises SubmitError after cancelling earlier arrays."""
     jobs: list[str] = []
     # The position of a run in its list is its index in the array.
-    groups, most = [[runs[position] for position in group] for group in group_runs(runs)], commands.max_array_size()
+    groups, most = [[runs[position] for position in group] for group in group_runs(runs)], max_array_size()
     arrays = [group[start : start + most] for group in groups for start in range(0, len(group), most)]
     try:
         for array in arrays:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError, run_slurm
-from slurm_rl.launch.slurm.commands import parse_settings
+from slurm_rl.launch.slurm.partitions import parse_settings
 from slurm_rl.launch.slurm.shared_paths import explain_local, find_kind, read_mounts
 from slurm_rl.node.environment import find_accelerator
 from slurm_rl.plugins.site.slurm_facts import (

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launch.slurm.admission import check_version
-from slurm_rl.launch.slurm.commands import Version, parse_version
+from slurm_rl.launch.slurm.partitions import Version, parse_version
 
 
 @pytest.mark.parametrize(
