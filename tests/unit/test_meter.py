@@ -152,7 +152,7 @@ def test_a_reader_that_left_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> Non
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    meter._Lines().show(Work("x"), 1.0)
+    meter._Lines().show("x")
 
 
 def unpack_archive(folder: Path) -> None:
