@@ -193,14 +193,14 @@ class Hub:
         elif kind == "ready":
             member.is_ready, member.shares_run_dir = True, message["shares_run_dir"]
             self.lost.pop(member.rank, None)
-            self._log("node/joined", member, shares_run_dir=member.shares_run_dir)
+            self._report("node/joined", member, shares_run_dir=member.shares_run_dir)
         elif kind == "notice":
             self.notice = f"node {member.rank} ({member.host}) was told to stop ({message['signal']})"
-            self._log("node/notice", member, signal=message["signal"])
+            self._report("node/notice", member, signal=message["signal"])
         elif kind in ("record", "event", "exited"):
             member.inbox.append(message)
 
-    def _log(self, kind: str, member: Member, **fields: Any) -> None:
+    def _report(self, kind: str, member: Member, **fields: Any) -> None:
         append_event(self.run_dir, kind, rank=member.rank, host=member.host, **fields)
 
     def _drop(self, member: Member, cause: str) -> None:
@@ -211,7 +211,7 @@ class Hub:
         elif self.members.get(member.rank) is member:
             del self.members[member.rank]
             self.lost[member.rank] = member.host
-            self._log("node/left", member, cause=cause)
+            self._report("node/left", member, cause=cause)
 
     # ---- new members -----------------------------------------------------------------------------
 
