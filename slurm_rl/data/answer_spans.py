@@ -1,12 +1,11 @@
-"""Find what the assistant says in a rendered conversation, from its structure and never by searching for its text.
+"""Find the assistant's turns in a rendered conversation by its structure, never by searching for the text.
 
     begun       <|im_start|>user\\n?<|im_end|>\\n<|im_start|>assistant\\n
-    alone       <|im_start|>user\\n?<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ... later messages
+    turn        <|im_start|>user\\n?<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ... later messages
     other       <|im_start|>user\\n?<|im_end|>\\n<|im_start|>assistant\\nX<|im_end|>\\n ... later messages
 
-A turn is rendered again after a placeholder question, with all later messages: templates drop the thinking of a turn
-when a user's message follows, so what comes later decides how a turn is written. The turn starts where the generation
-prompt (`begun`) ends. Its words end where the rendering of another answer in its place (`other`) becomes the same.
+A turn is rendered again after a placeholder question, with all later messages, because templates drop the thinking of
+earlier turns. It starts where the generation prompt (`begun`) ends, and stops where `turn` and `other` become equal.
 """
 
 from __future__ import annotations
@@ -38,15 +37,11 @@ class AnswerSpan:
     stop: int
     """End of the words or of the last tool call; in a template of one call per turn, of the last argument."""
     closed: int
-    """End of what the template writes after the words whatever follows the turn."""
+    """End of the text that the template always writes after the words."""
 
 
 def find_answer(messages: Sequence[Message], number: int, text: str, template: ChatTemplate, name: str) -> AnswerSpan:
-    """Find the turn `messages[number]` in `text`.
-
-    Args:
-        text: the messages, rendered without a generation prompt.
-        name: name of the row, for errors.
+    """Find the turn `messages[number]` in `text`, which is rendered without a generation prompt.
 
     Raises:
         DataError: the template drops words of the turn, or writes it differently after other messages.
@@ -63,7 +58,7 @@ def find_answer(messages: Sequence[Message], number: int, text: str, template: C
     begun, alone, other = render(go_on=True), render(message, *later), render(changed, *later)
     start = len(begun)
     if not alone.startswith(begun):
-        # Text in place of calls, whose first characters may be those of a tag in the generation prompt.
+        # Text in place of calls: their first characters may equal a tag in the generation prompt.
         text_turn = render(_say("assistant", mark, message), *later)
         start = min(count_shared(begun, text_turn), count_shared(begun, alone))
     stop = max(start, len(alone) - _count_tail(alone, other))
@@ -119,10 +114,8 @@ def count_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def find_dropped(message: Message, words: str, *, is_last: bool) -> str | None:
-    """Return a part of the message that is missing in what the template wrote; None if all of it is there.
-
-    Templates drop thinking from turns that are not the last, so only the last turn must be complete.
-    """
+    """Return a part of the message that the template left out, or None. Templates drop the thinking of earlier turns,
+    so only the last turn must be complete."""
     calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or ()]
     said = [line.strip() for line in _read_lines(message)] if is_last else []
     missing = [part for part in (*calls, *said) if part and part not in words]

@@ -1,14 +1,12 @@
-"""Rows that hold their answers: conversations to imitate, and pairs of a better and a worse answer.
+"""Rows with answers: conversations to imitate, and pairs of a better and a worse answer.
 
-    {"messages": [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "7"}]}      sft
-    {"prompt": "3+4=", "answer": "7"}                                                               sft
-    {"prompt": "3+4=", "chosen": "7", "rejected": "8"}                                              rm, dpo
-    {"chosen": [...messages...], "rejected": [...messages...]}      the prompt is what both begin with
-    {"prompt": "3+4?", "chosen": [...], "rejected": [...]}          the same, if the messages include the question
-    {"messages": [...], "tools": [{"type": "function", "function": {"name": "add", ...}}]}          sft, dpo
-    {"messages": [...], "images": ["1.png"]}                        with data.image_key=images
-
-What is wrong is named with its line, as for prompts.
+{"messages": [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "7"}]}      sft
+{"prompt": "3+4=", "answer": "7"}                                                               sft
+{"prompt": "3+4=", "chosen": "7", "rejected": "8"}                                              rm, dpo
+{"chosen": [...messages...], "rejected": [...messages...]}      the prompt is their common start
+{"prompt": "3+4?", "chosen": [...], "rejected": [...]}          the same, if the messages include the question
+{"messages": [...], "tools": [{"type": "function", "function": {"name": "add", ...}}]}          sft, dpo
+{"messages": [...], "images": ["1.png"]}                        with data.image_key=images
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from slurm_rl.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow(SourceRow):
-    """A prompt and what to say to it; messages may hold several turns of the assistant."""
+    """A prompt and its answer; messages may hold several turns of the assistant."""
 
     answer: Text
     """The whole conversation where the prompt is no messages at all."""
@@ -106,11 +104,7 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
 
 
 def _include_question(answers: Sequence[Text], prompt: Text, where: str, config: DataConfig) -> bool:
-    """Return whether the answers are whole conversations, so that the prompt would repeat their question.
-
-    Raises:
-        DataError: they begin with another question.
-    """
+    """Return whether the answers are whole conversations; raise DataError if they begin with another question."""
     conversations = [answer for answer in answers if not isinstance(answer, str)]
     before = [list(takewhile(lambda one: one["role"] != "assistant", messages)) for messages in conversations]
     asked = as_messages(prompt)
@@ -149,7 +143,7 @@ def _find_name(value: Any) -> str | None:
 
 
 def _parse_json(value: Any) -> Any:
-    """Return what a string of JSON holds; other values as they are."""
+    """Return the value of a JSON string, and other values unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

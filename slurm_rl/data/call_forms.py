@@ -36,14 +36,7 @@ _SPOILED = ("'probed_key'", '\\"probed_key', "None")
 
 
 def convert_calls(messages: Sequence[Message], tokenizer: Any, name: str) -> Sequence[Message]:
-    """Return the messages with all tool calls in the form that the tokenizer's chat template reads.
-
-    Args:
-        name: name of the row, for errors.
-
-    Raises:
-        DataError: the template writes no tool calls.
-    """
+    """Return the messages with tool calls in the form that the template reads; raise DataError if it reads none."""
     if not any(message.get("tool_calls") for message in messages):
         return messages
     form = _find_form(tokenizer, tokenizer.get_chat_template())

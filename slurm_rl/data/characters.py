@@ -1,7 +1,4 @@
-"""Rows held to a tokenizer: characters that it cannot write, prompts of too many tokens.
-
-The tiny model has one token a character, so that a login node without tokenizers sees both before anything is queued.
-"""
+"""Check rows against a tokenizer: characters that it cannot write, and prompts of too many tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +12,11 @@ _SHOWN = 10
 
 
 def check_characters(rows: Iterable[PromptRow], vocabulary: str, *, longest: int | None, with_answers: bool) -> None:
-    """Hold rows to a vocabulary of one token a character.
+    """Check rows against a vocabulary of one token per character, as of the tiny model, without a tokenizer.
 
     Args:
-        longest: prompt, in tokens; None: any.
-        with_answers: the answers are tokens too, those of a warm-up.
-
-    Raises:
-        DataError: a row has another character, or is too long; it is named.
+        longest: limit for a prompt in tokens, or None.
+        with_answers: the answers are tokenized too (warm-up).
     """
     known = set(vocabulary)
     for row in rows:

@@ -1,7 +1,5 @@
-"""Text of messages: the one place where a tokenizer's chat template is rendered.
-
-A template is a program of the model's author (Jinja). Besides the messages it may read variables of its own, such as
-Qwen3's `enable_thinking`: data.chat_template_kwargs gives them.
+"""Render chat templates. A template may read variables of its own, such as Qwen3's `enable_thinking`, which
+data.chat_template_kwargs sets.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ NO_TEMPLATE = "no chat template: data.chat_template=false, or the tokenizer has 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Chat template of a tokenizer, with the variables of the config.
+    """Chat template of a tokenizer with the variables of the config.
 
     Raises:
-        DataError: the tokenizer has no template, the template does not read one of the variables, or it does not render
-            tools.
+        DataError: the tokenizer has no template, or its template does not read a variable or render the tools.
     """
 
     tokenizer: Any
@@ -74,15 +71,7 @@ class ChatTemplate:
         return tuple(self.tokenizer.all_special_tokens)
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
-        """Render the messages.
-
-        Args:
-            name: of the row, for errors.
-            add_generation_prompt: end with the generation prompt.
-
-        Raises:
-            DataError: the template refuses the messages.
-        """
+        """Render the messages; raise DataError, with the row's name, if the template refuses them."""
 
         from slurm_rl.data.call_forms import convert_calls
 
@@ -106,14 +95,7 @@ class ChatTemplate:
 
 
 def open_template(tokenizer: Any, config: DataConfig, tools: Sequence[dict[str, Any]] = ()) -> ChatTemplate | None:
-    """Return the template to render with, or None if prompts are plain text.
-
-    Args:
-        tools: Schemas of the tools that the model may call.
-
-    Raises:
-        DataError: The config needs a template and the tokenizer has none; see also `ChatTemplate`.
-    """
+    """Return the template to render with, or None if prompts are plain text."""
     needed = config.chat_template is True or config.chat_template_kwargs or config.system is not None or tools
     if not config.chat_template or not (needed or tokenizer.chat_template):
         return None
@@ -126,11 +108,7 @@ def is_rendered(prompt: str, tokenizer: Any) -> bool:
 
 
 def with_tools(template: ChatTemplate, tools: Sequence[dict[str, Any]], name: str) -> ChatTemplate:
-    """Return the template with the tools of one row.
-
-    Raises:
-        DataError: the template does not tell the model of them; the row is named.
-    """
+    """Return the template with the tools of one row; raise DataError if it does not render them."""
     if not tools:
         return template
     try:
@@ -140,7 +118,7 @@ def with_tools(template: ChatTemplate, tools: Sequence[dict[str, Any]], name: st
 
 
 def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:
-    """Both, which are text; messages go through a template."""
+    """Return both if they are text; raise DataError for messages."""
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
             f"{name}: messages need the chat template",
@@ -151,12 +129,12 @@ def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:
 
 
 def as_messages(text: Text, role: str = "user") -> list[Message]:
-    """Messages as they are; plain text as one message."""
+    """Return messages unchanged and plain text as one message."""
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
 def begin_with_system(prompt: Text, system: str) -> list[Message]:
-    """Messages that a message of the system begins; their own stays.
+    """Return the messages with a system message in front, unless they have one.
 
     >>> begin_with_system("Hi", "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]

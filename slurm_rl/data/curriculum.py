@@ -1,9 +1,7 @@
-"""A curriculum: of a few rows for each place the first that the policy solves sometimes. Pure.
+"""A curriculum: of several candidate rows for a place, take the first that the policy solves sometimes. Pure.
 
-Which rows a step has follows from its place and from what steps before it came to, and both are in the checkpoint.
-
-    candidates of a place     a (solved 1.0)   b (0.0 of 16)   c (0.4)   d (never seen)
-    taken                                                      c
+candidates of a place     a (solved 1.0)   b (0.0 of 16)   c (0.4)   d (never seen)
+taken                                                      c
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.config.data import CurriculumConfig
 
 Rates = Mapping[str, Sequence[float]]
-"""Id of a row to (sum of its scores, number of samples); rows that nobody sampled are not in it."""
+"""Row id to (sum of its scores, number of samples), for sampled rows."""
 _RANGE = 2**63
 
 
@@ -27,13 +25,12 @@ def choose_rows(
     seed: int,
     position: int,
 ) -> list[int]:
-    """One row for each place; no row twice as long as a place has others.
+    """Return one row per place, without repeating a row while a place has other candidates.
 
     Args:
-        candidates: of each place, in order of preference.
-        ids: of all rows.
-        seed: of the run, for the places that take what comes.
-        position: of the first place.
+        candidates: rows by place, in order of preference.
+        seed: for the share `revisit` of places that take their first candidate.
+        position: position of the first place.
     """
     chosen: list[int] = []
     for place, rows in enumerate(candidates, position):
@@ -45,7 +42,7 @@ def choose_rows(
 
 
 def is_passed_over(known: Sequence[float] | None, config: CurriculumConfig) -> bool:
-    """Whether a row was sampled often enough to say that it teaches nothing.
+    """Return whether a row has enough samples and a rate outside the range of the curriculum.
 
     >>> is_passed_over((8.0, 8), CurriculumConfig()), is_passed_over((7.0, 8), CurriculumConfig())
     (True, False)
@@ -56,11 +53,7 @@ def is_passed_over(known: Sequence[float] | None, config: CurriculumConfig) -> b
 
 
 def note_scores(rates: dict[str, list[float]], scored: Sequence[tuple[str, Sequence[float | None]]]) -> None:
-    """Add what a step came to; scores of failures, which are None, say nothing.
-
-    Args:
-        scored: (id of a row, score of each of its samples).
-    """
+    """Add the scores of a step by row id; failures (None) do not count."""
     for row, scores in scored:
         known = [min(max(score, 0.0), 1.0) for score in scores if score is not None]
         if known:

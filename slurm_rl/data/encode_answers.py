@@ -1,11 +1,9 @@
-"""From a prompt and its answer to token ids, and which of them are learned.
+"""Encode a prompt with its answer, and mark the trained tokens.
 
     ChatML, three turns           <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ...
-    learned (of each such turn)                                                   ^^^^^^^^^^^^^^^
+    trained (of each such turn)                                                   ^^^^^^^^^^^^^^^
 
-The whole conversation is rendered and tokenized once. `find_answer` finds the turns of the assistant in the text, and
-each is trained from where the model starts to generate to its end-of-turn token. An image is one token until
-`expand_all` gives it as many as it needs.
+The whole conversation is rendered and tokenized once. An image is one token until `expand_all`.
 """
 
 from __future__ import annotations
@@ -63,13 +61,10 @@ def encode_answer(
     sees_images: bool = False,
     tools: Sequence[dict[str, Any]] = (),
 ) -> EncodedAnswer:
-    """Encode one row.
+    """Encode one row; without a template both are plain text and the end-of-text token ends the answer.
 
     Args:
-        tokenizer: a Hugging Face tokenizer; a fast one for chats.
-        template: renders prompt and answer; None: both are plain text, and the end-of-text token ends the answer.
-        name: of the row, for errors.
-        sees_images: the model does, and its template writes a placeholder for each.
+        sees_images: the template writes a placeholder per image.
         tools: schemas of the row's tools.
 
     Raises:
@@ -90,14 +85,7 @@ def encode_answer(
 
 
 def expand_all(answers: Sequence[EncodedAnswer], counter: ImageCounter | None) -> list[EncodedAnswer]:
-    """Return the example with one token per image patch.
-
-    Args:
-        counter: of a vision-language model; None for a text model, which has no images.
-
-    Raises:
-        DataError: an image cannot be read, is not accepted by the model, or has no placeholder.
-    """
+    """Return the answers with one token per image patch; `counter` is None for a text model."""
     if counter is None:
         return list(answers)
     # Most of the time goes into opening files, at once on a parallel file system.
@@ -152,10 +140,8 @@ def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: boo
 def _find_end(
     span: AnswerSpan, text: str, spans: Sequence[tuple[int, int]], ends: Sequence[int], tokenizer: Any, name: str
 ) -> int:
-    """Return the index of the special token that ends the turn.
-
-    It is the last one of those that follow every such turn, or if there are none, the first one after the words.
-    """
+    """Return the index of the special token that ends the turn: the last one that always follows a turn, else the first
+    one after the words."""
     after = [n for n in ends if spans[n][1] > span.stop]
     closing = [n for n in after if spans[n][1] <= span.closed]
     if closing:

@@ -38,10 +38,7 @@ def encode_scored(
     """Return the token ids of prompt and answer; the score is read at the last.
 
     Args:
-        tokenizer: the reward model's, a Hugging Face tokenizer.
         template: renders prompt and answer; None: both are text.
-        truncated: the length limit was reached.
-        name: of the row, for errors.
         tokenize: replaces `tokenizer`; training reports characters that it cannot encode.
 
     Raises:

@@ -1,8 +1,4 @@
-"""Data types of the GRPO loop: prompt, completion, group.
-
-Worked example, group_size 2: the prompt `3+4=` gets the completions `7` (reward 1) and `8` (reward 0);
-group_norm makes their advantages +0.71 and -0.71.
-"""
+"""Data types of the GRPO loop: prompt, completion, group."""
 
 from __future__ import annotations
 
@@ -64,9 +60,8 @@ class Turn:
 class Branch:
     """One sequence of an episode: the context of its first reply, then its part of `Completion.token_ids`.
 
-    An episode has several branches if a program rewrites its conversation or sends two requests with the same prefix,
-    if it has several agents, or if the environment shortens the conversation. Shared tokens are in the `token_ids` of
-    the first branch only and in the context of the others, so they are trained on once.
+    An episode has several branches if a program rewrites its conversation, if it has several agents, or if the
+    environment shortens the conversation. Shared tokens are trained on once, in the first branch.
     """
 
     context: list[int]

@@ -1,10 +1,8 @@
-"""Puts the images of a row into its messages, and finds those that are not there.
+"""Put the images of a row into its messages, and find missing files. No image is opened here.
 
-    prompt "How long is <image>?" + images ["1.png"]
-    -> [{"role": "user", "content": [{"type": "text", "text": "How long is "},
-                                     {"type": "image", "image": "/data/1.png"}, {"type": "text", "text": "?"}]}]
-
-No image is opened here.
+prompt "How long is <image>?" + images ["1.png"]
+-> [{"role": "user", "content": [{"type": "text", "text": "How long is "},
+                                 {"type": "image", "image": "/data/1.png"}, {"type": "text", "text": "?"}]}]
 """
 
 from __future__ import annotations
@@ -20,14 +18,10 @@ MARK = "<image>"
 
 
 def place_images(prompt: Any, values: Any, where: str) -> list[dict[str, Any]]:
-    """The prompt as messages, with every image in its place.
+    """Return the prompt as messages with every image in its place; raise DataError if their numbers differ.
 
     Args:
-        prompt: text, or messages.
-        values: of the image column: a path, bytes, {"path": ..., "bytes": ...}, a list of these, or None.
-
-    Raises:
-        DataError: there are more or fewer images than places, or a value is no image.
+        values: image column: a path, bytes, {"path": ..., "bytes": ...}, a list of these, or None.
     """
     listed = values if isinstance(values, list) else [] if values is None else [values]
     images = [_parse_image(value, where) for value in listed]
@@ -51,11 +45,7 @@ def place_images(prompt: Any, values: Any, where: str) -> list[dict[str, Any]]:
 
 
 def resolve_images(messages: list[dict[str, Any]], folder: Path | None, folders: Folders) -> list[str]:
-    """Make the paths of all image parts absolute, in place; returns them. Addresses and data: stay as they are.
-
-    Args:
-        folder: where relative paths start; None leaves them.
-    """
+    """Make the paths of all image parts absolute, in place, and return them; URLs and `data:` stay unchanged."""
     paths = []
     for part in _image_parts(messages):
         value = part.get("image")
@@ -71,7 +61,7 @@ def resolve_images(messages: list[dict[str, Any]], folder: Path | None, folders:
 
 
 class Folders:
-    """What folders hold; each is listed once, which a shared disk answers quickly. Of one moment: keep it short."""
+    """Cache of folder listings, for a short time: one listing is faster than a stat per image on a shared disk."""
 
     def __init__(self) -> None:
         self._held: dict[Path, frozenset[str]] = {}
@@ -93,7 +83,7 @@ def _image_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _spread(content: Any) -> Any:
-    """Text with marks as parts; anything else in a new list of new parts."""
+    """Return text with marks as parts, and a list of parts as a copy."""
     if isinstance(content, list):
         return [dict(part) if isinstance(part, dict) else part for part in content]
     if not isinstance(content, str) or MARK not in content:

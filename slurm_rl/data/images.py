@@ -1,6 +1,6 @@
-"""Where an image of a prompt comes from, and what is said when it is none. Standard library until pixels are read.
+"""Sources of images: check, read and decode them. Standard library until pixels are read.
 
-    /data/1.jpg    file:///data/1.jpg    1.jpg (beside the data file)    data:image/png;base64,iVBOR...    raw bytes
+    /data/1.jpg    file:///data/1.jpg    1.jpg (next to the data file)    data:image/png;base64,iVBOR...    raw bytes
 
 Rows hold the source, never the pixels: a data set of images does not fit in memory.
 """
@@ -31,7 +31,7 @@ _DATA = "data:"
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6", b"P5")
 """First bytes of JPEG, PNG, GIF, BMP, TIFF, WebP and PPM."""
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""Pillow's names of the same. It knows more, of which some start other programs."""
+"""Pillow's names of the same formats; some of its other formats start programs."""
 MAX_PIXELS = 90_000_000
 """270 MB in RGB; a file of kilobytes may claim more."""
 _HEAD_BYTES = 16
@@ -39,14 +39,11 @@ _THREADS = 16
 
 
 def parse_source(value: Any, folder: Path, where: str) -> str:
-    """One form for all: an absolute path, or `data:;base64,...`.
+    """Return a source as an absolute path or `data:;base64,...`; raise DataError for others, and for the network.
 
     Args:
-        value: a string, bytes, or `{"bytes": ..., "path": ...}` as parquet files hold images.
-        folder: that of the data file, which relative paths start from.
-
-    Raises:
-        DataError: it is neither, or it is on the network.
+        value: a string, bytes, or `{"bytes": ..., "path": ...}` as in parquet files.
+        folder: start of relative paths.
     """
     if isinstance(value, dict) and ("bytes" in value or "path" in value):
         value = value.get("bytes") or value.get("path")
@@ -71,11 +68,7 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
 
 
 def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]:
-    """Sources of a prompt's images, in order.
-
-    Raises:
-        DataError: one is on the network.
-    """
+    """Return the sources of a prompt's images, in order."""
     if isinstance(prompt, str):
         return []
     contents = [message["content"] for message in prompt if isinstance(message["content"], list)]
@@ -85,11 +78,7 @@ def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]
 
 
 def check_source(source: str, where: str) -> None:
-    """Look at the first bytes only, so that 100,000 images take seconds.
-
-    Raises:
-        DataError: the file is not there, or it does not begin as an image does.
-    """
+    """Read only the first bytes, so that 100,000 images take seconds; raise DataError if they are not an image's."""
     try:
         with _open(source, where) as file:
             head = file.read(_HEAD_BYTES)
@@ -114,22 +103,12 @@ def check_sources(images: Sequence[tuple[str, str]]) -> None:
 
 
 def open_image(source: str, where: str) -> Image:
-    """Return the decoded image in RGB as a viewer shows it: upright, on a white ground, 16 bits scaled to 8.
-
-    An animated or multi-page file gives its first frame.
-
-    Raises:
-        DataError: it cannot be read, or not decoded.
-    """
+    """Return the decoded image in RGB as a viewer shows it: upright, on white, 16 bits scaled to 8, the first frame."""
     return _read(source, where, _decode)
 
 
 def read_size(source: str, where: str) -> tuple[int, int]:
-    """Return (width, height) in pixels of the upright image, from the file's head.
-
-    Raises:
-        DataError: it cannot be read, or is no image.
-    """
+    """Return (width, height) in pixels of the upright image, from the file's header."""
     return _read(source, where, _upright_size)
 
 
@@ -206,10 +185,10 @@ def _read(source: str, where: str, take: Callable[[ImageFile], T]) -> T:
 
 
 def open_bounded(file: IO[bytes]) -> ImageFile:
-    """The image of a file as yet undecoded: its head has been read, and its size is one that can be decoded.
+    """Open an image without decoding it.
 
     Raises:
-        OSError: it is of no format that we read.
+        OSError: unsupported format.
         ValueError: it claims more than MAX_PIXELS, or has pixels of a mode without a defined white.
     """
     from PIL import Image

@@ -14,7 +14,7 @@ from typing import Any
 from slurm_rl.errors import DataError
 
 _WIDE = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose byte order mark is a prefix of it
+    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16: its byte order mark is a prefix
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -22,13 +22,9 @@ _WIDE = {
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text) of the lines that are not blank.
-
-    Raises:
-        DataError: the file cannot be read, or is not UTF-8.
-    """
+    """Yield (number from 1, text) of the lines that are not blank; raise DataError if the file is not UTF-8."""
     try:
-        # Bytes end at \n alone; as text, a line would also end at characters JSON strings may hold.
+        # Split bytes at \n only: text lines also end at characters that JSON strings may contain.
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 text = _decode(raw, path, number)
@@ -47,11 +43,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        DataError: it is not JSON, not an object, or has a key twice, of which JSON readers keep the last.
-    """
+    """Return one JSON object; raise DataError if it is not JSON, not an object, or has a repeated key."""
     try:
         value = json.loads(line, object_pairs_hook=lambda pairs: build_object(pairs, where))
     except (json.JSONDecodeError, RecursionError) as error:

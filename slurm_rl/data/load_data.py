@@ -1,10 +1,7 @@
-"""From the data section to the rows to train on and the rows to evaluate on, for each task.
+"""Load the rows to train on and to evaluate on, for each task.
 
-Nothing here knows the run's seed: it decides in which order rows are trained on (see split.py), not which ones.
-
-A run is held to the rows it began with: its data position means nothing among others. The order of the rows is a
-function of their number and the seed, so one row more, or another revision of a hub data set, would resume elsewhere
-without a word. A user who corrected or removed a row accepts the rows as they are now, and prompts.json records it.
+A run resumes only with the rows it began with: its data position depends on them. A user who corrected or removed a row
+accepts the rows as they are now, and prompts.json records it.
 """
 
 from __future__ import annotations
@@ -40,9 +37,6 @@ def build_addition_rows(largest_addend: int) -> list[PromptRow]:
 
     >>> build_addition_rows(0)
     [PromptRow(index=0, where='', prompt='0+0=', answer='0', info={})]
-
-    Raises:
-        DataError: there would be more than a million rows.
     """
     if largest_addend > _LARGEST:
         raise DataError(
@@ -66,23 +60,12 @@ Read = Callable[[str, str], list[Row]]
 
 
 def load_prompts(config: DataConfig, *, with_info: bool = False) -> Split[PromptRow]:
-    """The rows for grpo.
-
-    Args:
-        with_info: an environment reads their further columns.
-
-    Raises:
-        DataError: a file is wrong (see `build_rows`), or holding out leaves nothing to train on.
-    """
+    """Load the rows for grpo; `with_info` also reads the columns for an environment."""
     return _load(config, _additions(config), lambda name, split: load_rows(name, config, split, with_info=with_info))
 
 
 def load_set(config: DataConfig, num_rows: int | None, *, with_info: bool = False) -> list[PromptRow]:
-    """All rows of data.train, in order, or so many with different prompts, by the rank of these.
-
-    Raises:
-        DataError: a file is wrong.
-    """
+    """Load all rows of data.train in order, or `num_rows` with different prompts, by rank."""
     rows = _additions(config) or load_rows(config.train, config, config.train_split, with_info=with_info)
     if num_rows is None or num_rows >= len(rows):
         return rows
@@ -91,11 +74,7 @@ def load_set(config: DataConfig, num_rows: int | None, *, with_info: bool = Fals
 
 
 def load_answers(config: DataConfig) -> Split[AnswerRow]:
-    """The rows for sft.
-
-    Raises:
-        DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
-    """
+    """Load the rows for sft."""
 
     from slurm_rl.data.answers import AnswerRow, parse_answer
 
@@ -105,11 +84,7 @@ def load_answers(config: DataConfig) -> Split[AnswerRow]:
 
 
 def load_pairs(config: DataConfig) -> Split[PairRow]:
-    """The rows for rm and dpo.
-
-    Raises:
-        DataError: a row without chosen or rejected, an equal pair, ... with its line.
-    """
+    """Load the rows for rm and dpo."""
 
     from slurm_rl.data.answers import PairRow, parse_pair
 
@@ -142,13 +117,11 @@ def _reader(config: DataConfig, keys: Sequence[str | None], parse: Callable[...,
 
 def _digest(row: SourceRow, folder: Path | None) -> list[bytes]:
     prompt, *answers = row.texts
-    # Of a pair the better answer, as an sft row of the same conversation has it.
     answer = answers[0] if answers and not isinstance(answers[0], str) else []
     return digest_prompts(as_messages(prompt), answer, folder)
 
 
 def require_one_batch(num_rows: int, batch_size: int) -> None:
-    """Raise DataError when the rows to train on do not fill one batch."""
     if num_rows < batch_size:
         raise DataError(
             "the rows to train on must fill one batch of supervised.batch_size",
@@ -158,13 +131,10 @@ def require_one_batch(num_rows: int, batch_size: int) -> None:
 
 
 def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: Iterable[bytes]) -> None:
-    """Write number and checksum of the rows the first time; compare with them ever after.
+    """Record number and checksum of the rows the first time; later raise DataError if they changed.
 
     Args:
-        contents: of each row as the model gets it, in order: those to train on, those to evaluate on.
-
-    Raises:
-        DataError: data, tokenizer, chat template, or which rows are held out changed since the run began.
+        contents: tokenized content of each training row, then of each held-out row.
     """
     seen = {"num_train": num_train, "num_eval": num_held_out, "sha256": digest_rows(contents)}
     if not run.prompts.is_file():
@@ -198,10 +168,9 @@ _REPLACED = "replaced"
 
 
 def accept_new_rows(run: RunDir) -> None:
-    """Let the next attempt of a run go on with the rows that it finds; those until now stay on record.
+    """Let the next attempt continue with changed rows, and keep a record of the old ones.
 
-    The order of the rows from there on is that of their new number: with the same number, a corrected row keeps its
-    place; with another one, rows of the current epoch may be repeated or left out.
+    The order depends on the number of rows: with another number, rows of the current epoch may be repeated or left out.
     """
     until_now = read_json(run.prompts) if run.prompts.is_file() else {}
     replaced = until_now.pop(_REPLACED, [])
@@ -209,14 +178,14 @@ def accept_new_rows(run: RunDir) -> None:
 
 
 def knows_rows(run: RunDir, rows: dict[str, object]) -> bool:
-    """Whether the run goes on with these rows of another prompts.json, or did until new ones were accepted."""
+    """Return whether the run uses these rows of another prompts.json, or used them before new ones were accepted."""
     ours = read_json(run.prompts)
     plain = {key: value for key, value in rows.items() if key != _REPLACED}
     return plain in ({key: value for key, value in ours.items() if key != _REPLACED}, *ours.get(_REPLACED, []))
 
 
 def prompt_content(prompt: EncodedPrompt) -> bytes:
-    """Tokens, text, answer, where the images are, and what its environment knows besides."""
+    """Return tokens, text, answer, image sources and environment columns as bytes."""
     tokens = array("q", prompt.token_ids).tobytes()
     answer, images = prompt.answer.encode("utf-8", "surrogatepass"), [image.source.encode() for image in prompt.images]
     info = [json.dumps(prompt.info, sort_keys=True).encode()] if prompt.info else []

@@ -1,9 +1,7 @@
-"""Which row comes at which place of a run, of one source or of several: a pure function of the place. No state.
+"""Order of rows from one or several sources: a pure function of the position.
 
-Of several, places come in blocks of 1,000. A block has of each source its share of a thousand, rounded by largest
-remainder; what rounding gave or took is carried into the next block, so that after any number of blocks no source is a
-whole row away from its share of all places. Which places of a block are whose is a shuffle by (seed, block), and the
-rows of a source are in an order of its own (split.py).
+With several sources, places come in blocks of 1,000, shuffled by (seed, block). A block has each source's share,
+rounded by largest remainder with carry, so that no source is ever a whole row off its share of all blocks.
 
     weights {"sums": 2, "games": 1}
     block 0   667 sums, 333 games
@@ -34,11 +32,7 @@ class Order(Protocol):
 
 
 class Quotas:
-    """How many rows of each source a block has.
-
-    Args:
-        weights: of each source, above 0, and none below a thousandth of their sum.
-    """
+    """Number of rows of each source in a block; `weights` are positive, none below a thousandth of their sum."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self.names = sorted(weights)
@@ -46,10 +40,10 @@ class Quotas:
         parts = [Fraction(str(weights[name])) for name in self.names]
         self._due = [BLOCK * part / sum(parts) for part in parts]
         self._before: list[tuple[int, ...]] = [(0,) * len(parts)]
-        """Rows of each source before block 0, 1, ..., as far as anybody asked."""
+        """Cumulative rows of each source before block 0, 1, ...; extended on demand."""
 
     def before(self, block: int) -> dict[str, int]:
-        """Rows of each source in all blocks before this one.
+        """Return the rows of each source in all blocks before this one.
 
         >>> quotas = Quotas({"sums": 2, "games": 1})
         >>> [quotas.before(block) for block in (1, 2, 3)]  # doctest: +NORMALIZE_WHITESPACE
@@ -65,8 +59,8 @@ class Quotas:
         return {name: after[name] - count for name, count in self.before(block).items()}
 
     def _add_block(self, num_blocks: int, before: Sequence[int]) -> tuple[int, ...]:
-        """Rows in the first `num_blocks`, from those in one less."""
-        # With the carry: what is due of this block and what is still open, or was too much, of those before.
+        """Return the cumulative rows after one more block."""
+        # Due in this block, with the carry of earlier ones.
         open_now = [num_blocks * due - count for due, count in zip(self._due, before, strict=True)]
         counts = [math.floor(part) for part in open_now]
         left = BLOCK - sum(counts)
@@ -77,13 +71,7 @@ class Quotas:
 
 
 class MixedOrder:
-    """The order over the rows of several sources, which lie one source behind the other.
-
-    Args:
-        sources: of each row, in order.
-        weights: of each source.
-        seed: of the run, or of what else needs an order of its own.
-    """
+    """The order over the rows of several sources; `sources` names the source of each row."""
 
     def __init__(self, sources: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
         self._quotas, self._seed = Quotas(weights), seed
@@ -99,7 +87,7 @@ class MixedOrder:
         return [row for [row] in self.candidates(position, count, 1)]
 
     def candidates(self, position: int, count: int, each: int) -> list[list[int]]:
-        """So many rows of its source for each place, of which one is to be taken."""
+        """Return `each` candidate rows for each place, from the place's source."""
         assert position >= 0, position
         taken: list[list[int]] = []
         while len(taken) < count:
@@ -123,27 +111,19 @@ class MixedOrder:
 
 @lru_cache(maxsize=4)
 def _shuffle(quotas: tuple[tuple[str, int], ...], seed: int, block: int) -> list[str]:
-    """Whose each place of a block is; cached, since a step takes a small piece of it."""
+    """Return the source of each place of a block; cached, since a step takes a small piece of it."""
     names = [name for name, count in quotas for _ in range(count)]
     random.Random(f"block {seed} {block}").shuffle(names)
     return names
 
 
 def build_order(sources: Sequence[str], weights: Mapping[str, float], seed: int) -> Order:
-    """The order of a run.
-
-    Args:
-        sources: of each row to train on.
-        weights: of each source; none: there is one, which is not named.
-
-    Raises:
-        DataError: a source, or all the data, without a row.
-    """
+    """Return the order of a run; without `weights` there is one unnamed source."""
     return MixedOrder(sources, weights, seed) if weights else PromptOrder(len(sources), seed)
 
 
 def list_candidates(order: Order, position: int, count: int, each: int) -> list[list[int]]:
-    """So many rows for each of the next `count` places, of which one is to be taken."""
+    """Return `each` candidate rows for each of the next `count` places."""
     if isinstance(order, MixedOrder):
         return order.candidates(position, count, each)
     rows = order.take(position * each, count * each)

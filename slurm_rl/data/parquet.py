@@ -30,7 +30,7 @@ def batch_rows(num_bytes: int) -> int:
 
 
 def read_parquet_rows(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Yield each row as a dict of the columns that `choose` selects from the columns of the file.
+    """Yield each row as a dict of the columns that `choose` selects.
 
     Raises:
         DataError: a row decodes to more than 256 MB, or the lists of a row group to more than 1 GB.

@@ -1,12 +1,12 @@
-"""The placeholder tokens of an image: one in the text that a chat template writes, many in what the model reads.
+"""Placeholder tokens of images, and characters that tokenization loses.
 
-    rendered    <|vision_start|> <|image_pad|> <|vision_end|> What is it?
-    expanded    <|vision_start|> <|image_pad|> x 4 <|vision_end|> What is it?      an image of 56 x 56 pixels
+    rendered    <|vision_start|> <|image_pad|> <|vision_end|> Describe it.
+    expanded    <|vision_start|> <|image_pad|> x 4 <|vision_end|> Describe it.      an image of 56 x 56 pixels
 
-The policy gets the expanded tokens; vLLM gets those with one placeholder an image, and expands them itself.
+The policy reads the expanded tokens; vLLM gets one placeholder per image and expands them itself.
 
-And which characters of a text its tokens do not hold. Comparing the text with its decoding would not do: decoders add a
-leading space, normalisers write an accent as one code point for two. What each token was made from tells it exactly.
+Lost characters are found from the offsets of the tokens: decoders add spaces and normalizers compose accents, so
+decoded text would not be comparable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurm_rl.errors import DataError
 
 
 class ImageCounter(Protocol):
-    """What is known of a model's images without their pixels."""
+    """Facts about a model's images that need no pixels."""
 
     @property
     def image_token_id(self) -> int:
@@ -35,11 +35,8 @@ class ImageCounter(Protocol):
 def expand_placeholders(
     token_ids: Sequence[int], sources: Sequence[str], counter: ImageCounter, where: str
 ) -> tuple[list[int], list[ImageSpan]]:
-    """The tokens with as many placeholders as each image needs, and where they are.
-
-    Raises:
-        DataError: an image cannot be read, or there are not as many placeholders as images.
-    """
+    """Return the tokens with as many placeholders as each image needs, and the spans; raise DataError if placeholders
+    and images do not match."""
     found = list(token_ids).count(counter.image_token_id)
     if found != len(sources):
         raise DataError(
@@ -62,7 +59,7 @@ def expand_placeholders(
 
 
 def collapse_placeholders(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
-    """The tokens with one placeholder for each image.
+    """Return the tokens with one placeholder for each image.
 
     >>> collapse_placeholders([1, 5, 5, 5, 2], [ImageSpan(source="1.jpg", start=1, num_tokens=3)])
     [1, 5, 2]
@@ -90,15 +87,11 @@ def _count(source: str, counter: ImageCounter, where: str) -> int:
 def find_lost_characters(
     text: str, token_ids: Sequence[int], spans: Sequence[tuple[int, int]] | None, tokenizer: Any
 ) -> str:
-    """Return the lost characters for a message; "" when there are none.
-
-    A character is lost when it became the unknown token, or when no token was made from it. Spaces
-    are let be, since many tokenizers leave them out of a span that holds them.
+    """Return the characters that became the unknown token or no token, for a message; spaces do not count.
 
     Args:
         token_ids: [L] the encoding of `text`.
-        spans: [L] (start, end) in `text` of each token, end exclusive; None from a slow tokenizer,
-            which only shows that there is an unknown token.
+        spans: [L] (start, end) in `text` of each token; None from a slow tokenizer.
     """
     if spans is None:
         unknown = tokenizer.unk_token_id in token_ids and tokenizer.unk_token not in text

@@ -1,9 +1,7 @@
-"""From the rows of a data source to prompts, each with its reference answer.
+"""Prompts with reference answers from the rows of a data source. Errors name file, row and column.
 
-    {"prompt": "3+4=", "answer": "7"}
-    {"prompt": [{"role": "user", "content": "What is 3+4?"}], "answer": "7"}
-
-What is wrong is named with its file, row and column; no row is repaired or left out in silence.
+{"prompt": "3+4=", "answer": "7"}
+{"prompt": [{"role": "user", "content": "3+4?"}], "answer": "7"}
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ if TYPE_CHECKING:
     from slurm_rl.data.image_parts import Folders
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message: `role` and `content`, and whatever else the chat template reads. A content is text, or a
-list of parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute path, or bytes>}`."""
+"""A chat message: `role`, `content` and other keys of the chat template. A content is text, or a list of
+parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute path, or bytes>}`.
+"""
 
 
 Text: TypeAlias = str | list[Message]
@@ -33,7 +32,7 @@ Text: TypeAlias = str | list[Message]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRow:
-    """What rows of all tasks have."""
+    """Common fields of rows of all tasks."""
 
     index: int
     """Position among the rows of its source, from 0; stays when rows are held out."""
@@ -44,12 +43,11 @@ class SourceRow:
 
     @property
     def name(self) -> str:
-        """For errors."""
+        """Name in error messages."""
         return self.where or f"row {self.index}"
 
     @property
     def texts(self) -> list[Text]:
-        """All messages and texts of the row, the prompt first."""
         return [self.prompt]
 
 
@@ -69,11 +67,7 @@ class PromptRow(SourceRow):
 def load_rows(
     name: str | Path, config: DataConfig, split: str = "train", *, with_info: bool = False
 ) -> list[PromptRow]:
-    """Read every prompt of a file, folder or hub name; see `build_rows`.
-
-    Args:
-        with_info: somebody reads the further columns; those of data.info_keys, or all.
-    """
+    """Read every prompt of a file, folder or hub name; `with_info` also reads data.info_keys, or all columns."""
     named = config.info_keys or []
     keys = {"input_key": config.input_key, "label_key": config.label_key, "image_key": config.image_key}
     columns = tuple((column, f"data.{key}") for key, column in keys.items() if column is not None)
@@ -98,14 +92,10 @@ def load_rows(
 
 
 def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
-    """Read every row of a file, folder or hub name (see `read_records`).
-
-    Args:
-        build: (record, index, where) -> row.
+    """Read every row of a file, folder or hub name and `build(record, index, where)` a row of it.
 
     Raises:
-        DataError: the source cannot be read or is empty, or a row is wrong.
-        MissingLibraryError: this machine cannot read its format.
+        DataError: the source cannot be read or is empty, or a row is invalid.
     """
 
     from slurm_rl.data.image_parts import Folders
@@ -164,11 +154,7 @@ def _build_row(
 
 
 def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -> None:
-    """Make the paths of its images absolute, in place.
-
-    Raises:
-        DataError: one is not there.
-    """
+    """Make the paths of its images absolute, in place; raise DataError if one does not exist."""
 
     from slurm_rl.data.image_parts import resolve_images
 
@@ -215,7 +201,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _is_blank(message: Message) -> bool:
-    """Whether it asks nothing; turns of the assistant are judged as answers."""
+    """Return whether a message is empty; turns of the assistant are checked as answers."""
     content = message["content"]
     return message["role"] != "assistant" and not (content.strip() if isinstance(content, str) else content)
 

@@ -1,13 +1,11 @@
 """Rows of a data source as plain dicts, each with its place: file and line, or row.
 
-    rows.jsonl       file:line, from 1       one JSON object a line
-    rows.json        file row N, from 0      one list of objects
-    rows.parquet     file row N              read in batches, only the columns asked for
-    a folder         folder row N            saved by the `datasets` library, or one of files it reads
-    org/name         name row N              a data set of the Hugging Face hub, from the cache or the network
-    gs://.../rows.jsonl                      a file of the first three kinds on any URL of fsspec's
-
-pyarrow and datasets are imported when they are needed.
+rows.jsonl       file:line, from 1       one JSON object per line
+rows.json        file row N, from 0      one list of objects
+rows.parquet     file row N              read in batches, only the requested columns
+a folder         folder row N            saved by the `datasets` library, or a folder of files it reads
+org/name         name row N              a data set of the Hugging Face hub, from the cache or the network
+gs://.../rows.jsonl                      a file of the first three kinds on any fsspec URL
 """
 
 from __future__ import annotations
@@ -33,29 +31,28 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """What to read."""
+    """A data source with the columns to read."""
 
     name: str
     """File, folder, hub name or URL of a file."""
     columns: tuple[tuple[str, str], ...]
-    """(column, the config key that names it) of every column that must be there."""
+    """(column, config key that names it) of every required column."""
     subset: str | None = None
     revision: str | None = None
     split: str = "train"
     optional: tuple[str, ...] = ()
-    """Columns to read as well where they are there; rows of text have all of theirs anyway."""
+    """Columns to read if they exist."""
     all_columns: bool = False
-    """Read whatever is there."""
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """The columns to read of a source with these."""
+        """Return the columns to read, out of `names`."""
         if self.all_columns:
             return list(names)
         return [column for column, _ in self.columns] + [column for column in self.optional if column in names]
 
     @property
     def folder(self) -> Path | None:
-        """Where relative paths in the rows start; None for a hub name and a URL."""
+        """Start of relative paths in the rows; None for a hub name and a URL."""
         if is_url(self.name):
             return None
         path = expand_user(self.name).absolute()
@@ -63,7 +60,7 @@ class DataSource:
 
 
 def read_records(source: DataSource) -> Iterator[Record]:
-    """Yield every row; each has all columns asked for.
+    """Yield every row with all required columns.
 
     Raises:
         DataError: the source is missing, of another format, damaged, or lacks a column.
@@ -102,7 +99,7 @@ def read_records(source: DataSource) -> Iterator[Record]:
 
 
 def require_columns(source: DataSource, names: Sequence[str], where: str) -> None:
-    """Raise DataError for the first column asked for that is not among `names`."""
+    """Raise DataError for the first required column that is not among `names`."""
     for column, option in source.columns:
         if column not in names:
             nearest = difflib.get_close_matches(column, names, n=1, cutoff=0.0)
@@ -114,7 +111,7 @@ def require_columns(source: DataSource, names: Sequence[str], where: str) -> Non
 
 
 def _read_url(source: DataSource) -> Iterator[Record]:
-    """Fetched whole into a temporary folder, read there, and named by its URL."""
+    """Download the file into a temporary folder and read it there; rows and errors name the URL."""
 
     from slurm_rl.run_dir.filesystem import open_filesystem
 
@@ -207,17 +204,14 @@ def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:
     data = data.select_columns(source.present(data.column_names))
     for name, feature in data.features.items():
         if isinstance(feature, Image):
-            # Paths or bytes as they are; decoding belongs to the one who looks at the picture.
+            # Keep paths or bytes; images are decoded on use.
             data = data.cast_column(name, Image(decode=False))
     for number, row in enumerate(data):
         yield f"{source.name} row {number}", _without_padding(source, row)
 
 
 def _without_padding(source: DataSource, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row without the keys that columnar formats add: there all objects of a column have all keys.
-
-    Columns for an environment stay as they are.
-    """
+    """Return the row without the null keys that columnar formats add; columns for an environment stay unchanged."""
     columns = {column for column, option in source.columns if option != "data.info_keys"} | set(source.optional)
     return {column: _drop_missing(value) if column in columns else value for column, value in row.items()}
 
@@ -246,7 +240,7 @@ def _open_dataset(source: DataSource, folder: Path | None) -> Any:
         if folder is not None:
             return load_dataset(str(folder), source.subset, split=source.split)
         return load_dataset(source.name, source.subset, split=source.split, revision=source.revision)
-    except Exception as error:  # the library raises what its many readers raise
+    except Exception as error:  # readers of the library raise any error
         raise DataError(
             f"data set {source.name} (subset {source.subset}, split {source.split}) must be one that can be read",
             seen=f"{type(error).__name__}: {shorten(' '.join(str(error).split()) or 'no word', 300)}",

@@ -1,11 +1,7 @@
-"""Which rows are held out of training: the same for every seed and every task, since their prompts alone decide.
+"""Choose the held-out rows, and order the training rows.
 
-A prompt's rank is the SHA-256 of its messages, and the first ranks are held out. So runs with other seeds are measured
-on the same rows, GRPO after SFT on the same file is not measured on what SFT has seen, and a file that is shuffled, or
-grows, holds out nearly the same rows as before.
-
-In which order rows are trained on is a pure function of how many were used before. There is no iterator to save: a run
-resumes at the very prompt by one integer, its position.
+A prompt's rank is the SHA-256 of its messages, and the first ranks are held out: the same rows for every seed and task,
+and nearly the same for a shuffled or longer file. The training order is a pure function of the position.
 
     PromptOrder(num_rows=3, seed=0).take(2, 3)
     position:   0 1 2 | 3 4 5 |         epochs of three rows, each a permutation of 0..2
@@ -27,12 +23,12 @@ from slurm_rl.errors import DataError
 
 Row = TypeVar("Row")
 DigestsOf = Callable[[Row], list[bytes]]
-"""A row to what `digest_prompts` says of it."""
+"""Row to the result of `digest_prompts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Generic[Row]):
-    """The rows of a run; none whose prompt is held out is trained on."""
+    """The rows of a run; no prompt is both held out and trained on."""
 
     train: list[Row]
     """In the order of the data."""
@@ -43,14 +39,12 @@ class Split(Generic[Row]):
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What became of the rows of the data; the event `data/loaded`."""
+    """Number of rows by use; the event `data/loaded`."""
 
     train: int
     held_out: int
     overlapping: int
-    """Not trained on, since their prompts are held out."""
     overlong: int
-    """In neither, with data.overlong_prompts=leave_out."""
 
     def __add__(self, other: RowCounts) -> RowCounts:
         return RowCounts(
@@ -62,11 +56,7 @@ class RowCounts:
 
 
 def count_rows(split: Split[Row], num_train: int, num_held_out: int) -> RowCounts:
-    """How many of a split were left once those that are too long were left out.
-
-    Raises:
-        DataError: none to train on, or none of those to evaluate on.
-    """
+    """Count the rows of a split after overlong ones were left out; raise DataError if none are left."""
     for what, before, after in (
         ("to train on", split.train, num_train),
         ("held out (data.num_eval)", split.held_out, num_held_out),
@@ -84,13 +74,9 @@ def count_rows(split: Split[Row], num_train: int, num_held_out: int) -> RowCount
 def split_rows(
     rows: Sequence[Row], evals: Sequence[Row] | None, num_eval: int, digests_of: DigestsOf[Row]
 ) -> Split[Row]:
-    """Hold out `num_eval` rows.
+    """Hold out `num_eval` rows of `evals`, or of `rows` if `evals` is None.
 
-    Args:
-        rows: of data.train.
-        evals: of data.eval: all of them, or as many as wanted, are held out, and rows with a prompt of any of them are
-            not trained on (as https://arxiv.org/abs/2501.19393 cleans its data; that finds similar ones, too).
-            None takes rows with different prompts away from `rows`.
+    Rows with a prompt of any of `evals` are not trained on (compare https://arxiv.org/abs/2501.19393).
 
     Raises:
         DataError: nothing is left to train on.
@@ -114,14 +100,10 @@ def split_rows(
 def digest_prompts(
     messages: Sequence[dict[str, Any]], answer: Sequence[dict[str, Any]] = (), folder: Path | None = None
 ) -> list[bytes]:
-    """SHA-256 of all that comes before each turn of the assistant in `answer`; the last one is the row's own.
+    """Return the SHA-256 of the messages before each turn of the assistant in `answer`, the row's own last.
 
-    Without such a turn there is one, of all `messages`. Text counts as a part of its message, an image by its path or
-    its bytes; roles and whatever else a template reads count, too.
-
-    Args:
-        folder: of the data. Images below it count by their paths from there, so that a copy of the data in another
-            folder, or of another user, holds out the same rows.
+    Without such a turn there is one digest, of all `messages`. An image counts by its path, relative to
+    `folder` if it is below it, or by its bytes.
     """
     digest, found = hashlib.sha256(), []
     for number, message in enumerate([*messages, *answer]):
@@ -155,7 +137,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, default=_name_bytes)
 
 
 def draw_rows(rows: Sequence[Row], digests: Sequence[list[bytes]], count: int) -> list[Row]:
-    """Rows of the first `count` ranks, in that order; of rows with equal prompts the first."""
+    """Return the rows of the first `count` ranks, in that order; of rows with equal prompts the first."""
     by_prompt: dict[bytes, Row] = {}
     for row, found in zip(rows, digests, strict=True):
         by_prompt.setdefault(found[-1], row)
@@ -178,15 +160,7 @@ def _nothing_left(num_rows: int, num_prompts: int, num_eval: int | None) -> Data
 
 
 class PromptOrder:
-    """An endless order over rows 0..num_rows-1; holds no state.
-
-    Args:
-        num_rows: rows of the training data.
-        seed: of the run.
-
-    Raises:
-        DataError: there are no rows.
-    """
+    """An endless order over rows 0..num_rows-1; holds no state."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         if num_rows < 1:
@@ -197,10 +171,7 @@ class PromptOrder:
         self._seed = seed
 
     def take(self, position: int, count: int) -> list[int]:
-        """Return the next `count` rows after `position` prompts were used since the start of the run.
-
-        `take(a, n) + take(a + n, m) == take(a, n + m)`, and each epoch has every row exactly once.
-        """
+        """Return the next `count` rows after `position` prompts; each epoch has every row exactly once."""
         assert position >= 0, position
         taken: list[int] = []
         while len(taken) < count:

@@ -1,9 +1,6 @@
-"""From prompt rows to token ids, without losing or cutting a character in silence.
+"""Encode prompt rows as token ids; a character that would be lost is an error.
 
-    PromptRow(prompt="3+4=")  ->  EncodedPrompt(token_ids=[5, 12, 6, 13], text="3+4=")
-
-Text without a chat template gets the special tokens the tokenizer adds by itself; a rendered chat
-template has written its own.
+PromptRow(prompt="3+4=")  ->  EncodedPrompt(token_ids=[5, 12, 6, 13], text="3+4=")
 """
 
 from __future__ import annotations
@@ -33,26 +30,26 @@ _IMAGE_THREADS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt as the rollout engine and the policy see it."""
+    """A prompt as rollout engine and policy read it."""
 
     index: int
-    """Of the row it came from."""
+    """Index of its row."""
     token_ids: list[int]
     text: str
-    """What was encoded: the prompt, or the rendered chat template."""
+    """Encoded text: the prompt, or the rendered chat template."""
     answer: str
     images: Sequence[ImageSpan] = ()
     """In the order of their placeholders."""
     messages: list[Message] | None = None
-    """The chat that `text` was rendered of, its images without their sources; None of plain text."""
+    """Chat of `text`, its images without their sources; None for plain text."""
     info: dict[str, Any] = field(default_factory=dict)
     """Further columns of the row, for an environment."""
     source: str = ""
-    """Of data.sources, where there are several."""
+    """Name in data.sources, if there are several."""
 
     @property
     def row_id(self) -> str:
-        """Names its row whatever the seed and the order: `games/17`, or `17` of data without sources."""
+        """Id of the row for any seed and order: `games/17`, or `17` without sources."""
         return f"{self.source}/{self.index}" if self.source else str(self.index)
 
     @cached_property
@@ -62,7 +59,7 @@ class EncodedPrompt:
 
     @property
     def tokens(self) -> TokenPrompt:
-        """What goes to the engine."""
+        """Prompt for the rollout engine."""
         return TokenPrompt(token_ids=self.token_ids, images=self.images)
 
 
@@ -79,22 +76,16 @@ def encode_prompts(
     system: str | None = None,
     source: str = "",
 ) -> list[EncodedPrompt]:
-    """Encode the rows, in order; those that do not fit are an error, or are left out.
+    """Encode the rows, in order.
 
     Args:
-        tokenizer: a Hugging Face tokenizer.
-        template: renders a prompt first, of which plain text is a user message; None: prompts are plain text.
-        max_prompt_tokens: longest prompt, in tokens.
-        context_length: longest sequence of the model, in tokens.
-        max_tokens: longest completion, in tokens.
-        overlong: what to do with a prompt that does not fit; see DataConfig.
-        images: counts those of a vision-language model; None for a text model.
-        system: see DataConfig; with a template alone.
-        source: of all rows.
+        template: renders prompts; None: prompts are plain text.
+        overlong: refuse or leave out prompts that do not fit; see DataConfig.
+        images: counts image tokens of a vision-language model; None for a text model.
+        system: see DataConfig; requires a template.
 
     Raises:
-        DataError: a row cannot be rendered, loses characters, is too long, or has images that cannot be read
-            or that the model does not take; the row is named.
+        DataError: a row cannot be rendered, loses characters, is too long, or has unreadable or unsupported images.
     """
     encoded: list[EncodedPrompt] = []
     if system is not None:
@@ -112,11 +103,7 @@ def encode_prompts(
 
 
 def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
-    """Return the text to encode; with a template, a plain prompt becomes one user message.
-
-    Raises:
-        DataError: messages without a template, messages the template refuses, or invalid Unicode.
-    """
+    """Return the text to encode; with a template, a plain prompt becomes one user message."""
     text = row.prompt
     if template is not None and isinstance(text, str) and text.startswith(template.special_tokens):
         raise DataError(
@@ -152,9 +139,9 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTempl
             texts,
             add_special_tokens=template is None,
             return_offsets_mapping=tokenizer.is_fast,
-            verbose=False,  # `_find_misfit` says it better
+            verbose=False,
         )
-    except Exception:  # what a tokenizer without an unknown token raises; it does not say on which row
+    except Exception:  # of a tokenizer without an unknown token; it does not name the row
         for row, text in zip(rows, texts, strict=True):
             refuse_lost(row.name, text, find_refused_characters(text, tokenizer))
         raise
@@ -202,7 +189,7 @@ def _expand(row: PromptRow, prompt: EncodedPrompt, sources: Sequence[str], count
 def _find_misfit(
     row: PromptRow, prompt: EncodedPrompt, max_prompt_tokens: int, max_tokens: int, context_length: int
 ) -> DataError | None:
-    """What is wrong with the length of a prompt; an empty one is always an error."""
+    """Return the error of a prompt that is too long; raise for an empty one."""
     num_tokens = len(prompt.token_ids)
     if num_tokens == 0:
         raise DataError(f"{row.name}: a prompt needs a token", seen="none", action="correct the row")

@@ -66,14 +66,8 @@ class ToolSyntax:
 
     @classmethod
     def of(cls, template: ChatTemplate, parser: str | None) -> ToolSyntax:
-        """The syntax of a template's model.
-
-        Args:
-            parser: of env.tool_parser; None: by the signs.
-
-        Raises:
-            ConfigError: no parser was named, and none is known for how the template writes a call.
-        """
+        """Return the syntax of a template's model; raise ConfigError if `parser` is None and the template's call is
+        unknown."""
         call = build_example(template.tools[0])
         messages = as_calls([call[0]], [call[1]])
         try:
@@ -103,13 +97,13 @@ class ToolSyntax:
 
 
 def build_example(schema: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call that the schema allows, as far as its types tell.
+    """Return name and arguments of a call that fits the types of the schema.
 
     >>> build_example({"function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}})
     ('add', {'a': 17})
     """
     function = schema["function"]
-    # Of a schema that a program wrote, a property may be of several types, or of any.
+    # In a generated schema, a property may have several types, or any.
     told = function["parameters"].get("properties", {}).items()
     kinds = {name: str(one.get("type")) for name, one in told if isinstance(one, dict)}
     return function["name"], {name: _EXAMPLES[kind] for name, kind in kinds.items() if kind in _EXAMPLES}
@@ -147,7 +141,7 @@ def find_closing(written: str) -> str:
 
 
 def as_calls(names: Sequence[str], arguments: Sequence[Any], ids: Sequence[str] = ()) -> Message:
-    """A message of the assistant that calls tools, in the form that templates read."""
+    """Return a message of the assistant that calls tools."""
     ids = ids or [f"call{place:05d}" for place in range(len(names))]
     calls = [
         {"id": one, "type": "function", "function": {"name": name, "arguments": values}}
@@ -157,11 +151,7 @@ def as_calls(names: Sequence[str], arguments: Sequence[Any], ids: Sequence[str] 
 
 
 def write_calls(template: ChatTemplate, message: Message) -> str:
-    """Render calls without the start and end of the turn.
-
-    Raises:
-        DataError: the template refuses calls, or leaves them out.
-    """
+    """Render calls without the start and end of the turn; raise DataError if the template writes none."""
     whole, plain = (
         template.render([_QUESTION, said], "a call", add_generation_prompt=False)
         for said in (message, {"role": "assistant", "content": _ANCHOR})

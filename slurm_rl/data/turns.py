@@ -1,13 +1,10 @@
-"""Tokens between two replies of the policy, rendered from an observation. Earlier tokens are never tokenized again, so
-the trained tokens are the sampled ones.
+"""Render the tokens between two replies of the policy. Earlier tokens are never tokenized again, so the trained
+tokens are the sampled ones.
 
     "5<|im_end|>", then "higher"   ->   "\\n<|im_start|>user\\nhigher<|im_end|>\\n<|im_start|>assistant\\n"
 
-With a chat template these are the tokens that it renders after a reply: the end of the turn, the observation as
-messages, the generation prompt. The constructor checks that they depend only on the observation. A template that would
-rewrite earlier turns (Qwen3 removes old thinking) never gets to: earlier turns stay as sampled.
-
-Tool results are rendered in the same way after a tool call, which need not end the turn.
+With a chat template these are the end of the turn, the observation as messages and the generation prompt; they must
+depend only on the observation. Tool results are rendered in the same way after a tool call.
 """
 
 from __future__ import annotations
@@ -43,25 +40,14 @@ class TurnRenderer:
             self._prove()
 
     def begin(self, observation: Text) -> list[int]:
-        """Return the token ids of a whole conversation, up to the policy's reply.
-
-        Raises:
-            DataError: see `render`.
-        """
+        """Return the token ids of a whole conversation, up to the policy's reply."""
         if self.template is None:
             return list(self.tokenizer(self._plain(observation))["input_ids"])
         text = self.template.render(as_messages(observation), "a dialogue", add_generation_prompt=True)
         return self._encode(text)
 
     def render(self, observation: Text, last_token: int | None = None) -> list[int]:
-        """Return the token ids after a reply.
-
-        Args:
-            last_token: last token of the reply; an end of turn in it is not repeated.
-
-        Raises:
-            DataError: messages without a chat template, or messages that it refuses.
-        """
+        """Return the token ids after a reply; an end of turn that is already its `last_token` is not repeated."""
         if self.template is None:
             return self._encode(self._plain(observation))
         token_ids = self._encode(self._behind(_REPLIES[0], observation))

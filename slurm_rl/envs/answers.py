@@ -3,7 +3,7 @@
     Said(facts=Facts("replay", "5c1f..."))     once, after the import of the user's file
     Said(answers=[...])                         finished steps
 
-The trainer decodes them by these types. Other bytes count as a crash of the process.
+The trainer decodes them by these types; other bytes count as a crash of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Said(msgspec.Struct, array_like=True):
     refused: Refused | None = None
 
     def read(self) -> list[Answer]:
-        """Return the answers; raises ValueError or msgspec.DecodeError if one is none."""
+        """Return the answers; raises ValueError or msgspec.DecodeError for invalid ones."""
         return [_unpack(_decode_answer(raw)) for raw in self.answers]
 
 
@@ -55,7 +55,7 @@ _decode_answer = msgspec.msgpack.Decoder(_Packed).decode
 
 
 def pack_answer(answer: Answer) -> msgspec.Raw:
-    """Return an answer for `Said`. A step that cannot be encoded (for example an int above 64 bits) is a failure."""
+    """Return an answer as bytes. A step that cannot be encoded (for example an int above 64 bits) is a failure."""
     step, failure = (answer.outcome, None) if isinstance(answer.outcome, Step) else (None, answer.outcome)
     try:
         return msgspec.Raw(encode(_Packed(answer.episode, step, failure, answer.snapshot)))

@@ -16,7 +16,7 @@ _LOOK_S = 0.5
 
 
 class Environments(ABC):
-    """The worlds of a source: of processes of this node (pool.py), or of several nodes (spread.py)."""
+    """Environments of a source: in processes of this node (pool.py) or of several nodes (spread.py)."""
 
     facts: Facts
     """Declarations of the class; known once its processes are ready."""
@@ -24,23 +24,22 @@ class Environments(ABC):
 
     def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
         self.schemas = schemas
-        """Of the tools of env.tools."""
+        """Schemas of env.tools."""
         self._one_batch = threading.Lock()
 
     @abstractmethod
     def submit(self, calls: Sequence[Call]) -> None:
-        """Ask; at most one call of an episode at a time. Returns at once; from any thread."""
+        """Submit calls, at most one per episode at a time; returns at once. Thread-safe."""
 
     @abstractmethod
     def listen(self, timeout_s: float) -> list[Answer]:
-        """Answers that have come; waits up to `timeout_s` for the first, or less. In one thread."""
+        """Return available answers; waits up to `timeout_s` for the first. From one thread."""
 
     @abstractmethod
     def forget(self, episodes: Sequence[str]) -> None:
-        """No call of these will come again."""
+        """Release the environments of these episodes."""
 
     def play(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Answers, in the order of the calls."""
         return [answer.outcome for answer in self.ask(calls)]
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:

@@ -1,10 +1,4 @@
-"""Declarations of an environment class, read in the process that imported it, and their validation.
-
-    class Shop(Environment):
-        resume, version = "snapshot", "2"     ->  Facts("snapshot", "2")
-
-A class that declares snapshots without implementing them is refused at the start of the run.
-"""
+"""Declarations of an environment class, read in the process that imported it, and their validation."""
 
 from __future__ import annotations
 

@@ -58,11 +58,8 @@ class EnvironmentPool(Environments):
         self._context.set_forkserver_preload(["slurm_rl.envs.worker"])
 
     def __enter__(self) -> EnvironmentPool:
-        """Start the processes.
-
-        Raises:
-            ConfigError: the user's file cannot be run; RewardError: they are not up within `env.start_timeout_s`.
-        """
+        """Start the processes; raise ConfigError if the user's file cannot be run, RewardError if they are not up in
+        time."""
         try:
             for _ in range(self.config.num_workers):
                 self._processes.append(self._start())
@@ -139,7 +136,7 @@ class EnvironmentPool(Environments):
             return
         shares: list[list[Call]] = [[] for _ in self._processes]
         while self._submitted:
-            # By name, not by turn: an episode finds its world where it left it.
+            # By name, so that an episode stays in its process.
             for call in self._submitted.popleft():
                 shares[self._place(call.episode)].append(call)
         gone: list[list[str]] = [[] for _ in self._processes]

@@ -65,11 +65,7 @@ def _tell(connection: Connection, spec: str) -> None:
 
 
 def build_schema(name: str, tool: Callable[..., Any]) -> Schema:
-    """Return the schema of one function.
-
-    Raises:
-        Exception: from transformers; names what is missing.
-    """
+    """Return the schema of one function; transformers raises any error."""
     from transformers.utils import get_json_schema
 
     schema: Schema = get_json_schema(tool)

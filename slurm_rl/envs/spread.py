@@ -27,7 +27,7 @@ _END_S = 30.0
 
 
 class HostLost(SlurmRLError):
-    """A node's environments answer no more."""
+    """The environments of a node do not answer."""
 
 
 class Host(Protocol):
@@ -37,10 +37,10 @@ class Host(Protocol):
     num_workers: int
 
     def submit(self, calls: Sequence[Call], gone: Sequence[str]) -> None:
-        """Submit calls and forget the episodes `gone`; returns after delivery."""
+        """Submit calls and release the episodes `gone`; returns after delivery."""
 
     def listen(self) -> list[Answer]:
-        """Answers that have come; waits some seconds for the first, or less."""
+        """Return available answers; waits some seconds for the first."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class SpreadEnvironments(Environments):
 
     Args:
         hosts: the first is never lost.
-        like: declarations and tools of the class, from the first host.
+        like: declarations and tools of the class.
         report: called with an event and its fields.
     """
 
@@ -84,7 +84,7 @@ class SpreadEnvironments(Environments):
             node.outbox.put(None)
 
     def join(self) -> None:
-        """After the hosts were closed: no thread waits for them any more."""
+        """Wait for the threads, after the hosts were closed."""
         for thread in self._threads:
             thread.join(_END_S)
 
@@ -150,7 +150,7 @@ class SpreadEnvironments(Environments):
                 self._end(node, error)
                 return
             with self._lock:
-                # Of a node that is lost another has the call by now.
+                # Another node has the calls of a lost one.
                 known = [answer for answer in answers if node.open.pop(answer.episode, None) is not None]
                 for answer in known:
                     if isinstance(answer.outcome, Failure) or answer.outcome.done:

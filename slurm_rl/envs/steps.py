@@ -26,7 +26,7 @@ Outcome: TypeAlias = Step | Failure
 def digest_step(step: Step) -> int:
     """Return a checksum of a step.
 
-    >>> digest_step(Step("go on", 1.0)) == digest_step(Step("go on", 1.0)) != digest_step(Step("go on", 0.5))
+    >>> digest_step(Step("more", 1.0)) == digest_step(Step("more", 1.0)) != digest_step(Step("more", 0.5))
     True
     """
     said = [step.observation, step.reward, step.done, dict(step.scores)]
@@ -42,7 +42,7 @@ def digest_step(step: Step) -> int:
 def check_step(step: Any) -> Outcome:
     """Return a step of plain values, or the reason why it is invalid.
 
-    >>> check_step(Step("go on", reward=float("nan")))
+    >>> check_step(Step("more", reward=float("nan")))
     Failure(cause='bad score', detail='Step.reward must be a finite number or None; got nan')
     """
     if not isinstance(step, Step):

@@ -53,12 +53,7 @@ _ADVICE: Mapping[ToolError, str] = {
 
 
 def load_tools(spec: str) -> Any:
-    """Return the functions or the class that env.tools names.
-
-    Raises:
-        ValueError: the file contains no tool.
-        Exception: from the file.
-    """
+    """Return the functions or the class that env.tools names; raise ValueError if there is no tool."""
     if spec.endswith(":*"):
         found: Any = load_file(spec)
     else:
@@ -83,7 +78,7 @@ def _is_own(value: Any, module: ModuleType) -> bool:
 
 
 def list_methods(cls: type) -> list[str]:
-    """Names of the methods that are tools, in the order of the class."""
+    """Return the names of the methods that are tools, in the order of the class."""
     names = [name for base in reversed(cls.__mro__) for name in vars(base)]
     return [
         name
@@ -93,7 +88,7 @@ def list_methods(cls: type) -> list[str]:
 
 
 def bind_tools(tools: Any) -> tuple[Any, Tools]:
-    """State of an episode (None for functions) and its callable tools."""
+    """Return the state of an episode (None for functions) and its callable tools."""
     if not isinstance(tools, type):
         return None, tools
     state = tools()
@@ -169,11 +164,7 @@ class ToolEnvironment(Environment):
 
 
 def check_call(call: ToolCall, schemas: Mapping[str, Any]) -> tuple[ToolError | None, str, dict[str, Any]]:
-    """Return the error of a call with its text for the policy, and the arguments.
-
-    Args:
-        schemas: parameter schema of each tool.
-    """
+    """Return the error of a call with its text for the policy, and the arguments; `schemas` are by tool."""
     if call.error is not None:
         return call.error, _ADVICE[call.error], {}
     if call.name not in schemas:
@@ -208,7 +199,7 @@ def read_arguments(text: str, schema: Mapping[str, Any]) -> tuple[str | None, di
 
 
 def _strict(schema: Any) -> Any:
-    """The schema without the liberties of JSON Schema that a Python function does not take."""
+    """Return the schema without the liberties of JSON Schema that a Python function does not take."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, Mapping):

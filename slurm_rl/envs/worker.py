@@ -31,7 +31,7 @@ from slurm_rl.run_dir.wire import LINGER_S, Wire
 
 
 class Snapshot(NamedTuple):
-    """A world as it was."""
+    """State of an environment."""
 
     num_replies: int
     """Number of replies so far."""
@@ -39,10 +39,10 @@ class Snapshot(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A reply on its way to the world of its episode."""
+    """A reply for the environment of its episode."""
 
     episode: str
-    """Names the episode among all under way."""
+    """Unique name of the episode."""
     row: Row
     seed: int
     replies: Sequence[Reply]
@@ -53,8 +53,8 @@ class Call(NamedTuple):
 
 
 class NextCall(NamedTuple):
-    """The same where the process holds the world: the episode, and the fields of the newest reply. It goes as a plain
-    tuple, since pickling the names of its classes would take most of the time."""
+    """A call for an environment that the process holds. It is sent as a plain tuple, because pickling class names would
+    take most of the time."""
 
     episode: str
     text: str
@@ -83,13 +83,10 @@ class Begun(Protocol):
 
 
 def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
-    """Answer calls until the connection closes.
-
-    Lists of calls arrive at any time; a plain name releases the instance of that episode.
+    """Answer calls until the connection closes. Lists of calls arrive at any time; a plain name releases that episode.
 
     Args:
         num_begun: shared counter of started calls (they start in order), readable after a crash or hang.
-        schemas: schemas of env.tools.
     """
     become_subreaper()  # so that the pool finds child processes of the environments
     wire = Wire(end, encode=encode)
@@ -139,7 +136,7 @@ class Worlds:
         await loop.create_future()
 
     def take(self, asked: Sequence[Call | tuple[Any, ...] | str]) -> None:
-        """Begin calls: all at once where environments wait by `await`, else one after the other; or forget worlds."""
+        """Begin calls, or release environments; awaiting environments run concurrently."""
         for one in asked:
             if isinstance(one, str):
                 self._held.pop(one, None)
@@ -155,7 +152,7 @@ class Worlds:
         outcome: Outcome
         snapshot = None
         try:
-            # Not `wait_for`, which would begin all before the first plain function has returned: who hangs is the
+            # Not `wait_for`, which would begin all before the first plain function has returned: the hanging one is the
             # one that began last.
             async with asyncio.timeout(self.timeout_s):
                 outcome = check_step(await self._step(call))
@@ -176,7 +173,7 @@ class Worlds:
         self._say(Answer(call.episode, outcome, snapshot))
 
     def _say(self, answer: Answer) -> None:
-        """At once, but of many one after the other those of some milliseconds go in one message."""
+        """Send at once; after a recent message, collect answers for some milliseconds."""
         self._ended.append(pack_answer(answer))
         loop = asyncio.get_running_loop()
         if loop.time() - self._sent_at >= LINGER_S:
@@ -202,7 +199,7 @@ class Worlds:
         return await _wait(world.step(call.replies[-1]))
 
     async def _bring_back(self, call: Call) -> Any:
-        """The world as it was before the newest reply."""
+        """Restore the environment as it was before the newest reply."""
         world = self.make()
         if call.snapshot is not None:
             await _wait(world.restore(call.row, call.snapshot.data))
@@ -222,7 +219,7 @@ class Worlds:
 
 
 class _Failed(Exception):
-    """Has its own words."""
+    """An error with its own failure."""
 
     def __init__(self, cause: Any, detail: str) -> None:
         super().__init__(detail)

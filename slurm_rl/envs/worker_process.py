@@ -40,14 +40,14 @@ class WorkerProcess:
     num_seen: int = 0
     """Last seen value of `num_begun`."""
     parts: deque[list[Call]] = field(default_factory=deque)
-    """Suspect calls, sent one at a time when nothing else is open."""
+    """Suspect calls, sent one at a time while no others are open."""
     suspected: set[str] = field(default_factory=set)
-    """Episodes of those; one that takes a process along again is to blame."""
+    """Episodes of those; one that kills a process again fails."""
     holds: set[str] = field(default_factory=set)
     """Episodes with an instance in this process."""
     heard_at: float = 0.0
     is_gone: bool = False
-    """It has ended, or cannot be understood."""
+    """It has ended, or sent an invalid answer."""
     nonsense: str = ""
     """Error text if it sent an invalid answer."""
     is_trying: bool = False
@@ -80,12 +80,12 @@ class WorkerProcess:
             self.holds.add(answer.episode)
 
     def look(self) -> None:
-        """A step that begins is a sign of life."""
+        """Record a started step as a sign of life."""
         if self.num_begun.value != self.num_seen:
             self.num_seen, self.heard_at = self.num_begun.value, time.monotonic()
 
     def begun(self) -> list[Call]:
-        """Calls that are under way."""
+        """Return the started calls."""
         return [call for number, call in self.open.values() if number <= self.num_begun.value]
 
     def go_on(self) -> None:
@@ -95,7 +95,7 @@ class WorkerProcess:
                 self.ask(self.parts.popleft())
 
     def read(self) -> list[Answer]:
-        """Return answers that have come; bytes that are none end the process."""
+        """Return available answers; invalid bytes end the process."""
         if self.is_gone:
             return []
         try:
@@ -141,7 +141,7 @@ class WorkerProcess:
         return None
 
     def end(self) -> None:
-        """SIGKILL to the process and to all below it, those in sessions of their own among them."""
+        """Kill the process and all its descendants, those in sessions of their own included."""
         self.outbox.close()
         pid = self.process.pid
         with contextlib.suppress(ProcessLookupError):

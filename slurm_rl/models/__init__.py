@@ -1,4 +1,4 @@
 """One policy engine for every loss: model, packing, sharding, optimizer, checkpoint.
 
-`checkpoint` and `folders` need the standard library alone; the rest needs torch.
+Only `checkpoint` works without torch.
 """

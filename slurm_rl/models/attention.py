@@ -1,8 +1,7 @@
 """Attention implementation of a model, and `varlen`: packed rows without flash-attn and without a mask.
 
 For a packed row transformers gives SDPA a boolean mask [R, 1, W, W], and CUDA has no flash kernel with a mask. `varlen`
-gets the sequence boundaries and attends within each: by torch's own flash kernel, else by SDPA per sequence with the
-causal flag. No tensor has the size of a row's square.
+attends within each sequence: by torch's own flash kernel, else by SDPA with the causal flag.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _WIDEST_HEAD, _HEAD_MULTIPLE = 256, 8
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the sequences of one packed row end."""
+    """Boundaries of the sequences of one packed row."""
 
     lengths: list[int]
     ends: Tensor
-    """[S + 1] int32 on the row's device: the same lengths, added up from 0."""
+    """[S + 1] int32 on the row's device: cumulative lengths from 0."""
 
 
 def varlen_attention(
@@ -54,8 +53,8 @@ def varlen_attention(
     """Attention function of transformers: query [R, H, W, D], key and value [R, K, W, D] to [R, W, H, D].
 
     Args:
-        attention_mask: of shared prompts; used alone if given.
-        is_causal: None: the layer's flag; vision towers have False and call this per image.
+        attention_mask: mask of shared prompts; replaces the sequence boundaries.
+        is_causal: None: the layer's flag; vision towers have False.
         sliding_window: number of visible tokens, including itself; None: all earlier ones.
         packed_sequences: None: each row is one sequence.
     """
@@ -102,7 +101,7 @@ def _fits_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 @cache
 def _has_kernel() -> bool:
-    """AMD's build has another kernel under this name, of which nothing is known here: SDPA serves there."""
+    """Return whether torch's flash kernel is available; AMD's build has another, untested kernel under this name."""
     return (
         torch.version.hip is None
         and torch.backends.cuda.is_flash_attention_available()
@@ -144,14 +143,10 @@ def name_to_load(attention: str) -> str | None:
 
 
 def settle_attention(model: PreTrainedModel, attention: str, *, any_mask: bool) -> None:
-    """Resolve `auto` for this model on the device of this process.
+    """Resolve `auto` for this model on this device; raise ConfigError if it does not support `varlen`.
 
     Args:
-        attention: model.attention; values other than `auto` and `varlen` are set already.
         any_mask: shared prompts will use a mask, which flash attention does not take.
-
-    Raises:
-        ConfigError: the model does not support `varlen`.
     """
     if attention == VARLEN and not _takes_varlen(model):
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""What a sharding library must do for the policy engine, and the table of those that can.
+"""Interface of a sharding library for the policy engine, and the table of implementations.
 
-Loss convention: token weights are global, so the loss of a step is the plain sum over tokens,
-micro-batches and ranks. A library that averages gradients over ranks has that undone here.
+Loss convention: token weights are global, so the loss of a step is the plain sum over tokens, micro-batches and ranks.
+A
+library that averages gradients over ranks has that undone here.
 """
 
 from __future__ import annotations
@@ -28,31 +29,27 @@ from slurm_rl.models.weight_files import WeightFiles
 
 
 class Backend(Protocol):
-    """A sharded model with its optimizer. Every method is called on all ranks together."""
+    """A sharded model with its optimizer. Every method is collective."""
 
     model: Callable[..., Any]
     """Called with the model's keyword arguments; runs the collectives that sharding needs."""
     module: PreTrainedModel
     """The model itself; its parameters may be shards."""
     can_reshard: bool
-    """Whether `load` takes what another number of ranks saved."""
+    """Whether `load` accepts a checkpoint of another number of ranks."""
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step.
-
-        Args:
-            is_last: no other will come before `step`.
-        """
+        """Add the gradient of this rank's `loss` (a sum) to the step's; `is_last` marks the last call before `step`."""
 
     def step(self, lr: float) -> float:
-        """Sum gradients over ranks, clip, update, clear them; returns the norm before clipping.
+        """Sum gradients over ranks, clip, update, clear them; return the norm before clipping.
 
         Raises:
             TrainingError: the norm is not finite; no rank changed its weights.
         """
 
     def reset_optimizer(self, config: OptimConfig) -> None:
-        """Forget the moments and take other hyperparameters."""
+        """Reset the moments and take other hyperparameters."""
 
     dtype: torch.dtype
     """The model's own type, which `full_state` yields."""
@@ -60,45 +57,41 @@ class Backend(Protocol):
     def full_state(
         self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
+        """Yield each whole tensor of `state_dict()` on rank 0 on CPU, tied ones under each of their names.
 
-        Other ranks yield nothing but must exhaust the iterator: tensors are gathered in buckets (gather.py). Beside
-        its shards each rank needs at most two of them on its device, or twice the largest tensor.
+        Other ranks yield nothing but must exhaust the iterator. Each rank needs at most two buckets (gather.py), or
+        twice the
+        largest tensor, on its device in addition to its shards.
 
         Args:
-            wanted: which names to gather, the same on every rank; None: all.
-            place: every rank yields its tensors there, in place of rank 0 on CPU.
+            wanted: filter of names, the same on every rank; None: all.
+            place: every rank yields its tensors there.
         """
 
     def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
         """Write this rank's shard of the trained parameters and their moments into an existing folder.
 
         Args:
-            writer: copy what is to be written, and leave the writing to it where the library can.
+            writer: writes a copy in the background, where the library supports it.
 
         Returns:
             The files that the writer has still to finish; each appears whole.
         """
 
     def load(self, folder: Path, num_saved: int) -> None:
-        """Take back what `save` wrote with `num_saved` ranks."""
+        """Restore the state that `save` wrote with `num_saved` ranks."""
 
 
 def build_backend(
     model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
 ) -> Backend:
-    """Shard `model` over the ranks of the process group.
-
-    Args:
-        model: on CPU, every rank with the same weights; or empty, with `files`.
-        files: where each rank reads what it keeps.
-    """
+    """Shard `model` over the ranks; with `files` it is empty and each rank reads its part, else it is whole on CPU."""
     backend: Backend = load_function(_BACKENDS[policy.backend])(model, policy, optim, files)
     return backend
 
 
 def splits_parameters(policy: PolicyConfig, dtype: torch.dtype) -> bool:
-    """Whether the ranks share the parameters, so that none needs the whole model and it may come empty."""
+    """Return whether the ranks share the parameters, so that the model may come empty."""
     if build_parallel_dims(policy, get_world_size()).shard > 1:
         return True
     # FSDP2 casts each block that it gathers, and brings it from the host; one worker in float32 needs neither.
@@ -112,19 +105,19 @@ _BACKENDS = {
 
 
 def exported_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The model's type, not the master weights'. Adapters stay as they are: they are rounded when they are merged."""
+    """Return the model's dtype instead of the master weights'; adapters are rounded when they are merged."""
     return tensor.dtype if is_adapter(name) else dtype
 
 
 def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
-    """A copy on CPU, or on `place`, that later steps do not change."""
+    """Return a copy on CPU, or on `place`."""
     return tensor.detach().to(device=place or "cpu", dtype=exported_dtype(name, tensor, dtype), copy=True)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over two groups: matrices decay; norms, biases and other vectors do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    # What ZeRO has cut already is flat, and remembers its shape.
+    # Parameters that ZeRO has split are flat and keep their shape in `ds_shape`.
     matrices = {p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2}
     groups = [
         {"params": [p for p in parameters if p in matrices], "decayed": True},
@@ -148,13 +141,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
-    """Scale gradients down to the global norm `max_norm`; returns the norm before that.
-
-    For sharded parameters the norm is over all ranks, so every rank raises or none does.
-
-    Raises:
-        TrainingError: the norm is not finite; nothing was changed.
-    """
+    """Clip to the norm `max_norm` over all ranks and return the norm before; raise TrainingError if not finite."""
     parameters = [p for p in parameters if p.grad is not None]
     norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
     if isinstance(norm, DTensor):

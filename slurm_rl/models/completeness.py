@@ -1,4 +1,4 @@
-"""A set of tensors is a whole model, or an error names what is missing and what is unknown."""
+"""Check that tensors are a whole model; errors name missing and unknown ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def require_fit(loaded: Mapping[str, Any], field: str, seen: str) -> None:
 
     Args:
         loaded: `output_loading_info` of `from_pretrained`.
-        field: the config key that names the weights.
+        field: config key of the weights.
     """
     require_complete(
         ConfigError,

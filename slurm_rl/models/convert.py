@@ -1,11 +1,10 @@
-"""A policy checkpoint to a Hugging Face folder, without the ranks that wrote it.
+"""Convert a policy checkpoint to a Hugging Face folder, without the ranks that wrote it.
 
     rank-0.pt rank-1.pt ...  --one tensor at a time-->  model-00001-of-00003.safetensors ... + config + tokenizer
 
-Shards are mapped, not read, and each output file is written as soon as it is full, so memory holds one output
-file, its copy on the way to disk, and one tensor; comparing logits at the end takes a whole model.
-
-The proof: the written model and the one it was made of compute the same logits on a prompt.
+Shards are mapped, not read: memory holds one output file, its copy and one tensor. The final comparison of logits takes
+a
+whole model.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from slurm_rl.run_dir.run_dir import read_json
 def convert_checkpoint(
     policy: Path, model_path: str, model: ModelConfig, out: Path, max_shard_bytes: int, *, check_logits: bool = True
 ) -> int:
-    """Write the parameters of a checkpoint as a model that Hugging Face loads; the number of parameters.
+    """Write the parameters of a checkpoint as a Hugging Face folder; return the number of parameters.
 
     Args:
-        policy: the folder `policy` of a checkpoint that verifies.
-        model_path: where architecture and tokenizer come from.
+        policy: folder `policy` of a checkpoint that verifies.
+        model_path: architecture and tokenizer.
         out: appears whole, or not at all.
-        check_logits: load what was written, and compare; this takes the memory of a whole model in float32.
+        check_logits: compare logits; takes the memory of a whole model in float32.
 
     Raises:
-        CheckpointError: the checkpoint is of another model, or what was written computes something else.
+        CheckpointError: the checkpoint is of another model, or the logits differ.
     """
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
     config.dtype = getattr(torch, model.dtype)
@@ -72,7 +71,7 @@ def convert_checkpoint(
 
 
 def _count_bytes(module: Any, dtype: str) -> int:
-    """Of all parameters, a tied one once."""
+    """Return the bytes of all parameters, a tied one once."""
     return sum(parameter.numel() for parameter in module.parameters()) * getattr(torch, dtype).itemsize
 
 
@@ -85,11 +84,7 @@ def _tell_size(tensors: Iterable[tuple[str, Tensor]], advance: Advance) -> Itera
 def _check_all(
     tensors: Iterable[tuple[str, Tensor]], module: Any, model: ModelConfig, model_path: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the module once, in the model's type.
-
-    Raises:
-        CheckpointError: one is missing, of another shape, or not of this model.
-    """
+    """Yield every parameter once, in the model's dtype; raise CheckpointError if one is missing or misshaped."""
     # Each parameter under the first of its names, and the buffers that are saved.
     tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - dict(
         module.named_parameters()
@@ -128,7 +123,7 @@ def _dtype(model: ModelConfig) -> torch.dtype:
 
 
 def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None:
-    """Say in the config of a language model what a reward model made of it says."""
+    """Set the fields of a reward model in the config of a language model."""
     config.num_labels = 1
     if config.pad_token_id is None:
         config.pad_token_id = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).pad_token_id
@@ -148,13 +143,7 @@ _PROMPT_TOKENS = 32
 def require_same_logits(
     model_class: Any, config: Any, source: Iterable[tuple[str, Tensor]], folder: Path, trust_remote_code: bool
 ) -> float:
-    """Load `folder` as anybody does, and compare in float32; one model is in memory at a time.
-
-    Args:
-        source: the parameters that it should have.
-
-    Returns:
-        the largest difference.
+    """Load `folder`, compare logits with `source` in float32 and return the largest difference.
 
     Raises:
         CheckpointError: it is above 1e-5.

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO 0 to 3. The library is imported when a run asks for it, and not before.
+"""DeepSpeed ZeRO 0 to 3, imported late.
 
     stage  split over ranks
     0      nothing
@@ -6,9 +6,9 @@
     2      moments, gradients
     3      moments, gradients, parameters
 
-`managed_gradient_accumulation` is off, so `step` alone ends a step, after however many micro-batches. There stages 0
-and 1 sum gradients over ranks, once; stages 2 and 3, which keep no others than their own, after each micro-batch.
-A bfloat16 model keeps float32 master weights in every stage.
+`managed_gradient_accumulation` is off, so that only `step` ends a step. Stages 0 and 1 then sum gradients over ranks
+once;
+stages 2 and 3 after each micro-batch. A bfloat16 model keeps float32 master weights in every stage.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ _TAG = "deepspeed"
 
 
 class DeepSpeedBackend:
-    """See `Backend`."""
-
     can_reshard = False  # ZeRO's files hold each rank's part of flattened buffers
 
     def __init__(
@@ -59,7 +57,7 @@ class DeepSpeedBackend:
             self._fill(model, files, config)
         self.optimizer = build_optimizer(model, optim)
         self.engine, _, _, _ = self._deepspeed.initialize(model=model, optimizer=self.optimizer, config=config)
-        # DeepSpeed's own reader would run whatever a checkpoint says.
+        # DeepSpeed's own reader runs code in a checkpoint.
         self.engine.checkpoint_engine.load = lambda path, map_location=None: load_deepspeed(Path(path))
         self.model = self.engine
         self.module: PreTrainedModel = self.engine.module
@@ -68,9 +66,9 @@ class DeepSpeedBackend:
             self.optimizer.register_step_pre_hook(self._clip)
 
     def _fill(self, model: PreTrainedModel, files: WeightFiles, config: dict[str, Any]) -> None:
-        """Read the parameters of one layer after the other; ZeRO cuts each before the next is read."""
+        """Read the parameters layer by layer; ZeRO shards each before the next is read."""
 
-        # Rank 0 tells the others, who take it into one place: many freed tensors would leave memory in pieces.
+        # Other ranks receive from rank 0 into one buffer, because many freed tensors would fragment memory.
         largest = max(p.numel() for p in model.parameters()) if get_rank() else 0
         scratch, names = torch.empty(largest, dtype=self.dtype), names_in_files(model)
 
@@ -129,7 +127,7 @@ class DeepSpeedBackend:
 
 
 def _to_part(tensor: Any) -> Tensor | Part:
-    """ZeRO-3 cuts the flat parameter into equal parts, the last one padded; other stages leave it whole."""
+    """Return ZeRO-3's part of the flat parameter, padded at the end; other stages leave it whole."""
     if not hasattr(tensor, "ds_id"):
         return tensor.detach()
     part = tensor.ds_tensor.detach()

@@ -1,4 +1,4 @@
-"""The process group, and the little that goes over it besides gradients."""
+"""The process group, and collectives of Python objects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ Value = TypeVar("Value")
 
 
 def init_process_group(rank: int, world_size: int, master_address: str, port: int, timeout_s: float) -> None:
-    """Join the policy's process group; returns when all `world_size` ranks have joined.
-
-    gloo on CPU; nccl (RCCL on AMD) for tensors on GPUs, and gloo for Python objects.
+    """Join the policy's process group: gloo on CPU, nccl (RCCL on AMD) for tensors on GPUs.
 
     Raises:
-        BringUpError: the others did not come within `timeout_s`, or the port is taken; names this rank.
+        BringUpError: not all ranks joined within `timeout_s`, or the port is taken.
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -60,7 +58,7 @@ def get_device() -> torch.device:
 
 
 def device_memory() -> int:
-    """Bytes of this process's GPU; without one, of its part of the host's memory."""
+    """Return the bytes of this process's GPU; without one, of its share of the host's memory."""
     device = get_device()
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -76,7 +74,7 @@ def set_num_threads(config: PolicyConfig) -> None:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """The values of all ranks, in rank order, on every rank."""
+    """Return the values of all ranks, in rank order, on every rank."""
     if not dist.is_initialized():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -85,7 +83,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def call_on_rank_0(call: Callable[[], Value]) -> Value:
-    """What `call` returns on rank 0, on every rank; its error, too, so that nobody waits for a rank that gave up."""
+    """Return the result of `call` on rank 0, or raise its error, on every rank."""
     found: tuple[Any, Exception | None] = (None, None)
     if get_rank() == 0:
         try:
@@ -107,7 +105,7 @@ def raise_anywhere(error: Exception | None) -> None:
 
 
 def sum_over_ranks(sums: Mapping[str, float]) -> dict[str, float]:
-    """Add up by key in rank order, so that the result is the same in every digit; keys may differ by rank."""
+    """Add up by key in rank order, for equal bits; keys may differ by rank."""
     totals: dict[str, float] = {}
     for one in gather_objects(dict(sums)):
         add_totals(totals, one)
@@ -115,11 +113,7 @@ def sum_over_ranks(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def require_equal_counts(num_micro_batches: int) -> None:
-    """Every rank must run as many micro-batches as the others, or a collective would wait for ever.
-
-    Raises:
-        TrainingError: they differ; on all ranks alike.
-    """
+    """Raise TrainingError on all ranks if their micro-batches differ in number: a collective would hang."""
     counts = gather_objects(num_micro_batches)
     if len(set(counts)) > 1:
         raise TrainingError(

@@ -1,9 +1,6 @@
-"""The trained model as a Hugging Face folder.
+"""Export the trained model as a Hugging Face folder, under the published names of its weights.
 
-Its weights have the names under which they are published, which for some models are not those of its parameters.
-
-Tensors go one after the other into safetensors files, each written as soon as it is full. Memory holds what is to go
-into one file, the tensor that did not fit any more, and safetensors' copy of the file.
+Safetensors files are written as soon as they are full: memory holds one file, safetensors' copy and one tensor.
 """
 
 from __future__ import annotations
@@ -27,10 +24,7 @@ from slurm_rl.run_dir.run_dir import write_text
 
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> int:
-    """Fill an existing folder as Hugging Face does: one file, or several and an index; the number of numbers.
-
-    Names of files hold how many there are, so they are given at the end.
-    """
+    """Write one file, or several and an index, into an existing folder; return the number of elements."""
     pending: dict[str, Tensor] = {}
     files: list[list[str]] = []
     count = total_bytes = 0
@@ -67,10 +61,10 @@ _READ_JOINED = {"qwen3_moe"}
 def publish(
     module: PreTrainedModel, state: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors as they are published, one by one where the model allows that, else all at once.
+    """Yield the tensors as they are published, one by one if the model allows it.
 
     Args:
-        shapes: of all tensors by `state_dict()` name; those of `module` may have adapters, which no conversion matches.
+        shapes: shapes of all tensors by `state_dict()` name, without adapters.
     """
     if not goes_one_by_one(module, shapes):
         yield from revert_weight_conversion(module, dict(state)).items()
@@ -91,7 +85,7 @@ def publish_for_engine(
 
 
 def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether each tensor is published without knowing the others, as all are that are at most renamed or split."""
+    """Return whether each tensor can be published without the others, so at most renamed or split."""
     if not getattr(module, "_weight_conversions", True):
         return True
     empty = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
@@ -104,7 +98,7 @@ def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]
     return len(apart) == len(together) and shapes_apart == shapes_together
 
 
-# As Hugging Face cuts them.
+# Hugging Face's default.
 MAX_SHARD_BYTES = 5 * 10**9
 
 # How a vision-language model's images are made; a text model has none.
@@ -129,15 +123,14 @@ def export_model(
     """Write config, safetensors and tokenizer to `folder`, whole or not at all, without holding the whole model.
 
     Args:
-        module: gives the architecture; its own parameters may be shards and are not read.
-        state: whole tensors by `state_dict()` name.
-        shapes: of the same tensors.
-        processors_of: the model whose image processor goes with it.
+        module: the architecture; its own parameters may be shards and are not read.
+        state: whole tensors by `state_dict()` name, with their `shapes`.
+        processors_of: model whose image processor is copied.
     """
     aliases = module.all_tied_weights_keys  # of a tied parameter one name is written
     kept = ((name, tensor) for name, tensor in state if name not in aliases)
     with written_beside(folder) as beside:
-        module.config.use_cache = True  # off for training only; who generates with the export wants it
+        module.config.use_cache = True  # off only for training
         try:
             module.save_pretrained(beside, state_dict={})
         finally:
@@ -149,7 +142,7 @@ def export_model(
 
 
 def copy_processors(model: str, folder: Path) -> None:
-    """Copy the image processor of a model folder, or of a downloaded hub name, as far as there is one."""
+    """Copy the image processor of a model folder or downloaded hub name, if it has one."""
     for name in _PROCESSOR_FILES:
         found = cached_file(model, name, local_files_only=True, **MAY_BE_ABSENT)
         if found is not None:

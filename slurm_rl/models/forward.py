@@ -1,4 +1,4 @@
-"""A packed row through a model, up to the logprobs of its trained tokens."""
+"""Run a packed row through a model, up to the logprobs of its trained tokens."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from slurm_rl.models.row_layout import build_row_layout, build_shared_layout, ma
 from slurm_rl.models.vision import ImageReader
 
 Measure = Callable[..., tuple[Tensor, Tensor]]
-"""Logits [N, V], targets [N], temperature, entropy_gradient -> logprobs [N] and something else [N]."""
+"""Logits [N, V], targets [N], temperature, entropy_gradient -> logprobs [N] and a second measure [N]."""
 
-# What a worker without work computes, so that its collectives still match the others'.
+# Input of a worker without work, so that its collectives match the others'.
 DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
 
 
 @dataclass(frozen=True)
 class RowReader:
-    """A model, and how sequences are put into the rows that it reads."""
+    """A model, and the layout of the rows that it reads."""
 
     model: Callable[..., Any]
     device: torch.device
     images: ImageReader | None = None
-    """Reads those of a vision-language model; None for a text model."""
+    """Image reader of a vision-language model; None for a text model."""
     chunk_tokens: int | None = None
     """Rows of logits that exist at once; None: all."""
     prefix_sharing: bool = False
     packed: bool = True
-    """Several sequences may share one row, as row_check.py found."""
+    """Whether several sequences may share one row (row_check.py)."""
 
     @property
     def module(self) -> Any:
         return getattr(self.model, "module", self.model)
 
     def build_batch(self, sequences: Sequence[TrainSequence]) -> PackedBatch:
-        """The packed row of these sequences, with its pixels, on the device."""
+        """Return the packed row of these sequences, with its pixels, on the device."""
         if self.images is None:
             return move_batch(build_packed_batch(sequences, prefix_sharing=self.prefix_sharing), self.device)
         sequences = self.images.with_image(sequences)
@@ -62,16 +62,14 @@ class RowReader:
         measure: Measure = compute_token_logprobs,
         noise_alpha: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
+        """Return logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
-        Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
-        sdpa lets them see each other. Flash attention and `varlen` are told where they end. Not every model keeps
-        them apart; row_check.py finds out.
+        Sequences stay apart because positions restart and there is no cache and no mask; row_check.py verifies it.
 
         Args:
-            temperature: where the sequences do not say their own.
+            temperature: default for sequences without their own.
             entropy_gradient: the entropy is differentiable, too.
-            measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
+            measure: function of the logits; `compute_token_hits` replaces the entropy.
             noise_alpha: strength of the noise on the embeddings of sequences with a seed.
         """
         heat = temperature if batch.temperatures is None else batch.temperatures
@@ -90,26 +88,26 @@ class RowReader:
         return measure(logits, targets, heat, entropy_gradient=entropy_gradient)
 
     def forward_scores(self, batch: PackedBatch) -> Tensor:
-        """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
+        """Return a reward model's scores [N] float32 after each trained token, with gradient."""
         with float_head(find_head(self.module)):
             return self._read(batch, batch.trained_positions, 0.0).squeeze(-1)
 
     @torch.no_grad()
     def compute_logprobs(self, sequences: Sequence[TrainSequence], temperature: float) -> list[FloatArray]:
-        """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        """Return the logprobs of each sequence, [num_trained] float32; [] after a dummy run without sequences."""
         batch = self.build_batch(sequences or [DUMMY])
         logprobs, _ = self.forward(batch, temperature)
         return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
 
     @torch.no_grad()
     def compute_scores(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-        """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        """Return the scores of each sequence, [num_trained] float32; [] after a dummy run without sequences."""
         batch = self.build_batch(sequences or [DUMMY])
         scores = self.forward_scores(batch)
         return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
 
     def _read(self, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
-        """What the head makes of the tokens at `read_at` [N], [N, V]."""
+        """Return the head's output [N, V] at `read_at` [N]."""
         module = self.module
         attention = module.config._attn_implementation
         if self.packed and batch.shared is None and attention.startswith((VARLEN, "flash")):
@@ -133,7 +131,7 @@ _Laid = tuple[Tensor, Tensor, dict[str, Any]]
 
 
 def _lay_in_one_row(batch: PackedBatch, attention: str) -> _Laid:
-    """One row of all tokens; further arguments tell the attention where sequences end."""
+    """Lay all tokens into one row; further arguments tell the attention where sequences end."""
     positions, places = (
         batch.position_ids.unsqueeze(0),
         torch.arange(len(batch.token_ids), device=batch.token_ids.device),
@@ -150,7 +148,7 @@ def _lay_in_one_row(batch: PackedBatch, attention: str) -> _Laid:
 
 
 def _lay_in_rows(module: Any, batch: PackedBatch, packed: bool) -> _Laid:
-    """Several short rows; of one sequence each where they are not packed."""
+    """Lay sequences into several short rows, one each if they are not packed."""
     lengths, device = batch.cu_seqlens.diff().tolist(), batch.token_ids.device
     if batch.shared is None:
         layout = build_row_layout(lengths, packed=packed)
@@ -164,10 +162,9 @@ def _lay_in_rows(module: Any, batch: PackedBatch, packed: bool) -> _Laid:
 
 
 def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tensor) -> dict[str, Tensor]:
-    """What a vision-language model wants besides the token ids.
+    """Return a vision-language model's inputs besides the token ids.
 
-    Its positions are [4, R, W]: those of the text, by which it keeps packed sequences apart, then time, height and
-    width. It puts the images into the placeholders row by row, so they go in the order of those.
+    Positions are [4, R, W]: text, time, height, width. Images are in the order of their placeholders in the rows.
 
     Args:
         text_positions: [R, W].
@@ -189,10 +186,7 @@ def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tens
 
 @contextlib.contextmanager
 def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, places: Tensor) -> Iterator[Tensor]:
-    """Token ids [R, W] in which a vision-language model finds the placeholders of its images alone.
-
-    One that was sampled is read as the token that it is, as vLLM does: the embedding still gets it.
-    """
+    """Hide sampled placeholder tokens from the model: only the embedding reads them, as in vLLM."""
     lone = batch.lone_placeholders
     if lone is None or len(lone) == 0:
         yield token_ids
@@ -205,11 +199,7 @@ def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, place
 
 
 def _head_on(module: Any, places: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Let the head see only these places of the flattened hidden states, until the handle is left.
-
-    On prompts it would cost a vocabulary row a token for nothing, and logits_to_keep can only choose the
-    same columns of every row.
-    """
+    """Restrict the head to these places of the flattened hidden states, until the handle is left."""
 
     def choose(_: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = arguments[0]
@@ -224,10 +214,7 @@ def noisy_embeddings(
 ) -> contextlib.AbstractContextManager[Any]:
     """NEFTune: uniform noise on the embeddings in training, https://arxiv.org/abs/2310.05914, algorithm 1.
 
-    Each sequence has its own; there is none for `alpha` 0 or without seeds.
-
-    Args:
-        places: [T] index of each packed token in the flattened rows that the model reads.
+    There is none for `alpha` 0 or for sequences without seeds.
     """
     if alpha == 0 or batch.noise_seeds is None:
         return contextlib.nullcontext()
@@ -242,10 +229,7 @@ def noisy_embeddings(
 
 
 def build_noise(batch: PackedBatch, width: int, alpha: float) -> Tensor:
-    """Noise [T, width], uniform in +- alpha / sqrt(length * width) with the length of each sequence.
-
-    Drawn on CPU from each sequence's own seed, so that it is the same however sequences are packed and dealt.
-    """
+    """Return noise [T, width], uniform in +- alpha / sqrt(length * width), drawn from each sequence's own seed."""
     assert batch.noise_seeds is not None
     parts = []
     for seed, length in zip(batch.noise_seeds.tolist(), batch.cu_seqlens.diff().tolist(), strict=True):

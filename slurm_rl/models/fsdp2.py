@@ -37,8 +37,6 @@ from slurm_rl.models.weight_files import WeightFiles, fill_parameters, names_in_
 
 
 class FSDP2Backend:
-    """See `Backend`."""
-
     can_reshard = True
 
     def __init__(
@@ -134,11 +132,9 @@ class FSDP2Backend:
 
 
 def _may_hold_gradients(module: torch.nn.Module) -> bool:
-    """Whether ranks may add up their gradients over the micro-batches of a step, and with each other only once.
+    """Return whether gradients may stay whole on every rank, in float32, and be summed only once per step.
 
-    Until then they are whole on every rank, in float32. Adding them up over ranks after each micro-batch, as ZeRO-2
-    does, holds only the rank's shard, and a model that had to be split has no room for more; adapters and small models
-    have. Ranks with other GPUs must come to the same answer, or they would wait for each other.
+    Adapters and small models have the memory for it. All ranks get the same answer.
     """
     whole = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad) * 4
     return get_world_size() > 1 and whole <= HELD_GRADIENTS * min(gather_objects(device_memory()))
@@ -164,7 +160,7 @@ def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.devic
 
 
 def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims, *, offload: bool) -> None:
-    """Cut the parameters over all ranks, block by block; what a frozen model gathers goes again at once."""
+    """Shard the parameters over all ranks, block by block; frozen blocks are freed after their forward."""
     if not torch.distributed.is_initialized():
         raise BringUpError(
             "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
@@ -176,7 +172,7 @@ def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims,
     waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     block_types = set(model._no_split_modules or [])
     blocks = [m for m in model.modules() if type(m).__name__ in block_types]
-    # The head's weights, which are the root's, are needed again by a backward pass alone.
+    # The root has the head's weights; only a backward pass needs them again.
     let_go = None if any(p.requires_grad for p in model.parameters()) else True
     for module in [*blocks, model]:
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting, reshard_after_forward=let_go)
@@ -186,7 +182,7 @@ def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims,
 
 
 def _to_part(shard: Tensor) -> Tensor | Part:
-    """What `rows_of_rank` gave this rank; a tensor that is not sharded stays whole."""
+    """Return this rank's rows; an unsharded tensor stays whole."""
     if not isinstance(shard, DTensor):
         return shard
     rows = -(-shard.shape[0] // get_world_size())
@@ -198,7 +194,7 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """A copy that the next step leaves alone."""
+    """Return a copy that the next step does not change."""
     return _to_local(tensor).to(device="cpu", copy=True)
 
 

@@ -3,8 +3,7 @@
     parts of ranks 0, 1, 2   a0 b0 | a1 b1 | a2 b2        one bucket, all-gathered at once
     tensors                  a0 a1 a2 -> a, b0 b1 b2 -> b  one after the other
 
-One collective per tensor would pay the network latency some hundred times, and float32 master weights would double the
-bytes. A rank holds at most one bucket and the current tensor on its device in addition to its shards, so two buckets.
+A rank holds at most one bucket and the current tensor on its device in addition to its shards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The head in float32: what the last layer makes of hidden states is not rounded to the model's type.
+"""Compute the head in float32, also in chunks that never hold the logits of all tokens.
 
-A logit of 20 in bfloat16 is a multiple of 1/8. The products of bfloat16 numbers are exact in float32, so summing and
-keeping them there costs no second copy of the weights.
-
-Chunked, it never holds the logits of all tokens.
+A logit of 20 in bfloat16 is a multiple of 1/8. Products of bfloat16 numbers are exact in float32, so the weights need
+no
+second copy.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ def find_head(module: Any) -> Any:
 
 @contextlib.contextmanager
 def replaced_forward(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let `forward` take the place of the head's own, inside the model's: whatever gathers sharded parameters around
-    that module still does, in the backward pass, too.
-    """
+    """Replace the head's `forward` inside the model; hooks that gather sharded parameters stay."""
     former = head.__dict__.get("forward")
     head.forward = forward
     try:
@@ -79,7 +76,7 @@ class _FloatProduct(torch.autograd.Function):
 
 
 Bend = Callable[[Tensor, float], Tensor]
-# What some models do to the logits after the head: by the name of the number, which is in the config, in the model
+# Some models' changes of the logits after the head: by the name of the number, which is in the config, in the model
 # or in its base; and the value of that number that does nothing.
 _BENDS: dict[str, tuple[Bend, float | None]] = {
     "final_logit_softcapping": (lambda logits, cap: torch.tanh(logits / cap) * cap, None),  # Gemma
@@ -99,17 +96,14 @@ def chunked_head(
     entropy_gradient: bool,
     measure: Callable[..., tuple[Tensor, Tensor]] = compute_token_logprobs,
 ) -> Iterator[None]:
-    """Let the head of `module` map hidden states [1, N, H] to [1, N, 2]: logprob of the target, entropy; see
-    `compute_token_logprobs`.
+    """Let the head of `module` map hidden states [1, N, H] to [1, N, 2], the results of `measure`.
 
-    What the model does to its logits after the head is done to them here, and not to those two. row_check.py looks
-    whether that is all it does.
+    The model's changes to its logits after the head are applied here; row_check.py verifies that there are no others.
 
     Args:
         targets: [N] int64.
-        temperature: of all, or [N] of each.
+        temperature: one value, or [N].
         chunk_tokens: rows of logits that exist at once.
-        measure: what is told of each row of logits; see `RowReader.forward`.
     """
     head = find_head(module)
     with _without_bends(module) as bend:
@@ -134,7 +128,7 @@ def chunked_head(
 
 @contextlib.contextmanager
 def _without_bends(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Keep the model from changing its logits, and yield what does it in its place."""
+    """Disable the model's own changes of its logits, and yield a function that applies them."""
     found = [module, getattr(module, "base_model", None), module.config, module.config.get_text_config()]
     holders = {id(holder): holder for holder in found}.values()
     values: dict[str, float] = {}

@@ -1,9 +1,7 @@
-"""A model folder to a model ready for packed rows, and to its tokenizer.
+"""Load a model ready for packed rows, and its tokenizer.
 
-A model is without dropout. Reinforcement learning compares logprobs of one policy at two moments, so nothing random may
-lie between them: with GPT-2's dropout of 0.1 those of the same weights differ by 0.03 on average. The number stands in
-three places: in the config, from which layers take it when they are built and which some read while they run; in layers
-that name it themselves; and in the adapters, which have none (see lora.py).
+Dropout is off in the config, in layers with an own value and in adapters: reinforcement learning compares logprobs of
+one policy at two moments, and GPT-2's dropout of 0.1 would change them by 0.03 on average.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _RANDOM = re.compile("drop|jitter")
 
 
 def clear_dropout(config: PreTrainedConfig) -> None:
-    """Set every share that is dropped, and every strength of noise, to 0, also in the configs inside it."""
+    """Set all dropout and noise values to 0, also in nested configs."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
             clear_dropout(value)
@@ -56,13 +54,13 @@ def clear_dropout(config: PreTrainedConfig) -> None:
 
 
 def clear_dropout_layers(model: PreTrainedModel) -> None:
-    """The same in layers that have a share of their own, whatever the config says."""
+    """Set the dropout of layers with a value of their own to 0."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
 
 
-# What transformers says of files that lack tensors which it joins, such as one of a mixture's experts.
+# In transformers' error for files that lack a tensor that it joins, such as one of a mixture's experts.
 _NO_CONVERSION = "automatic conversion"
 MAY_BE_ABSENT = {
     "_raise_exceptions_for_missing_entries": False,
@@ -73,19 +71,14 @@ MAY_BE_ABSENT = {
 def load_model(
     path: str | Path, config: ModelConfig, *, score_seed: int | None = None, any_mask: bool = False
 ) -> PreTrainedModel:
-    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`, no dropout.
-
-    With `config.init_from` the weights come from there, the architecture still from `path`.
+    """Load the model of `path` on CPU in training mode, with weights of `config.init_from` if set.
 
     Args:
-        path: a Hugging Face folder, or a hub name that is in the local cache.
-        score_seed: a reward model in place of a language model: one score in place of logits, by a head that is
-            drawn from this seed where the weights have none.
+        score_seed: load a reward model, with a head drawn from this seed if the weights have none.
         any_mask: the attention must take any mask.
 
     Raises:
-        ConfigError: the folder is no model, the attention kernel is not installed, or the weights of
-            `init_from` do not fit.
+        ConfigError: no model, attention kernel not installed, or weights that do not fit.
     """
     logging.disable_progress_bar()  # a log file is no terminal
     weights, field = _weights(path, config)
@@ -114,10 +107,9 @@ def load_model(
 def open_model(
     path: str | Path, config: ModelConfig, *, score_seed: int | None = None, any_mask: bool = False
 ) -> tuple[PreTrainedModel, WeightFiles | None]:
-    """The same model with its parameters on the meta device, and the files to fill them from.
+    """Return the model with parameters on the meta device, and the files to fill them from.
 
-    Who shards it has no rank that ever holds the whole. Where the files cannot be read tensor by tensor the model
-    comes as `load_model` gives it, and no files.
+    If the files cannot be read tensor by tensor, return the result of `load_model`, and None.
     """
     weights, field = _weights(path, config)
     with _naming(config, weights, field):
@@ -139,12 +131,12 @@ def open_model(
 
 
 def _weights(path: str | Path, config: ModelConfig) -> tuple[str | Path, str]:
-    """Where they come from, and the key that says so."""
+    """Return the path of the weights, and its config key."""
     return (path, "model.path") if config.init_from is None else (config.init_from, "model.init_from")
 
 
 def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -> tuple[Any, dict[str, Any]]:
-    """The class that makes the model, and what it is told."""
+    """Return the model class and its arguments."""
     architecture = AutoConfig.from_pretrained(path, **_source(path, config))
     clear_dropout(architecture)
     if is_reward_model:
@@ -172,7 +164,7 @@ def _require_classifier(architecture: PreTrainedConfig, path: str | Path) -> Non
 
 @contextmanager
 def _naming(config: ModelConfig, weights: str | Path, field: str) -> Iterator[None]:
-    """Errors of Hugging Face's as those of the key that is wrong."""
+    """Convert errors of Hugging Face into errors of the config key."""
     try:
         yield
     except ImportError as error:
@@ -203,10 +195,7 @@ def build_empty(path: str | Path, config: ModelConfig) -> PreTrainedModel:
 
 
 def require_whole_files(path: str, config: ModelConfig) -> None:
-    """Raise ConfigError if the files lack a parameter, which vLLM would leave as it was drawn.
-
-    Nothing is checked where the files hold other tensors than the model, as quantized ones do.
-    """
+    """Raise ConfigError if the files lack a parameter, which vLLM would leave random; skip quantized files."""
     model = build_empty(path, config)
     if hasattr(model.config, "quantization_config"):
         return
@@ -215,16 +204,12 @@ def require_whole_files(path: str, config: ModelConfig) -> None:
 
 
 def model_class(architecture: PreTrainedConfig) -> Any:
-    """The class that makes a model with a language head of this config."""
+    """Return the transformers class for a language model of this config."""
     return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's folder.
-
-    Raises:
-        ConfigError: there is none, or it has no padding or end-of-text token.
-    """
+    """Load the tokenizer of the model's folder; raise ConfigError if it has no padding or end-of-text token."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code, local_files_only=Path(path).is_dir()
@@ -255,8 +240,8 @@ def _source(path: str | Path, config: ModelConfig) -> dict[str, Any]:
 
 
 def load_generation_config(path: str | Path, architecture: PreTrainedConfig, config: ModelConfig) -> GenerationConfig:
-    """What the model says of sampling, its end-of-text tokens among it."""
-    # Of `path`, like the tokenizer: end-of-text ids of a foreign `init_from` would end up in the export.
+    """Return the model's sampling defaults, including end-of-text tokens."""
+    # From `path`, like the tokenizer: the export must not have end-of-text ids of `init_from`.
     try:
         return GenerationConfig.from_pretrained(path, **_source(path, config))
     except OSError:

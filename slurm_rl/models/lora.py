@@ -1,4 +1,4 @@
-"""Low-rank adapters: choose the layers, add adapters, and merge them into plain weights.
+"""Low-rank adapters: add them, and merge them into plain weights.
 
 Adapters go on linear layers only. A layer q_proj [out, in] becomes peft's
 
@@ -6,8 +6,8 @@ Adapters go on linear layers only. A layer q_proj [out, in] becomes peft's
     q_proj.lora_A.default.weight [r, in]   trained, float32
     q_proj.lora_B.default.weight [out, r]  trained, float32; starts as zeros
 
-Outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
-`score.weight` of a reward model is new. It is trained whole and travels with the adapters.
+Outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. A reward model's
+head `score.weight` is trained whole and saved with the adapters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
 
 
 def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
-    """Freeze `model` and add adapters. Equal seeds give equal adapters on every rank.
+    """Freeze `model` and add adapters, equal for equal seeds.
 
     Raises:
         ConfigError: a target is not a linear layer of this model, or peft could not load the export.
@@ -64,18 +64,17 @@ def _build_peft_config(config: LoraConfig, names: list[str], **fields: Any) -> A
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name of the engine's state dict is of an adapter."""
     return PEFT_NAME.search(name) is not None
 
 
 def is_trained(name: str) -> bool:
-    """Whether it is of an adapter, or of the head of a reward model."""
+    """Return whether it is an adapter, or the head of a reward model."""
     return is_adapter(name) or name.startswith(_HEAD)
 
 
 @contextlib.contextmanager
 def adapters_off(module: nn.Module) -> Iterator[None]:
-    """Let the model compute what its base would; nothing is copied."""
+    """Disable the adapters within the block; nothing is copied."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -89,18 +88,15 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
 
 
 def merge(base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-    """W + scaling * B A, computed in float32 and rounded once to the type of W.
+    """Return W + scaling * B A, in float32, rounded once to W's dtype.
 
-    Args:
-        base: [out, in].
-        a: [r, in].
-        b: [out, r].
+    Args: base [out, in], a [r, in], b [out, r].
     """
     return torch.addmm(base.float(), b.float(), a.float(), alpha=scaling).to(base.dtype)
 
 
 def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator[tuple[str, Tensor]]:
-    """The plain model's tensors out of those of an adapted one, in any order that keeps a layer's together."""
+    """Yield the plain model's tensors from an adapted one's."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state:
         found = re.fullmatch(rf"(.*)\.(base_layer|lora_A\.{ADAPTER}|lora_B\.{ADAPTER})\.weight", name)
@@ -118,7 +114,7 @@ def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator
 def merge_into_base(
     base: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], scaling: float, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same from a plain base and what was trained, under our names; each product is made on `device`.
+    """Yield a plain base's tensors with the adapters (under our names) merged on `device`.
 
     Raises:
         ConfigError: an adapter has no layer in this base.
@@ -144,7 +140,7 @@ def merge_into_base(
 
 
 def read_base(path: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model folder or downloaded hub name, mapped rather than read, one after the other."""
+    """Yield the tensors of a model folder or downloaded hub name, mapped rather than read."""
     from safetensors import safe_open
 
     folder = Path(path)

@@ -1,8 +1,4 @@
-"""Which layers of a model get low-rank adapters: linear layers only.
-
-A mixture's fused experts are one parameter for all of them, and a router computes more than x W^T. They get none, and
-`AdaptedLayers` says so.
-"""
+"""Choose the linear layers that get low-rank adapters. Fused experts and routers get none."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from slurm_rl.errors import ConfigError
 
 @dataclass(frozen=True)
 class AdaptedLayers:
-    """Layers that get adapters, and what they leave out."""
+    """Layers with adapters, and the matrices without."""
 
     names: list[str]
     """Full names of the modules."""
@@ -34,11 +30,7 @@ class AdaptedLayers:
 
 
 def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
-    """Return the layers to adapt.
-
-    Raises:
-        ConfigError: a target is not a linear layer of this model. The message names those that are.
-    """
+    """Return the layers to adapt; raise ConfigError if a target is not a linear layer of this model."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
     modules = dict(model.named_modules())
     # The head is left out: it may share its weights with the embedding, and it is never run as a layer here.
@@ -63,7 +55,7 @@ def _measure_layers(model: Any, chosen: dict[str, Any], head: Any) -> AdaptedLay
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether `module` computes x W^T + b. Routers subclass nn.Linear and compute more."""
+    """Return whether `module` computes x W^T + b; routers subclass nn.Linear and compute more."""
     if not isinstance(module, nn.Linear):
         return False
     if type(module).forward is nn.Linear.forward:
@@ -80,7 +72,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_read_directly(modules: dict[str, Any], name: str) -> bool:
-    """Whether a state-space mixer passes this layer's weight to its kernel, which bypasses an adapter."""
+    """Return whether a state-space mixer passes this layer's weight to its kernel, which bypasses an adapter."""
     mixer = modules[name.rpartition(".")[0]]
     return hasattr(mixer, "A_log") and hasattr(mixer, "D") and _last(name) != "in_proj"
 
@@ -90,13 +82,10 @@ def _last(name: str) -> str:
 
 
 def check_targets(model_path: str, config: ModelConfig, *, are_sent: bool) -> AdaptedLayers | None:
-    """Return the layers to adapt in the model of this folder, without reading its weights; None without model.lora.
+    """Return the layers to adapt in the model of this folder, without its weights; None without model.lora.
 
     Args:
-        are_sent: engines merge the adapters into the base's files.
-
-    Raises:
-        ConfigError: the model does not have a target, or its files do not have such a layer under a name of its own.
+        are_sent: engines merge the adapters into the base's files, which must have these layers.
     """
     from slurm_rl.models.load_model import build_empty
     from slurm_rl.models.published_names import name_layers_in_files
@@ -113,7 +102,7 @@ def check_targets(model_path: str, config: ModelConfig, *, are_sent: bool) -> Ad
 
 
 def _require_loadable(model: Any, names: list[str]) -> None:
-    """Refuse an adapter that peft would put elsewhere: in some mixtures it takes gate_proj for the fused experts."""
+    """Refuse an adapter that peft would load elsewhere: in some mixtures it takes gate_proj for the fused experts."""
     from peft import LoraConfig as PeftConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 

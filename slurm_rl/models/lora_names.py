@@ -10,7 +10,7 @@ PEFT_NAME = re.compile(rf"\.lora_(A|B)\.{ADAPTER}\.weight$")
 
 
 def plain_name(name: str) -> str:
-    """The plain model's name of a tensor of the engine's state dict.
+    """Return the plain model's name of a tensor.
 
     >>> plain_name("q_proj.base_layer.weight"), plain_name("q_proj.lora_A.default.weight")
     ('q_proj.weight', 'q_proj.lora_A.weight')

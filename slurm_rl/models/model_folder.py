@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def model_folder(run: RunDir, config: RunConfig) -> str:
-    """The folder that every part of the run loads."""
+    """Return the model folder of the run."""
     return config.model.path or str(run.model)
 
 
 def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """That folder; builds the tiny model when the config asks for one."""
+    """Return that folder; build the tiny model if it is configured."""
     if config.model.path is None and not run.model.is_dir():
         from slurm_rl.models.tiny import build_tiny_model
         from slurm_rl.models.tiny_vl import build_tiny_vl
@@ -39,11 +39,7 @@ def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
 
 
 def require_same_tokens(field: str, other: str, model_path: str, trust_remote_code: bool) -> None:
-    """Raise ConfigError if two tokenizers differ in a token id.
-
-    Raises:
-        ConfigError: names a token that only one of them has, or with another id.
-    """
+    """Raise ConfigError if two tokenizers differ in a token id."""
     from transformers import AutoTokenizer
 
     own, its = (

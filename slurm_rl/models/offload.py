@@ -4,8 +4,7 @@
     update                   | update 0 | update 1 | update 2
     to the host                         | park 0   | park 1   | park 2
 
-Both directions of the bus overlap with the updates. Two buckets are on the device; the next one is copied when the
-previous one has left.
+Both directions of the bus overlap with the updates; at most two buckets are on the device.
 """
 
 from __future__ import annotations

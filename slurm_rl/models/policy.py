@@ -54,12 +54,12 @@ class PolicyEngine:
     """The trained model of this rank.
 
     Args:
-        model_folder: a Hugging Face folder; its tokenizer goes into the export.
-        temperature: that of the sampling, by which all logits are divided but those of sequences that say their own.
-        score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
-            place of logprobs, and zeros in place of entropies.
-        noise_alpha: NEFTune's, in training alone.
-        seed: of fresh adapters.
+        model_folder: a Hugging Face folder; its tokenizer is exported.
+        temperature: sampling temperature; divides the logits of sequences without their own.
+        score_seed: train a reward model with a head drawn from this seed; losses get scores [N] for logprobs, and zeros
+            for entropies.
+        noise_alpha: NEFTune's, only in training.
+        seed: seed of fresh adapters.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PolicyEngine:
             module = load_model(model_folder, model, score_seed=score_seed, any_mask=policy.prefix_sharing)
             files = None
         if self.scores and module.config.pad_token_id is None:
-            module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
+            module.config.pad_token_id = self.tokenizer.pad_token_id  # for a classifier's pooling
         self._shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         self.adapted = None if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim, files)
@@ -111,11 +111,7 @@ class PolicyEngine:
         return self.backend.module
 
     def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
-        """For each micro-batch the logprobs of each sequence, [num_trained] float32.
-
-        Args:
-            adapters: False: of the base, as if nothing had been trained; needs model.lora.
-        """
+        """Return the logprobs of each sequence of each micro-batch; `adapters=False` disables the adapters."""
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         with nullcontext() if adapters else lora.adapters_off(self.module):
@@ -136,18 +132,19 @@ class PolicyEngine:
         entropy_gradient: bool = False,
         temperature: float | None = None,
     ) -> dict[str, float]:
-        """One optimizer step over the micro-batches of all ranks.
+        """Do one optimizer step over the micro-batches of all ranks.
 
         Args:
             entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
-            temperature: None is the engine's own; of sequences that say theirs it is that.
+            temperature: None: the engine's.
 
         Returns:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
 
         Raises:
-            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights, which may
-                be saved, but gradients may be left over: do not train on with this engine.
+            TrainingError: loss or gradient norm is not finite. The weights are unchanged and can be saved, but
+                gradients may be
+                left over: do not train on with this engine.
         """
         distributed.require_equal_counts(len(micro_batches))
         self.module.train()
@@ -174,9 +171,9 @@ class PolicyEngine:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, loss_fn: LossFn) -> dict[str, float]:
-        """`loss` and the sums of `loss_fn` over all ranks; nothing is trained.
+        """Return `loss` and the sums of `loss_fn` over all ranks, without training.
 
-        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, 0.0 for others.
+        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, else 0.0.
         """
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
@@ -211,12 +208,7 @@ class PolicyEngine:
         self.backend.reset_optimizer(config)
 
     def full_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by the plain model's `state_dict()` name, adapters merged, one by one, on rank 0.
-
-        Other ranks exhaust an empty iterator.
-
-        Args:
-            place: every rank yields its tensors there, in place of rank 0 on CPU.
+        """Yield whole tensors of the plain model, adapters merged, on rank 0 or on each rank's `place`.
 
         Raises:
             CheckpointError: after the last tensor, if they are not those of the plain model.
@@ -232,10 +224,7 @@ class PolicyEngine:
         return publish_for_engine(self.module, self.full_state(place), self._shapes)
 
     def empty_state_to_send(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of `state_to_send` in their order on the meta device, for names, types and shapes.
-
-        Not collective.
-        """
+        """Yield the tensors of `state_to_send` in their order on the meta device. Not collective."""
         state = self.module.state_dict(keep_vars=True).items()
         dtype = self.backend.dtype
         empty = (
@@ -249,10 +238,8 @@ class PolicyEngine:
         return state if config is None else lora.merge_state(state, config.scaling)
 
     def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapters, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight` [out, r].
-
-        A reward model's head comes with them.
-        """
+        """Yield the adapters (float32, `q_proj.lora_A.weight` [r, in], `q_proj.lora_B.weight` [out, r]) and a reward
+        head."""
         state = self.backend.full_state(lora.is_trained, place)
         return ((plain_name(name), tensor) for name, tensor in state)
 
@@ -269,10 +256,10 @@ class PolicyEngine:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.
 
         Args:
-            background: return once the state is copied to host memory, where the library can.
+            background: return once the state is copied to host memory, where the library supports it.
 
         Returns:
-            The files still to come; wait for them with `background.wait_for_files`.
+            The files still to come; see `background.wait_for_files`.
         """
         try:
             with annotate_path(folder):
@@ -288,10 +275,10 @@ class PolicyEngine:
             ) from error
 
     def load(self, folder: Path) -> None:
-        """Take back what `save` wrote, with fsdp2 also on another number of workers. Hyperparameters stay the config's.
+        """Restore the state of `save`, with fsdp2 also of another number of workers; hyperparameters are the config's.
 
         Raises:
-            CheckpointError: it was saved from another model or backend, or with deepspeed on another number of workers.
+            CheckpointError: another model or backend, or with deepspeed another number of workers.
         """
         free = {"num_workers"} if self.backend.can_reshard else set()
         saved = require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
@@ -299,10 +286,7 @@ class PolicyEngine:
         load_rng(_rng_file(folder))  # last, since loading may draw numbers
 
     def export(self, folder: Path) -> None:
-        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
-
-        Adapters are merged into it.
-        """
+        """Write model and tokenizer as a Hugging Face folder, adapters merged, from rank 0."""
         state = self.full_state()
         try:
             if distributed.get_rank() == 0:
@@ -310,16 +294,16 @@ class PolicyEngine:
                     self.module, state, self.tokenizer, folder, shapes=self._shapes, processors_of=self.model_folder
                 )
         finally:
-            for _ in state:  # gathering is collective: nobody may leave before the last tensor
+            for _ in state:  # gathering is collective
                 pass
 
     def export_as_asked(self, folder: Path) -> None:
-        """Write what model.lora.export asks for: the whole model, or the adapters alone."""
+        """Write the whole model or only the adapters, as model.lora.export selects."""
         adapted = self.model_config.lora
         (self.export_adapter if adapted and adapted.export == "adapter" else self.export)(folder)
 
     def export_adapter(self, folder: Path) -> None:
-        """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
+        """Write only the adapters, for peft, and the tokenizer, from rank 0."""
         config, state = self.model_config.lora, dict(self.adapter_state())
         assert config is not None and self.adapted is not None
         if distributed.get_rank() == 0:

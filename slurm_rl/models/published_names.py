@@ -1,9 +1,7 @@
-"""Which tensors of a model's files are each of its parameters: transformers renamed some, and joins others.
+"""Map parameters to tensors in the model's files: transformers renames some, and joins others.
 
-    visual.blocks.0.norm1.weight                                   model.visual.blocks.0.norm1.weight
-    model.layers.0.mlp.experts.{0..127}.{gate,up}_proj.weight      model.layers.0.mlp.experts.gate_up_proj
-
-A mixture's experts are stacked in the order of their numbers; the tensors of each follow one another.
+visual.blocks.0.norm1.weight                                   model.visual.blocks.0.norm1.weight
+model.layers.0.mlp.experts.{0..127}.{gate,up}_proj.weight      model.layers.0.mlp.experts.gate_up_proj
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ class Published:
     """One parameter in the files."""
 
     experts: tuple[tuple[str, ...], ...]
-    """Of each expert, the tensors that follow one another in its part; of a plain tensor one name."""
+    """Names of the tensors of each expert, in order; a plain tensor has one name."""
     is_joined: bool = False
 
 
 def find_missing(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """Return the parameters that none of the `names` in the files belongs to; none where files join parameters."""
+    """Return the parameters without a tensor in the files; empty if files join parameters."""
     (renamings, converters), state = _read_conversions(model), model.state_dict()
     if any(len(converter.target_patterns) > 1 for converter in converters):
         return set()
@@ -49,7 +47,7 @@ def find_missing(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 
 
 def find_published(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Published] | None:
-    """Parameter to its tensors, of the `names` in the files; None where they are joined or split in another way."""
+    """Return the tensors of each parameter; None if they are joined or split in an unsupported way."""
     plain: dict[str, Published] = {}
     joined: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     (renamings, converters), state = _read_conversions(model), model.state_dict()
@@ -70,10 +68,6 @@ def name_layers_in_files(
     model: PreTrainedModel, state: Mapping[str, Any], layers: Iterable[str], names: Iterable[str]
 ) -> dict[str, str]:
     """Return the name in the files of each of `layers`, such as `visual.merger.mlp.0` of `model.visual.merger.mlp.0`.
-
-    Args:
-        state: the names of the plain model's `state_dict()`; `model` may have adapters.
-        names: all tensors in the files.
 
     Raises:
         ConfigError: the files hold the weight of a layer joined with others, or not at all.
@@ -101,7 +95,7 @@ def _read_conversions(model: PreTrainedModel) -> tuple[list[WeightRenaming], lis
 
 
 def _join(converters: list[WeightConverter], parts: dict[str, list[str]]) -> Published | None:
-    """Experts stacked, their parts in the converter's order; None if it does anything else."""
+    """Return stacked experts, their parts in the converter's order; None for other conversions."""
     converter = next(one for one in converters if set(parts) <= set(one.source_patterns))
     steps = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
     if steps not in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]):

@@ -1,8 +1,7 @@
 """Hugging Face's sequence classifiers with one label, as reward models on packed rows.
 
-`mean` and `std` in config.json are those of its scores, under OpenRLHF's names (https://github.com/OpenRLHF/OpenRLHF,
-trainer/rm_trainer.py and `--reward.normalize_enable`). `scores_chats` and `chat_template_kwargs` are data.chat_template
-and data.chat_template_kwargs of its training.
+config.json has `mean` and `std` of its scores, under OpenRLHF's names (trainer/rm_trainer.py and
+`--reward.normalize_enable`), and `scores_chats` and `chat_template_kwargs` of its training.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ Scores = TypeVar("Scores", Tensor, FloatArray)
 
 
 def score_every_token(model: PreTrainedModel) -> None:
-    """Make the model return the score after each token, [B, T, 1], where Hugging Face returns that of each row's last
-    token.
-
-    A packed row has many last tokens. Names, config and saved files stay those of Hugging Face's class.
-    """
+    """Make the model return the score after each token, [B, T, 1], instead of the last one; a packed row has many last
+    tokens."""
     kind = type(model)
 
     def forward(self: Any, input_ids: Any = None, **fields: Any) -> TokenClassifierOutput:
@@ -38,11 +34,7 @@ def score_every_token(model: PreTrainedModel) -> None:
 
 
 def allow_new_head(loaded: dict[str, Any]) -> bool:
-    """A language model is welcome: it lacks the head that scores, and has one that we do not need.
-
-    Returns:
-        Whether it lacks it.
-    """
+    """Accept a language model: remove score and lm_head from the misfits; return whether the score head is missing."""
     lacking = [name for name in loaded["missing_keys"] if name.startswith("score.")]
     loaded["missing_keys"] = [name for name in loaded["missing_keys"] if name not in lacking]
     loaded["unexpected_keys"] = [name for name in loaded["unexpected_keys"] if not name.startswith("lm_head.")]
@@ -59,7 +51,7 @@ def draw_head(model: Any, seed: int) -> None:
 
 @dataclass(frozen=True)
 class ScoreStatistics:
-    """Mean and deviation of a reward model's scores over the answers of preference pairs, good and bad alike."""
+    """Mean and deviation of a reward model's scores over chosen and rejected answers."""
 
     mean: float
     std: float
@@ -72,22 +64,13 @@ class ScoreStatistics:
 def describe_scores(
     config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool, variables: Mapping[str, Any]
 ) -> None:
-    """Add the facts that scoring needs to the config, which is exported with the model.
-
-    Args:
-        chats: it was trained on chats rendered by its template, not on text.
-        variables: variables of the template.
-    """
+    """Add the facts that scoring needs to the config, which is exported with the model."""
     known = {"mean": statistics.mean, "std": statistics.std, "scores_chats": chats}
     config.update({**known, "chat_template_kwargs": dict(variables)})
 
 
 def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistics:
-    """Read the result of `describe_scores`.
-
-    Raises:
-        ValueError: no statistics, or all scores were equal.
-    """
+    """Read the result of `describe_scores`; raise ValueError if there is none or std is 0."""
     written = {name: getattr(config, name, None) for name in ("mean", "std")}
     mean, std = map(_as_number, written.values())
     if mean is None or std is None or std <= 0:

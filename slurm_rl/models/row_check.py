@@ -1,19 +1,18 @@
-"""Check that a model computes the same for a packed row as for each sequence alone; otherwise rows are not packed.
+"""Check that a model computes the same for packed rows; otherwise rows are not packed.
 
-The model decides whether sequences of a row stay separate: recurrent and convolutional layers carry state over the
-boundary, and some masks ignore positions. So the loaded model is tested. One sequence of random tokens is read in
-several ways:
+Recurrent and convolutional layers carry state over sequence boundaries, and some masks ignore positions. So the loaded
+model reads one sequence of random tokens in several ways:
 
-    plain    by the model's own forward, with its cache
-    single   in its own row                                   must equal plain
-    alone    the same in a batch, with padding                must equal plain
-    packed   between two others in one row                    must equal plain, or rows are not packed
-    shared   behind a prompt that it has in common with them  must equal plain, if prompts are shared
+    plain     by the model's own forward, with its cache
+    single    in its own row                                   must equal plain
+    padded    the same in a batch, with padding                must equal plain
+    packed    between two others in one row                    must equal plain, or rows are not packed
+    shared    behind a common prompt                           must equal plain, if prompts are shared
 
-Each is repeated with other tokens in the other two sequences and at the end of this one: earlier tokens must not see
-them. With one layout a dense model gives identical bits, so rounding cannot hide a leak, whatever the dtype. Experts
-group their tokens, and another grouping rounds differently; the two `alone` readings, in different rows, measure by how
-much.
+Each is repeated with changed tokens in the other two sequences and at the end of this one, which must not matter. In
+one
+layout a dense model gives identical bits, so rounding cannot hide a leak. Experts group their tokens and round
+differently; the two `padded` readings measure by how much.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _PROMPT, _END = 7, 14
 """End of the possible shared prompt, and end of the compared tokens, in the middle sequence."""
 _CHUNK = 4
 
-# Differences are means over tokens, in standard deviations of the plain values. What is no rounding any more:
+# Limits for mean differences over tokens, in standard deviations of the plain values.
 _WRONG, _WRONG_IN_HALF = 1e-3, 0.1
-# And between two readings in one layout, where dense models do not round at all; or so many times what grouping does.
+# Limit between two readings in one layout, and the multiple of the effect of grouping.
 _LEAK, _GROUPING = 1e-5, 8.0
 
 _OWN_FORWARD = "the trainer must compute what the model's own forward does"
@@ -57,21 +56,20 @@ class RowCheck:
     """How sequences may be laid out in rows."""
 
     packed: bool
-    """Several in one row."""
     reason: str = ""
-    """Why not."""
+    """Reason why rows are not packed."""
     attention: str = ""
     """Attention implementation of the check."""
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far a way to read is from the plain values, and from itself after the change."""
+    """Distance of a reading from the plain values, and from itself after the change."""
 
     from_plain: float = 0.0
     from_itself: float = 0.0
     error: str = ""
-    """Why it cannot be read."""
+    """Error of the reading."""
 
     def describe(self, bound: float, leak: float) -> str:
         """Reason for a failure; empty if there is none."""
@@ -85,15 +83,15 @@ class _Gap:
 
 
 def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -> RowCheck:
-    """Try packed rows on the model at hand. All ranks call it together, and all get the same answer.
+    """Test packed rows on this model; collective, with the same result on all ranks.
 
     Args:
-        reader: with chunks of the head or shared prompts, these are tried, too.
-        dtype: in which the model computes; its parameters may be others.
-        scores: of a reward model or critic, in place of logprobs.
+        reader: its chunks of the head and shared prompts are tested, too.
+        dtype: the compute dtype.
+        scores: compare scores of a reward model or critic instead of logprobs.
 
     Raises:
-        ConfigError: one sequence a row, the head in chunks or shared prompts do not give the model's own values.
+        ConfigError: one sequence per row, head chunks or shared prompts do not give the model's own values.
     """
     module = reader.module
     bound = _WRONG_IN_HALF if dtype.itemsize < 4 else _WRONG
@@ -131,10 +129,7 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
 
 
 def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:
-    """Return three sequences of random tokens, and a copy with all tokens changed that the compared ones must not see.
-
-    Special tokens are avoided.
-    """
+    """Return three sequences of random ordinary tokens, and a copy with changed tokens."""
     text = config.get_text_config()
     named = [value for holder in (config, text) for name, value in vars(holder).items() if name.endswith("_token_id")]
     special = {token for value in named for token in (value if isinstance(value, list) else [value])}
@@ -150,10 +145,7 @@ def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:
 
 
 def _describe_chunks(config: Any) -> str:
-    """Why a model that looks back to the last multiple of some thousand tokens takes no packed rows; else empty.
-
-    It counts from the start of the row, which so few tokens as ours do not show.
-    """
+    """Return why a model with chunked attention takes no packed rows; the probe is too short to show it."""
     text = config.get_text_config()
     if "chunked_attention" not in (getattr(text, "layer_types", None) or ()):
         return ""
@@ -161,7 +153,7 @@ def _describe_chunks(config: Any) -> str:
 
 
 def _share_prompt(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """The same behind the first tokens of the middle one."""
+    """Return the sequences with the first tokens of the middle one."""
     prompt = sequences[1].token_ids[:_PROMPT]
     ids = [np.concatenate([prompt, sequence.token_ids[_PROMPT:]]) for sequence in sequences]
     return [TrainSequence(token_ids=one, trained_from=_PROMPT) for one in ids]
@@ -180,7 +172,7 @@ def _measure(sequences: list[TrainSequence], changed: list[TrainSequence], plain
         gap = _Gap(error=_describe(error))
     gaps = gather_objects(gap)
     return next((one for one in gaps if one.error), None) or _Gap(
-        # As numpy has it: one that is no number is the worst.
+        # numpy's max propagates NaN.
         float(np.max([one.from_plain for one in gaps])),
         float(np.max([one.from_itself for one in gaps])),
     )
@@ -193,7 +185,7 @@ def _compared(values: FloatArray) -> FloatArray:
 
 @torch.no_grad()
 def _read_plain(reader: RowReader, sequence: TrainSequence, scores: bool) -> FloatArray:
-    """The same values by nothing but the model's own forward."""
+    """Return the same values by the model's own forward."""
     ids = torch.from_numpy(sequence.token_ids).to(reader.device)
     try:
         with float_head(find_head(reader.module)):

@@ -1,9 +1,8 @@
-"""A packed row cut into several short ones, for attention kernels that pay for the square of a row's length.
+"""Cut a packed row into several short ones, for attention kernels that pay for the square of a row's length.
 
-Flash attention walks each sequence of a packed row alone. SDPA computes the whole [T, T] square and masks
-most of it, so there the same sequences are laid into R rows of W tokens: same numbers, R x W^2 work.
-
-Completions that share a prompt may follow one copy of it; see algorithms/packing.py.
+SDPA computes the whole [T, T] square and masks most of it, so there the sequences are laid into R rows of W tokens:
+same
+numbers, R x W^2 work. Completions of a prompt may follow one copy of it; see algorithms/packing.py.
 """
 
 from __future__ import annotations
@@ -36,16 +35,13 @@ class RowLayout:
     places: Tensor
     """[T] int64, place of each packed token in the flattened [R * W]."""
     position_ids: Tensor
-    """[R, W] int64; padding goes on counting, so that it starts no sequence of its own."""
+    """[R, W] int64; padding continues the count, so that it starts no sequence."""
     mask: Tensor | None = None
-    """[R, 1, W, W] bool, whom each token sees; None: what is before it in its sequence, which the positions tell."""
+    """[R, 1, W, W] bool, the visible tokens; None: causal within the sequence, by positions."""
 
 
 def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayout:
-    """Lay sequences into rows, in order of the bins that first-fit makes.
-
-    Args:
-        packed: several may share one row.
+    """Lay sequences into rows, in order of the bins that first-fit makes, or one per row if not `packed`.
 
     >>> layout = build_row_layout([3, 3])
     >>> (layout.num_rows, layout.width), layout.places.tolist()
@@ -66,7 +62,7 @@ def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayou
 
 
 def choose_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Which sequences are in which row, and the width of all rows."""
+    """Return the sequences of each row, and the width of all rows."""
     longest = max(lengths)
     if sum(lengths) >= (1 - _MAX_PADDING) * longest * len(lengths):
         return [[i] for i in range(len(lengths))], longest
@@ -75,12 +71,7 @@ def choose_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
 
 
 def build_shared_layout(lengths: Sequence[int], shared: Sequence[int]) -> RowLayout:
-    """Lay sequences into rows, each prompt once.
-
-    Args:
-        lengths: of the sequences, prompts included.
-        shared: see `count_shared`.
-    """
+    """Lay sequences into rows, each prompt once; `lengths` include prompts, `shared` is from `count_shared`."""
     units, tokens = unite(lengths, shared, budget=sum(lengths))
     rows, width = choose_rows(tokens)
     positions = np.zeros((len(rows), width), dtype=np.int64)
@@ -107,7 +98,7 @@ def build_shared_layout(lengths: Sequence[int], shared: Sequence[int]) -> RowLay
 
 
 def _who_sees_whom(unit: Tensor, member: Tensor) -> Tensor:
-    """[R, W, W] bool: what is before it in its unit, of the prompt or of its own completion; and itself."""
+    """Return [R, W, W] bool: earlier tokens of the unit's prompt or of the own completion, and itself."""
     width = unit.shape[1]
     same_unit = unit.unsqueeze(2) == unit.unsqueeze(1)
     near = (member.unsqueeze(1) == -1) | (member.unsqueeze(2) == member.unsqueeze(1))

@@ -1,11 +1,10 @@
-"""The whole parameters in a checkpoint of the policy, one after the other, whichever backend wrote it.
+"""Read the whole parameters of a policy checkpoint, one after the other, from either backend.
 
     fsdp2            rank-<n>.pt, rows of each parameter, joined along the first dimension
     deepspeed 0..2   deepspeed/mp_rank_00_model_states.pt, whole parameters
     deepspeed 3      deepspeed/*zero_pp_rank_<n>_*_optim_states.pt, each rank's part of all parameters, laid end to end
 
-Files are mapped, not read: of each the tensor at hand is in memory. DeepSpeed's are pickles; of the classes in them
-those few are let in that it writes, and no other code runs.
+Files are mapped, not read. DeepSpeed's are pickles: only a few of its classes are allowed, and no code runs.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _FOLDER = "deepspeed"
 
 
 def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
-    """The trained parameters of the folder `policy` of a checkpoint, by the engine's names.
-
-    Raises:
-        CheckpointError: a file is missing, or holds what such a checkpoint does not.
-    """
+    """Yield the trained parameters of a checkpoint's folder `policy`, by the engine's names."""
     layout = read_json(policy / "layout.json")
     kind = layout["backend"] if layout.get("zero_stage") != 3 else "zero-3"
     yield from _READERS[kind](policy, layout["num_workers"], layout["parameters"])
@@ -74,7 +69,7 @@ def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
 
 
 def cut(groups: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
-    """`size` numbers from `offset` on of flat tensors that make one, end to end.
+    """Return `size` numbers from `offset` on of flat tensors, end to end.
 
     >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 5)], 2, 3)]
     [[2], [3, 4]]
@@ -111,13 +106,13 @@ _READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[s
 
 
 def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[str, Any]:
-    """layout.json of a checkpoint: what must be the same in whoever loads it."""
+    """Return layout.json of a checkpoint: the settings that must match when it is loaded."""
     lora = model.lora
     return {
         "backend": policy.backend,
         "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
         "num_workers": distributed.get_world_size(),
-        # What must be as it was for adapters to mean what they meant.
+        # Settings that adapters depend on.
         "lora": lora and {"alpha": lora.alpha, "rank": lora.rank, "base": model.init_from or model.path or "tiny"},
         # ZeRO-3 leaves empty parameters that remember their shape.
         "parameters": {

@@ -2,10 +2,7 @@
 
     rank-<n>.pt  {"parameters": {name: rows}, "moments": {name: {"exp_avg": rows, ..., "step": scalar}}}
 
-Every tensor is split along its first dimension into equal parts, the last ones shorter or empty, as torch.chunk does;
-concatenated they are the whole tensor.
-
-The files also hold the random state of each process.
+Every tensor is split along its first dimension like torch.chunk. Other files hold the random state of each process.
 """
 
 from __future__ import annotations
@@ -59,14 +56,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
-    """Read a file of torch.save: tensors and plain containers. The only place that reads such files.
-
-    They are pickles, which can run any code, and hashes do not authenticate the writer; so only `classes` are
-    instantiated.
-
-    Raises:
-        CheckpointError: the file is missing or holds anything else.
-    """
+    """Read a file of torch.save: tensors, plain containers and `classes`; raise CheckpointError for others."""
     try:
         with torch.serialization.safe_globals(list(classes)):
             return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=mmap))
@@ -85,11 +75,7 @@ def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
 
 
 class SavedShards:
-    """Return this rank's part of the state.
-
-    Args:
-        num_saved: number of ranks that wrote.
-    """
+    """This rank's part of the state; `num_saved` ranks wrote it."""
 
     def __init__(self, folder: Path, num_saved: int) -> None:
         self.is_same = num_saved == get_world_size()
@@ -111,7 +97,7 @@ class SavedShards:
 
 
 def take_rows(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """The rank's part of `whole`.
+    """Return the rank's part of `whole`.
 
     >>> [take_rows(torch.arange(5), rank, 4).tolist() for rank in range(4)]
     [[0, 1], [2, 3], [4], []]

@@ -16,10 +16,7 @@ SHARE = 0.02
 
 
 class Stopwatch:
-    """Sums times on the device's own clock, without synchronizing the GPU.
-
-    Not useful if passes gather parameters from all ranks: see `Yardstick`.
-    """
+    """Sums times on the device's own clock, without synchronizing; see `Yardstick` for sharded models."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: list[tuple[Any, Any]] | None = [] if device.type == "cuda" else None
@@ -49,11 +46,10 @@ class Stopwatch:
 
 
 class Yardstick:
-    """Matrix product of fixed size on this rank's device, timed before a step: the device's speed without
-    communication.
+    """Matrix product of fixed size, timed before a step: the device's speed without communication.
 
-    For models with sharded parameters (ZeRO-3, FSDP2): their passes gather parameters from all ranks, so each is as
-    slow as the slowest. Buffers are allocated once; no random numbers are drawn. It takes at most `SHARE` of the time
+    For sharded parameters (ZeRO-3, FSDP2), whose passes are as slow as the slowest rank. It takes at most `SHARE` of
+    the time
     and reports its quickest run.
     """
 

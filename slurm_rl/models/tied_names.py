@@ -12,10 +12,7 @@ from slurm_rl.models.load_model import model_class
 
 
 def find_tied(path: str | Path) -> dict[str, str]:
-    """Return tied name -> name of the weight that it shares, as in transformers: lm_head.weight -> embed_tokens.weight.
-
-    Only the last two parts of the shared name, since files may have another prefix than the model.
-    """
+    """Return tied name -> last two parts of the shared weight's name: lm_head.weight -> embed_tokens.weight."""
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     if not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return {}

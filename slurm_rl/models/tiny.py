@@ -1,7 +1,6 @@
-"""A small random Qwen3 with one token a character, as a Hugging Face folder.
+"""A small random Qwen3 with one token per character, as a Hugging Face folder.
 
-With the default characters `3+4=` is the four tokens 5 12 6 13 and decoding gives `3+4=` back.
-Its vocabulary has no unknown token on purpose: text outside it raises instead of training on noise.
+It has no unknown token on purpose: text outside the vocabulary raises instead of training on noise.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ EOS_TOKEN = "<eos>"
 
 
 def build_tiny_model(config: TinyModelConfig, seed: int, folder: Path) -> None:
-    """Write weights, config and tokenizer to `folder`, whole or not at all; equal seeds give equal bytes.
-
-    Raises:
-        ConfigError: a character is named twice.
-    """
+    """Write weights, config and tokenizer to `folder`, whole or not at all; equal seeds give equal bytes."""
     tokenizer = build_character_tokenizer(config)
     model = draw_weights(lambda: Qwen3ForCausalLM(Qwen3Config(**shape_of(config, tokenizer))), tokenizer, seed)
     with written_beside(folder) as beside:

@@ -1,9 +1,10 @@
-"""A small random Qwen2.5-VL or Qwen3-VL with one token a byte, as a Hugging Face folder.
+"""A small random Qwen2.5-VL or Qwen3-VL with one token per byte, as a Hugging Face folder.
 
-    <|im_start|>user\\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\\n<|im_start|>assistant\\n
+Its chat template renders one image and one text part as
 
-is what its chat template makes of one image and one text part. Any text can be written: there are 256 byte tokens
-beside the special ones, which stand where the real models have theirs: first the end of text, then the rest.
+    <|im_start|>user\\n<|vision_start|><|image_pad|><|vision_end|>Describe it.<|im_end|>\\n<|im_start|>assistant\\n
+
+Special tokens are in the order of the real models: first the end of text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Pixels of a micro-batch: from the image file to the model inputs besides tokens.
+"""Pixels of a micro-batch: from the image file to the model inputs.
 
-The token count of an image follows from its size, so prompts are encoded from file headers; the training worker reads
-the pixels when a batch is built, once for all completions of a prompt.
+Prompts are encoded from file headers; the training worker reads the pixels when a batch is built.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Pixels:
 
 
 class ImageReader:
-    """The image processor of a model, with a memory of the last images."""
+    """The image processor of a model, with a cache of the last images."""
 
     def __init__(self, model_folder: str | Path, config: ModelConfig, merge_size: int, image_token_id: int) -> None:
         self.processor = _load_processor(model_folder, config)
@@ -52,20 +51,12 @@ class ImageReader:
         self._cached_bytes = 0
 
     def count_tokens(self, size: tuple[int, int]) -> int:
-        """Number of placeholder tokens of an image of (width, height) pixels.
-
-        Raises:
-            ValueError: the sides are too unlike.
-        """
+        """Return the placeholder tokens of an image of (width, height) pixels, or raise ValueError."""
         width, height = size
         return int(self.processor.get_number_of_image_patches(height, width)) // self.merge_size**2
 
     def read(self, source: str) -> Pixels:
-        """Pixels of one image.
-
-        Raises:
-            DataError: it cannot be read any more.
-        """
+        """Return the pixels of one image."""
         if source in self._cache:
             self._cache.move_to_end(source)
             return self._cache[source]
@@ -77,11 +68,7 @@ class ImageReader:
         return pixels
 
     def attach(self, batch: PackedBatch, sequences: Sequence[TrainSequence]) -> PackedBatch:
-        """Return the packed batch of these sequences with its images and three-axis positions.
-
-        Raises:
-            DataError: an image has changed since its prompt was encoded.
-        """
+        """Return the packed batch with its images and three-axis positions; raise DataError if an image changed."""
         starts, positions, pixels = [], [], []
         lone = batch.token_ids == self.image_token_id
         offset = 0
@@ -107,8 +94,7 @@ class ImageReader:
     def with_image(self, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
         """Return the sequences; without images, add one that trains nothing and has a blank image.
 
-        Every micro-batch passes through the vision tower: all ranks gather its sharded weights together, and a rank
-        with only text would block the others.
+        All ranks gather the vision tower's weights together, so every micro-batch must run it.
         """
         if any(sequence.images for sequence in sequences):
             return list(sequences)
@@ -144,11 +130,7 @@ class ImageReader:
 
 
 def load_image_reader(model_folder: str | Path, config: ModelConfig) -> ImageReader | None:
-    """The reader of a vision-language model; None of a text model.
-
-    Raises:
-        ConfigError: the model has a vision tower, but of a family that is not supported.
-    """
+    """Return the reader of a vision-language model, or None; raise ConfigError for an unsupported family."""
     architecture = AutoConfig.from_pretrained(model_folder, trust_remote_code=config.trust_remote_code)
     if not has_vision(architecture):
         return None

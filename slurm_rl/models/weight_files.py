@@ -1,8 +1,4 @@
-"""Weights read in part: of an empty model's tensors each rank reads the rows that it keeps.
-
-A model of 70 billion parameters is 282 GB in float32. Loaded whole by each of eight ranks before it is cut, it would
-take 2.2 TB of a node; this way a rank holds its shard and the rows of one tensor.
-"""
+"""Read weights in part: each rank reads only the rows that it keeps, never the whole model."""
 
 from __future__ import annotations
 
@@ -26,12 +22,7 @@ from slurm_rl.run_dir.meter import measure
 
 
 class WeightFiles:
-    """The safetensors of a Hugging Face folder, or of a downloaded hub name; nothing of them is kept in memory.
-
-    Raises:
-        OSError: they are not there.
-        SafetensorError: a file is damaged.
-    """
+    """The safetensors of a Hugging Face folder or downloaded hub name; no tensor is kept in memory."""
 
     def __init__(self, path: str | Path) -> None:
         config = cached_file(str(path), "config.json", local_files_only=True)
@@ -53,7 +44,7 @@ class WeightFiles:
         return {name: _shape(published, found) for name, published in self.published.items()}
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read a tensor, or these rows of it, to CPU. Files are closed: mapped pages would count as our memory."""
+        """Read a tensor, or these rows of it, to CPU, and close the file: mapped pages would count as our memory."""
         published, files = self.published[name], {}
         with ExitStack() as opened:
 
@@ -82,10 +73,9 @@ def _shape(published: Published, found: dict[str, list[int]]) -> list[int]:
 
 
 def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = None) -> WeightFiles | None:
-    """Return the files of an empty model's weights, if each tensor is in them with its shape.
+    """Return the files of an empty model's weights if each tensor is in them with its shape, else None.
 
-    Otherwise None: Hugging Face's loader handles other conversions and reports misfits, but needs the whole model in
-    memory.
+    Hugging Face's loader handles other cases, with the whole model in memory.
 
     Args:
         unused: prefix of tensors that the model may lack.

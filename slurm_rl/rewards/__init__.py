@@ -1,12 +1,10 @@
 """Rewards: verifiers, their processes and services, the sandbox.
 
-Verifiers are plain functions (completion, reference answer) -> score in [0, 1]:
-
     from slurm_rl.rewards import score_math
 
     score_math(r"so it is \\boxed{60}", "60")     # 1.0
 
-They are imported on first access and need no torch. In a run each call has a worker process and a deadline.
+Verifiers are imported on first access and need no torch. In a run each call has a worker process and a deadline.
 """
 
 from __future__ import annotations

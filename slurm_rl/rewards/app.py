@@ -4,7 +4,7 @@
                        http://any:<token>@host:port/get_reward, which OpenRLHF's clients can send
     GET  /health       200 and counters while the workers run; needs no token and contains no data
 
-A bad request gets a 4xx status and an error with rule, value and next action.
+Errors have a 4xx status.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _DRAIN = 8
 
 @dataclass
 class ServiceState:
-    """State shared by the routes."""
-
     pool: RewardPool
     token: str | None
     """None: no authentication."""
@@ -46,7 +44,6 @@ class ServiceState:
 
 
 def build_app(state: ServiceState) -> FastAPI:
-    """Return the application; `state.pool` scores."""
     app = FastAPI(openapi_url=None)
 
     async def health(_: Request) -> Response:
@@ -86,11 +83,7 @@ async def _score(state: ServiceState, body: bytes) -> dict[str, Any]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RequestError: the body is longer than `max_bytes`.
-    """
+    """Return the body of a request; raise RequestError if it is longer than `max_bytes`."""
     body, num_bytes = bytearray(), 0
     async for chunk in request.stream():
         num_bytes += len(chunk)

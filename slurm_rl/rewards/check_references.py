@@ -1,10 +1,7 @@
-"""Ask a verifier whether it could judge any completion by each reference answer.
+"""Find reference answers that a verifier cannot judge by (`#### 72`, a sentence): their rows would fail in every step.
 
-Some cannot be parsed (`#### 72`, a sentence), and such a row fails in every step. So these rows are left out when a
-data set is prepared, and `plan` names those of own data.
-
-The verifier runs in another process: sympy can take forever over a few characters, also inside C, and only a
-process can be ended then.
+`prepare` leaves such rows out, and `plan` names them. The verifier runs in another process, which can be killed:
+sympy can take forever over a few characters, also inside C.
 """
 
 from __future__ import annotations
@@ -25,21 +22,18 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 """Deadline of one answer."""
 _START_TIMEOUT_S = 120.0
-"""Importing sympy from a cold network disk takes its time."""
+"""Includes the import of sympy from a cold network disk."""
 MATH = "slurm_rl.rewards.math_answer:check_reference"
 
 
 def find_unscorable(
     answers: Iterable[str], check: str = MATH, *, timeout_s: float = TIMEOUT_S, total_s: float = math.inf
 ) -> dict[str, str]:
-    """Return what is wrong with each answer that no completion can score against; each is tried once.
+    """Return the error of each answer that no completion can score against; each is tried once.
 
     Args:
         check: `module:function` that raises for such an answer.
-        total_s: answers that are not reached by then count as right.
-
-    Raises:
-        ConfigError: math-verify is not installed.
+        total_s: limit for all; answers not reached by then count as right.
     """
     if check == MATH:
         require_library("math_verify", "checking reference answers needs math-verify")
@@ -64,7 +58,7 @@ def find_unscorable(
 
 
 def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
-    """What is wrong with the answer, or ""."""
+    """Return the error of the answer, or ""."""
     from pebble import ProcessExpired
 
     future = pool.schedule(_run_check, args=(answer,), timeout=timeout_s)
@@ -83,7 +77,6 @@ def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
 
 
 _chosen: list[Callable[[str], object]] = []
-"""The check, in the process that runs it."""
 
 
 def _choose(check: str) -> None:
@@ -94,6 +87,6 @@ def _run_check(answer: str) -> str:
     (check,) = _chosen
     try:
         check(answer)
-    except Exception as error:  # sympy raises what it likes
+    except Exception as error:  # sympy raises any error
         return f"{type(error).__name__}: {str(error)[:80]}"
     return ""

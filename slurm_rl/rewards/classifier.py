@@ -2,8 +2,8 @@
 
     reward.model.path=runs/my-rm/export reward.model.device=cpu
 
-It reads the token ids of training (data/encode_scored.py). The score is the logit at the last token, or with
-`normalize` its distance from the mean in standard deviations, over the pairs measured at the end of training.
+The score is the logit at the last token, or with `normalize` its distance in standard deviations from the mean over the
+preference pairs of its training.
 """
 
 from __future__ import annotations
@@ -31,13 +31,9 @@ def specify_model(config: RewardModelConfig, num_workers: int) -> str:
 class RewardModel:
     """Model and tokenizer, loaded once per worker.
 
-    Args:
-        settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
-
     Raises:
-        ConfigError: tensors of the model are missing in the folder, or it has unknown ones.
-        OSError, ValueError: the folder has no such model, the model does not have exactly one output, or `normalize`
-            is set without measured statistics.
+        ConfigError: tensors are missing or unknown.
+        OSError, ValueError: the folder has no model with exactly one output, or no statistics for `normalize`.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -133,11 +129,7 @@ def load_model(spec: str) -> RewardModel:
 
 
 def require_loadable(spec: str) -> None:
-    """Load the model of a spec.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not a reward model.
-    """
+    """Load the model of a spec; raise ConfigError if it is not a reward model."""
     try:
         load_model(spec)
     except (OSError, ValueError) as error:

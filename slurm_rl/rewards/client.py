@@ -56,9 +56,7 @@ class RewardClient:
     """Send requests to the services in turn; a context manager, thread-safe.
 
     Args:
-        config: sizes and deadlines.
-        urls: returns the services' addresses before every try; a restarted service may have a new one.
-        token: bearer token; None sends none.
+        urls: returns the current addresses; called before every try.
         check: called before every pause; raises if retrying is pointless.
     """
 
@@ -95,10 +93,7 @@ class RewardClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Score items; ends within about `deadline_s`.
-
-        Returns:
-            One result an item, in the order of `items`; a failed one has a cause in place of a value.
+        """Return one result per item, in order, within about `deadline_s`.
 
         Raises:
             RewardError: a request had no answer within the deadline, or was refused for good.

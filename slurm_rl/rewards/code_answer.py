@@ -73,11 +73,7 @@ class CodeTests(Section):
 
 @lru_cache(maxsize=256)
 def parse_code_tests(answer: str) -> CodeTests:
-    """Parse the tests of a row; cached, because all completions of a group share them.
-
-    Raises:
-        DataError: the answer is not such JSON.
-    """
+    """Parse the tests of a row; cached, because all completions of a group share them."""
     try:
         return CodeTests.model_validate_json(answer)
     except ValidationError as error:
@@ -96,10 +92,7 @@ _WRITES = re.compile(r"\bprint\b|\bstdout\b|\bwrite\b")
 
 
 def find_program(completion: str, tests: CodeTests) -> str:
-    """Return the code block to test.
-
-    With several blocks: the last one that reads stdin, writes stdout or defines the functions, as the tests need.
-    """
+    """Return the code block to test: the last one that reads stdin, writes stdout or defines the functions."""
     needs = []
     if tests.stdio:
         needs.append(_READS if any(test.stdin.strip() for test in tests.stdio) else _WRITES)
@@ -134,9 +127,7 @@ def score_code(
     """Return the share of passed tests, or with `all` 1.0 if all pass and else 0.0.
 
     Args:
-        completion: Python, in a fenced block or plain.
         answer: the tests as JSON.
-        score, test_timeout_s, memory_mb, output_mb: see `config.reward.CodeConfig`.
         total_s: limit for all tests of the item; tests not reached by then fail.
 
     Raises:

@@ -46,8 +46,8 @@ class _Block:
 def extract_code(completion: str, is_program: Callable[[str], bool]) -> str:
     """Return the program of a completion: a fenced block after the reasoning, or all of that text if it has none.
 
-    Of several blocks, those that `is_program` accepts go before others, blocks tagged as Python before untagged ones,
-    and later ones before earlier ones. Blocks of other languages and interpreter sessions (`>>>`) do not count.
+    Blocks that `is_program` accepts go before others, Python blocks before untagged ones, later before earlier ones.
+    Blocks of other languages and interpreter sessions (`>>>`) do not count.
 
     >>> extract_code("So:\\n```python\\nprint(1)\\n```\\nIt prints:\\n```\\n1\\n```", lambda code: "print" in code)
     'print(1)\\n'

@@ -1,18 +1,14 @@
 r"""The `math` verifier: compare the LaTeX answer of a completion with the reference, mathematically.
 
 The answer is the last \boxed{} (or \fbox{}) after the reasoning; boxes that `,`, `and` or `or` join are one answer.
-Without a box it is the last formula. A box or formula that is never closed is no answer, and no earlier one counts
-in that case: it may have been revoked.
+Without a box it is the last formula. An unclosed box or formula is no answer, and no earlier one counts.
 
 math-verify compares. Differences from its defaults, each with a row in tests/unit/rewards/test_math_answer.py: only
 LaTeX counts, so `42` outside of a formula is no answer; the last box decides, where math-verify joins near ones to a
 set; 5=6 is not 6; 1\,000 and 10 000 are numbers, not products; x<3 equals (-\infty,3); 0.\overline{3}, 1.5e3, \fbox
-and percent signs are read; words equal words.
+and percent signs are read; words equal words. 50\% equals 50 and 0.5, but not 0.5\%.
 
-50\% equals 50 and 0.5, as in math-verify, since the question is not known here; it does not equal 0.5\%.
-
-math_verify bounds its own time with SIGALRM; that is switched off here, because the reward pool
-has the deadline, and one that also ends a hang inside C code.
+math_verify's own SIGALRM timeout is off, because the reward pool has a deadline that also ends a hang inside C code.
 """
 
 from __future__ import annotations
@@ -47,11 +43,7 @@ class _Answer(NamedTuple):
 
 
 def score_math(completion: str, answer: str) -> float:
-    r"""Return 1.0 if the answer of the completion equals `answer`, else 0.0.
-
-    Args:
-        completion: text with LaTeX in it, such as `so it is \boxed{60}`; without any it scores 0.0.
-        answer: LaTeX, with or without `$` around it, or words.
+    r"""Return 1.0 if the answer of the completion equals `answer` (LaTeX or words), else 0.0.
 
     Raises:
         DataError: the answer cannot be parsed.
@@ -90,7 +82,7 @@ def _bad_reference(answer: str) -> DataError:
 
 
 def _is_prose(answer: str) -> bool:
-    """Whether it is a sentence around a number, such as `The answer is 42`, which no formula will ever equal."""
+    """Return whether it is a sentence around a number, such as `The answer is 42`."""
     bare = re.sub(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?", " ", answer)
     return len(re.findall(r"[A-Za-z]{2,}", bare)) >= 3 and re.search(r"\d", bare) is not None
 
@@ -113,7 +105,7 @@ def _with_percent(values: list[Any]) -> list[Any]:
 
 
 def _is_false(value: Any) -> bool:
-    """Whether it is an equation between unequal numbers; verify compares its right side only."""
+    """Return whether it is an equation between unequal numbers; `verify` would compare only its right side."""
     return isinstance(value, Eq) and not value.free_symbols and not verify(value.lhs, value.rhs, timeout_seconds=None)
 
 
@@ -176,10 +168,7 @@ def _write_fraction(found: re.Match[str]) -> str:
 
 
 def _parse(text: str) -> list[Any]:
-    """Return the expressions in `text`; empty when there is none that parses.
-
-    When the final formula does not parse, earlier ones do not count: they may have been revoked.
-    """
+    """Return the expressions in `text`; empty if the final formula does not parse: earlier ones may be revoked."""
     parsed: list[Any] = parse(
         text,
         extraction_config=_LATEX,

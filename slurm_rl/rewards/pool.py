@@ -5,15 +5,15 @@
         future = pool.submit(items)                               # the same from any thread
     FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError if too many failed
 
-Items of all requests share one queue. Workers take chunks that grow with the queue, because a message per item would
-cost more than most verifiers. If a chunk crashes or hangs, its items are retried one by one; only an item that fails by
-itself is a failure. Retried items never occupy the last worker. A crashed chunk of a reward model is first retried
-unchanged, once: its process was probably killed from outside, and the last digits of a score depend on the batch. A
-worker that has spent its budget returns early, so that slow items do not look like a hang:
+Items of all requests share one queue; workers take chunks that grow with it. The items of a chunk that crashed or hung
+are retried one by one, never in the last free worker. A crashed chunk of a reward model is first retried unchanged: its
+process was probably killed from outside, and the last digits of a score depend on the batch. A worker that has spent
+its
+budget returns early, so that slow items do not look like a hang:
 
     budget = timeout_s / 10        deadline of a chunk = timeout_s + budget, of one item = timeout_s
 
-Every item of a chunk starts within the budget, so each has at least timeout_s before the chunk is ended.
+Every item of a chunk starts within the budget, so each has at least timeout_s.
 """
 
 from __future__ import annotations
@@ -70,12 +70,7 @@ class _Task:
 
 
 class RewardPool:
-    """Worker processes with a queue; a context manager.
-
-    Args:
-        config: verifiers with their weights, number of workers, deadline of one item.
-        table: verifier name to `module:function`; tests inject faulty verifiers.
-    """
+    """Worker processes with a queue; a context manager. `table` replaces the verifiers in tests."""
 
     def __init__(self, config: RewardConfig, table: Mapping[str, str] | None = None) -> None:
         chosen, self._weights = choose_verifiers(config, table)
@@ -97,7 +92,6 @@ class RewardPool:
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
 
     def __enter__(self) -> RewardPool:
-        """Start and warm up the workers; raise RewardError if they are not ready in time."""
         self._thread.start()
         self._started.result()
         return self
@@ -113,10 +107,7 @@ class RewardPool:
         return len(self._waiting) + len(self._suspects)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Score items in bounded time.
-
-        Returns:
-            One result per item, in order; a failed one has a cause instead of a value.
+        """Return one result per item, in order and in bounded time.
 
         Raises:
             RewardError: the processes kept dying without a score.

@@ -70,11 +70,7 @@ def build_request(items: Sequence[RewardItem]) -> dict[str, Any]:
 
 
 def parse_request(body: bytes) -> ScoreRequest:
-    """Read a request.
-
-    Raises:
-        RequestError: 400 if it is not JSON, 422 if it does not follow the protocol; names key and position.
-    """
+    """Parse a request; raise RequestError, 400 if it is not JSON and 422 if it does not follow the protocol."""
     try:
         tree = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -129,11 +125,7 @@ def _list(
 
 
 def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_reward: float) -> dict[str, Any]:
-    """Return the JSON body with the rewards.
-
-    Args:
-        failure_reward: number for a failed item, for clients that cannot read causes; `failed` is 1 for it.
-    """
+    """Return the JSON body with the rewards; failed items get `failure_reward`, for clients that cannot read causes."""
     if explain:
         return {
             "rewards": [result.value for result in results],
@@ -158,12 +150,7 @@ def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_rewa
 
 
 def parse_answer(body: bytes, items: Sequence[RewardItem]) -> list[RewardResult]:
-    """Parse the answer of a reward service.
-
-    Every other list of the right length, also under `extra_logs`, becomes a part of the results under its name.
-
-    Returns:
-        One result per item; a reward that is not a finite number is the failure "bad score".
+    """Parse the answer of a service; other lists of the right length become parts of the results under their name.
 
     Raises:
         RewardError: the answer is invalid, or has another number of rewards.

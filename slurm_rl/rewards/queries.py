@@ -37,7 +37,7 @@ def build_items(request: ScoreRequest, answers: Mapping[str, str] | None = None)
         answers: prompt to reference answer, for clients that send no labels.
 
     Raises:
-        RequestError: a completion cannot be separated from its prompt, or has no answer; names the position.
+        RequestError: a completion cannot be separated from its prompt, or has no answer.
     """
     prompts = request.prompts or [""] * len(request.queries)
     items = []

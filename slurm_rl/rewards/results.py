@@ -2,7 +2,7 @@
 
     RewardItem(completion="7", answer="7")   -> value 1.0, parts {"arithmetic": 1.0}
     RewardItem(completion="8", answer="7")   -> value 0.0, parts {"arithmetic": 0.0}
-    a completion whose verifier never ends   -> value None, failure "hang"
+    a completion that hangs its verifier     -> value None, failure "hang"
 
 A wrong completion has a score; a failure has none and never becomes 0.0 or 1.0.
 """
@@ -65,7 +65,6 @@ class Failure:
 
 
 def build_result(item: RewardItem, outcome: dict[str, float] | Failure, weights: Mapping[str, float]) -> RewardResult:
-    """Return the reward of one item: the weighted sum of its scores, or its failure."""
     if isinstance(outcome, Failure):
         return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
     value = sum(weights.get(name, 0.0) * score for name, score in outcome.items())
@@ -88,10 +87,9 @@ _REMEDIES: dict[FailureCause, str] = {
 class FailureWatch:
     """Tolerate occasional reward failures and end the run for a broken reward.
 
-    The window is the newest whole steps with at least 1,000 rewards (fewer count as 1,000); `max_failure_rate` of them
-    may fail. At 0.02 a prompt whose 16 completions all hang is tolerated, while a verifier that fails on every
-    twentieth item ends the run after about 400. A step without any reward ends the run at once. A resumed run starts
-    with an empty window. Failures with the cause "reference" are not counted.
+    At most `max_failure_rate` of the newest whole steps with at least 1,000 rewards (fewer count as 1,000) may fail,
+    and
+    never all of a step. Failures with the cause "reference" do not count. A resumed run starts with an empty window.
     """
 
     def __init__(self, max_failure_rate: float) -> None:
@@ -100,11 +98,7 @@ class FailureWatch:
         """(failed, total) of each step in the window."""
 
     def check(self, results: Sequence[RewardResult]) -> None:
-        """Count the rewards of one step.
-
-        Raises:
-            RewardError: too many failures; has the count of each cause and the first failure.
-        """
+        """Count the rewards of one step; raise RewardError with the causes if too many failed."""
         failed = [result for result in results if result.failure is not None]
         counted = sum(result.failure != "reference" for result in failed)
         self._steps.append((counted, len(results)))

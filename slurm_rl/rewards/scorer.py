@@ -32,7 +32,6 @@ def open_scorer(
 
     Args:
         folder: mode 0700; receives the token of the run's services.
-        logs: receives one log per service.
         cluster_host: address of this node for other nodes.
         report: called with events and their fields.
     """

@@ -1,7 +1,7 @@
 """Process of the reward service: `python -m slurm_rl.rewards.service --config reward.json ...`.
 
-A run starts it (supervise.py); outside of a run `python -m slurm_rl.rewards.server` does. Heavy imports are in `serve`,
-because the worker processes import this module when they start.
+A run starts it (supervise.py), or `python -m slurm_rl.rewards.server`. Heavy imports are late, because the worker
+processes import this module.
 """
 
 from __future__ import annotations
@@ -88,11 +88,7 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects a free port.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Return a listening socket; port 0 selects a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -117,11 +113,7 @@ def _connection_limit() -> int:
 
 
 def read_token(path: Path | None) -> str:
-    """Return the token from `path`, which must have mode 0600, or from SLURM_RL_REWARD_TOKEN.
-
-    Raises:
-        ConfigError: there is no valid token, or other users can read the file.
-    """
+    """Return the token from `path`, which must have mode 0600, or from SLURM_RL_REWARD_TOKEN."""
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
     else:
@@ -145,10 +137,7 @@ def read_token(path: Path | None) -> str:
 
 
 def read_answers(path: Path, prompt_key: str, answer_key: str) -> dict[str, str]:
-    """Return reference answers by prompt, for clients that send no labels.
-
-    A prompt is kept as its client sends it: a list of messages inside a string (LMM-R1, OpenRLHF-M) stays a string.
-    """
+    """Return reference answers by prompt, for clients that send no labels; a prompt stays as its client sends it."""
     from slurm_rl.data.records import DataSource, read_records
 
     columns = ((prompt_key, "--prompt-key"), (answer_key, "--answer-key"))

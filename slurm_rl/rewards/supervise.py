@@ -59,10 +59,7 @@ class RewardServices:
     """`config.service.num_replicas` services; a context manager.
 
     Args:
-        config: reward config of each service.
         folder: receives config and token (0600).
-        logs: receives one log per service.
-        host: address to listen on.
         ports: candidates; empty: free ports.
         report: called with an event and its fields: `reward/service_up`, `reward/service_died`.
         token: required token; None creates one.
@@ -94,7 +91,6 @@ class RewardServices:
         self._thread = threading.Thread(target=self._watch, name="reward-services", daemon=True)
 
     def __enter__(self) -> RewardServices:
-        """Start the services and wait until all answer; raise RewardError after the deadline."""
         write_text(self._token_file, self.token + "\n", mode=0o600)
         write_text(self._config_file, self._config.model_dump_json(indent=2) + "\n")
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,4 @@
-"""Validate untrusted values: numbers, names and errors of programs, environments, services and reward functions.
-
-Every reward and score passes `read_number`, every name of a score or agent `is_name`; an invalid value fails only its
-episode.
-"""
+"""Validate untrusted values: numbers, names and errors of programs, environments, services and reward functions."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ _NAME = re.compile(rf"\w[\w .:/@%+-]{{0,{LONGEST_NAME - 1}}}")
 
 
 def read_number(value: object) -> float:
-    """Return `value` as a finite float; ints and bools are converted.
+    """Return `value` as a finite float of at most `LARGEST`, or raise ValueError.
 
     >>> read_number(True), read_number(3)
     (1.0, 3.0)
-
-    Raises:
-        ValueError: not a number, not finite, or above `LARGEST` in absolute value.
     """
     if not isinstance(value, Real):
         raise ValueError(f"{type(value).__name__} {show(value)}")
@@ -46,13 +39,10 @@ def read_number(value: object) -> float:
 
 
 def read_numbers(values: object) -> dict[str, float]:
-    """Return a mapping of names to numbers as plain values.
+    """Return a mapping of at most `MOST_NAMES` names to numbers as plain values, or raise ValueError.
 
     >>> read_numbers({"turns": 2})
     {'turns': 2.0}
-
-    Raises:
-        ValueError: not a mapping, too many entries, or an entry that is not a name with a number.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{type(values).__name__} {show(values)}")

@@ -1,8 +1,8 @@
 """Built-in verifiers. To add one, write a `Verifier` and a row in `VERIFIERS` of config/registry.py.
 
-The table contains import paths: only the worker processes import verifiers, so that the trainer does not import sympy.
-Settings follow as JSON after a question mark: `module:function?{"score": "share"}` is called with `score="share"`.
-Verifiers of the answer (not of its form) define accuracy.
+The table contains import paths, so that the trainer does not import sympy. Settings follow as JSON after a question
+mark:
+`module:function?{"score": "share"}` is called with `score="share"`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,8 @@ def choose_verifiers(
 
 
 def score_arithmetic(completion: str, answer: str) -> float:
-    """Return 1.0 if the stripped completion equals the integer `answer` digit for digit; else 0.0.
-
-    Text is compared, not evaluated: `3+4` and `07` are not `7`.
-
-    Raises:
-        DataError: the answer is not a plain decimal integer.
-    """
+    """Return 1.0 if the stripped completion is the integer `answer` digit for digit, else 0.0; `3+4` and `07` are not
+    `7`."""
     check_integer(answer)
     return float(completion.strip() == answer)
 

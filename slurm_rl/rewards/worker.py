@@ -1,6 +1,4 @@
-"""Worker side of the reward pool.
-
-Only plain values return to the pool: an exception that does not unpickle would break it, so exceptions become text.
+"""Worker side of the reward pool. Only plain values return to the pool, so exceptions become text.
 
 A user's reward function also runs here: `reward.function=my_reward.py:reward_func`, with OpenRLHF's signature.
 
@@ -8,8 +6,7 @@ A user's reward function also runs here: `reward.function=my_reward.py:reward_fu
         return [0.5]                                  # a list or tensor of that length, or a dict:
         return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": [12]}}
 
-It gets one item at a time, so that deadline and failure concern one item. All other numbers are logged; `scores` says
-whether the answer is right (accuracy, `algorithm.filters.drop_zero_variance_groups`).
+It gets one item at a time, for the deadline. All other numbers are logged; `scores` gives the accuracy.
 """
 
 from __future__ import annotations
@@ -36,11 +33,7 @@ from slurm_rl.rewards.values import keep_numbers, read_number, show
 
 
 def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, float] | Failure:
-    """Call a reward function with one item.
-
-    Returns:
-        The finite number under `reward` and the other numbers under their names, or the failure.
-    """
+    """Call a reward function with one item; return the number under `reward` and other numbers, or the failure."""
     answer = function([item.prompt + item.completion], [item.prompt], [item.answer])
     told: dict[str, Any] = dict(answer) if isinstance(answer, Mapping) else {"rewards": answer}
     reward = _number(told.pop("rewards", None))
@@ -70,10 +63,9 @@ _SHOWN_CHARS = 500
 
 
 def start_worker(table: Mapping[str, str]) -> None:
-    """Prepare a new worker: tie its lifetime to the parent's and import the verifiers.
+    """Tie a new worker's lifetime to the parent's and import the verifiers, outside of any deadline.
 
-    Imports before the first task do not count against a deadline. `warm_up` reports a failed import; raised here, it
-    would make pebble start worker after worker.
+    `warm_up` reports a failed import; raised here, it would make pebble start worker after worker.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would wait for C code to return
     _die_with_parent()
@@ -83,10 +75,9 @@ def start_worker(table: Mapping[str, str]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when the parent exits.
+    """Have the kernel end this process when the parent exits, also inside C code that holds the GIL.
 
-    The parent holds the other end of the sentinel pipe. SIGIO at its closing ends the process, also inside C code that
-    holds the GIL, where a watching thread would not run.
+    The parent holds the other end of the sentinel pipe; its closing sends SIGIO.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -101,10 +92,7 @@ def _die_with_parent() -> None:
 
 @cache
 def load_verifier(spec: str) -> Verifier:
-    """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
-
-    Raises AttributeError if the name does not exist, and any exception of the module.
-    """
+    """Import `module:function`, `module:function?{its settings}` or `file.py:function`."""
     name, _, settings = (spec, "", "") if is_file(spec) else spec.partition("?")
     verifier: Verifier = load_function(name)
     return partial(verifier, **json.loads(settings)) if settings else verifier
@@ -118,10 +106,7 @@ def _load(spec: str) -> None:
 
 
 def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
-    """Return this worker's pid once it can score, or why it cannot.
-
-    The pause leaves the next warm-up to a worker that is still starting, not to this one again.
-    """
+    """Return this worker's pid once it can score, or the failure; the pause leaves the next call to another worker."""
     for name, spec in table.items():
         try:
             _load(spec)
@@ -134,13 +119,7 @@ def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
 def score_items(
     table: Mapping[str, str], items: Sequence[RewardItem], budget_s: float
 ) -> list[dict[str, float] | Failure]:
-    """Score items in order; after `budget_s` seconds stop early, with at least one done.
-
-    Stopping early lets the pool tell a chunk of slow items from one hung item. A reward model takes all at once.
-
-    Returns:
-        One entry an item that was reached: verifier name to score, or why there is none.
-    """
+    """Score items in order, at least one, until `budget_s` is over: a chunk of slow items is no hang."""
     started = time.monotonic()
     if "model" in table:
         return list(score_by_model(table["model"], items))

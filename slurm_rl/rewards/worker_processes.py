@@ -1,8 +1,4 @@
-"""Worker processes of the reward pool: start, warm up, wait, restart.
-
-pebble ends late tasks and replaces dead processes. This module adds a deadline for the start and a restart of a broken
-pool.
-"""
+"""Worker processes of the reward pool: pebble's pool with a deadline for the start, and a restart when it breaks."""
 
 from __future__ import annotations
 
@@ -27,10 +23,7 @@ _WARM_PAUSE_S = 0.05
 
 
 class VerifierProcesses:
-    """`num_workers` processes that score chunks of items with the verifiers of `table`, up within `start_timeout_s`.
-
-    Used from one thread, but for `wake`. Call `start` first and `stop` last.
-    """
+    """`num_workers` processes that score chunks of items. Only `wake` is thread-safe."""
 
     def __init__(self, num_workers: int, table: Mapping[str, str], start_timeout_s: float) -> None:
         self._num_workers = num_workers
@@ -40,11 +33,7 @@ class VerifierProcesses:
         self._done: SimpleQueue[Future[Outcomes]] = SimpleQueue()
 
     def start(self) -> None:
-        """Start the processes and wait until each has imported the verifiers.
-
-        Raises:
-            RewardError: a verifier cannot be imported, or `start_timeout_s` is over.
-        """
+        """Start the processes and wait until each has imported the verifiers, or raise RewardError."""
         self._done = SimpleQueue()
         self._pool = ProcessPool(
             max_workers=self._num_workers,
@@ -103,8 +92,7 @@ class VerifierProcesses:
     def next_done(self, deadline_s: float) -> Future[Outcomes] | None:
         """Return a submitted future that is done; None when the pool broke and needs a `restart`.
 
-        A pool breaks when a worker dies at the wrong moment: idle (the kernel ran out of memory), or
-        holding the queue's lock. pebble then answers some tasks with BrokenProcessPool, others never.
+        A pool breaks when a worker is killed while idle or holding the queue's lock.
         """
         give_up = time.monotonic() + deadline_s
         while time.monotonic() < give_up:
@@ -132,10 +120,9 @@ class VerifierProcesses:
 
 
 def _fork_server(table: Mapping[str, str]) -> Any:
-    """Return the start method: fork from a server process that has imported the verifiers.
+    """Return the start method: fork from a server that has imported the verifiers.
 
-    The trainer has threads and perhaps a GPU context, which do not survive a fork. With spawn, every replaced worker
-    would import sympy again, a second of CPU.
+    The trainer has threads and perhaps a GPU context, which do not survive a fork; spawn would import sympy again.
     """
     context = multiprocessing.get_context("forkserver")
     # Only our modules: importing others is a worker's risk. Modules of the first pool stay loaded.

@@ -3,8 +3,8 @@
     writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
     waiter:  polls for one of the two, with a deadline
 
-The waiter may be a process on another node: the two share only files. A full disk cannot take a new file, so the error
-file is created before writing, under another name and with its maximum size; reporting an error is only a rename.
+The waiter may be on another node: the two share only files. The error file is reserved before writing, because a full
+disk cannot take a new one; reporting an error is only a rename.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ _REASON_BYTES = 1000
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary path; `path` appears when its bytes are on disk.
-
-    Raises:
-        OSError: it cannot be written; it names the path.
-        Exception: others of `write`.
-    """
+    """Call `write` with a temporary path; `path` appears when its bytes are on disk. OSErrors name the path."""
     part = path.with_name(path.name + ".part")
     with annotate_path(path):
         try:
@@ -59,11 +54,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def start(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Begin to write; the former file must be there first.
-
-        Raises:
-            OSError: there is not even room for the reason of a failure.
-        """
+        """Begin to write, after the previous file is finished."""
         self.join()
         _reserve_reason(path)
         self._thread = threading.Thread(target=_write_or_say_why, args=(path, write), name=f"write {path.name}")
@@ -126,10 +117,10 @@ def _ask(folder: Path) -> str:
 
 
 def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
-    """Return when all are there.
+    """Return when all files exist.
 
     Raises:
-        CheckpointError: a writer failed, none came within `timeout_s`, or `given_up` was set.
+        CheckpointError: a writer failed, `timeout_s` passed, or `given_up` was set.
     """
     start = time.monotonic()
     asked_at = start

@@ -5,9 +5,8 @@
     <url>/<run>/attempt-<n>-<start>/   files/: the attempt's folder; run/: config, plan, events and metrics of the run
     <url>/<run>/export/                files/: the trained model of a finished attempt
 
-Each has a signed manifest like checkpoints (remote.py) and is verified after the upload. The head's node agent starts
-it after trainer and Ray have ended, so the logs of a killed trainer are uploaded too; if the agent could not, the
-controller does (launch/controller/results.py). The image of an external trainer needs fsspec.
+Each has a signed manifest (remote.py) and is verified. The head's node agent starts it after trainer and Ray have ended;
+if it could not, the controller does (launch/controller/results.py). The image of an external trainer needs fsspec.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ EXPORT = "export"
 
 
 def copy_attempt(run: RunDir, attempt: AttemptDir, remote: RemoteFolder) -> list[str]:
-    """Upload the logs, and the export of a finished attempt; returns the uploaded names.
-
-    Raises:
-        CheckpointError: an upload failed or does not verify.
-    """
+    """Upload the logs, and the export of a finished attempt; return the uploaded names."""
     with tempfile.TemporaryDirectory(prefix="srl-final-") as folder:
         # Agents write still; a manifest is of files that do not change.
         still = Path(folder) / "attempt"
@@ -68,7 +63,7 @@ def _started(attempt: AttemptDir) -> str:
 
 
 def _copy_what_stays(source: Path, target: Path) -> None:
-    """Yield files except those that disappear meanwhile: agents write records to a temporary name and rename them."""
+    """Copy files except those that agents rename meanwhile."""
     try:
         shutil.copytree(source, target, ignore=_no_plain_files)
     except shutil.Error as error:

@@ -14,12 +14,10 @@ from slurm_rl.run_dir.io_errors import annotate_path, fsync_path
 
 @contextmanager
 def written_beside(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder; it becomes `folder` when the block ends, and is removed when it raises.
-
-    An existing `folder` is replaced; between the two renames there is none.
+    """Yield an empty folder that becomes or replaces `folder` when the block ends, and is removed if it raises.
 
     Raises:
-        OSError: it cannot be written, whatever library raised it; it names a path.
+        OSError: it cannot be written; names a path.
     """
     tag = secrets.token_hex(4)
     beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
@@ -50,7 +48,6 @@ def _open_to_others(folder: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make every file below `folder`, and every name, survive a power cut."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() or path.is_dir():
             fsync_path(path)

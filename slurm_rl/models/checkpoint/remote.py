@@ -4,9 +4,9 @@
     <url>/<run>/step-40/manifest.json    after them: size and SHA-256 of every file
     <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest, signed. Without it the checkpoint is ignored.
 
-Object stores cannot rename a folder, so the marker replaces the rename: an upload cut off before it is ignored, and a
-download verifies all hashes. Removal deletes the marker first. Other folders that a run needs, such as the reference,
-are stored in the same way.
+Object stores cannot rename a folder, so the marker replaces the rename; removal deletes it first. A download verifies
+all
+hashes. Other folders, such as the reference model, are stored in the same way.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class RemoteFolder:
     """The folder of one run on a URL; one process writes.
 
     Args:
-        retry_s: waits before a failed operation is retried.
-        key: returns the signing key; called when it is needed.
+        key: returns the signing key.
         verify: `download` accepts only copies signed with the key.
+        retry_s: waits before a failed operation is retried.
         require_ours: raises if another process owns the run; called before a copy starts, becomes valid or is removed.
     """
 
@@ -69,16 +69,13 @@ class RemoteFolder:
     # ---- writing ---------------------------------------------------------------------------------
 
     def upload(self, name: str, folder: Path, extra: Collection[Path] = ()) -> int:
-        """Copy every file below `folder` to `<url>/<name>`; done when it returns, and as if never begun before.
-
-        Args:
-            extra: further files, which lie flat in `<name>/run`.
+        """Copy every file below `folder`, and `extra` files into `run`, to `<url>/<name>`.
 
         Returns:
-            Bytes written; 0 when it was there, whole and equal.
+            Bytes written; 0 if the same copy was complete.
 
         Raises:
-            CheckpointError: a write failed, also when it was tried again.
+            CheckpointError: a write failed, also when retried.
         """
         # The store's own manifest covers only the folder.
         files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
@@ -108,11 +105,8 @@ class RemoteFolder:
         return size
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` whole checkpoints and those of the steps to spare; also older halves.
-
-        Returns:
-            The steps removed.
-        """
+        """Remove all but the newest `keep` complete checkpoints and `spare`, and older incomplete ones; return the
+        steps."""
         steps = self._listed_steps()
         whole = [step for step in steps if self.is_complete(f"step-{step}")]
         kept = {*whole[: max(keep, 1)], *spare}
@@ -131,7 +125,7 @@ class RemoteFolder:
         return [step for step in self._listed_steps() if self.is_there(f"step-{step}")]
 
     def is_there(self, name: str) -> bool:
-        """Return whether the marker exists and matches the manifest, whoever signed it."""
+        """Return whether the marker exists and matches the manifest, with any signature."""
         manifest = self._read(f"{self.root}/{name}/{MANIFEST}")
         return manifest is not None and (
             self._read_marker(name).get("manifest") == hashlib.sha256(manifest).hexdigest()
@@ -252,11 +246,7 @@ class RemoteFolder:
 
 
 def parse_manifest(text: bytes, place: str) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 by name, when every name stays below the folder that it is joined to.
-
-    Raises:
-        CheckpointError: it is no manifest, or a name is absolute, climbs by `..`, or is none that `upload` gives.
-    """
+    """Return size and SHA-256 by name; raise CheckpointError for a name outside the folder or not from `upload`."""
     try:
         manifest = json.loads(text)
         found = {name: {"size": int(row["size"]), "sha256": str(row["sha256"])} for name, row in manifest.items()}

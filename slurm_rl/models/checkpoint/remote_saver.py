@@ -20,21 +20,13 @@ REFERENCE = "reference"
 
 
 class RemoteSaver:
-    """The copies of one run's checkpoints, and of what else a run needs on a machine that has nothing of it.
-
-    Args:
-        remote: `<checkpoint.upload_url>/<name of the run directory>`.
-    """
+    """Copies of one run's checkpoints and of other folders that a fresh machine needs to resume it."""
 
     def __init__(self, run: RunDir, store: CheckpointStore, remote: RemoteFolder) -> None:
         self.run_dir, self.store, self.remote = run, store, remote
 
     def copy(self, step: int) -> None:
-        """Copy the checkpoint of this step, which is whole here, unless it is there.
-
-        Raises:
-            CheckpointError: it could not be written; older copies are untouched.
-        """
+        """Copy the checkpoint of this step unless the copy exists."""
         start = time.perf_counter()
         if self.run_dir.reference.is_dir():
             self.remote.upload(REFERENCE, self.run_dir.reference)
@@ -53,13 +45,10 @@ class RemoteSaver:
         self.remote.prune(keep, spare)
 
     def fetch_newer(self, local_step: int) -> bool:
-        """Bring the newest copy that verifies into the run directory, when it is newer than what is there.
-
-        Returns:
-            Whether there is one.
+        """Download the newest copy that verifies if it is newer than the local one; return whether it is.
 
         Raises:
-            ConfigError: there is nothing here, and there nothing that our key signed.
+            ConfigError: nothing is local, and no copy has our signature.
         """
         newer = [step for step in self.remote.steps() if step > local_step]
         foreign = []
@@ -99,7 +88,7 @@ class RemoteSaver:
                 raise CheckpointError("a copy must be what its own manifest says", seen=place)
             self._fetch_reference()
             self._check_prompts(beside / self.run_dir.prompts.name)
-            # Rows of a step and its checkpoint belong together; what is here is older, or of steps to be done again.
+            # Rows and checkpoint of a step belong together; local rows are older, or of steps to be repeated.
             for path in (self.run_dir.metrics, self.run_dir.samples):
                 if (beside / path.name).is_file():
                     (beside / path.name).replace(path)

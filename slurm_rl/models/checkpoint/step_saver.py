@@ -29,11 +29,7 @@ class StepSaver:
         background: `save` returns after the copy; files are finished, hashed and renamed meanwhile.
         timeout_s: deadline for these files.
         url: URL for copies; None: no copies.
-        verify: accept only copies signed with the run's key.
         left_s: returns the seconds left for a checkpoint in progress after a stop signal; None without one.
-
-    Raises:
-        ConfigError: no installed library opens the URL.
     """
 
     def __init__(
@@ -87,9 +83,7 @@ class StepSaver:
         write: Callable[[Path], Sequence[Path] | None],
         spare: Collection[int] = (),
     ) -> None:
-        """Write the checkpoint of this step unless it exists; older ones are pruned after it verifies.
-
-        In the background it gets its name after this returns: see `wait`.
+        """Write the checkpoint of this step unless it exists; prune older ones after it verifies.
 
         Args:
             write: fills the folder; returns files that other processes are still writing from copies.
@@ -116,7 +110,7 @@ class StepSaver:
             self.wait()
 
     def begin(self, step: int) -> Path:
-        """The empty folder of a checkpoint to be; without `finish` it never counts."""
+        """Return the empty folder of a new checkpoint, which needs `finish` to count."""
         self.started = time.perf_counter()
         return self.store.begin(step)
 
@@ -128,11 +122,7 @@ class StepSaver:
         files: Sequence[Path] = (),
         stall_s: float | None = None,
     ) -> None:
-        """Commit the checkpoint once the files of other processes exist.
-
-        Args:
-            stall_s: seconds that the loop waited, if it continued since; None: it waits until this returns.
-        """
+        """Commit the checkpoint once the files of other processes exist; `stall_s` is None if the loop waits for it."""
         try:
             wait_for_files(files, self.timeout_s, self._given_up)
             self._sync_rows()
@@ -164,25 +154,21 @@ class StepSaver:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the newest checkpoint is whole on disk.
-
-        Raises:
-            CheckpointError: it could not be written; older ones are untouched.
-        """
+        """Return when the newest checkpoint is whole on disk, or raise its CheckpointError."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._wait_for(pending)
             pending.result()
 
     def _wait_for(self, pending: Future[None]) -> None:
-        """Until it has ended; for files that never come, not beyond a stop."""
+        """Wait for the end, but not beyond a stop."""
         while not wait_for_futures([pending], _POLL_S).done:
             left_s = self.left_s()
             if left_s is not None and left_s <= 0:
                 self._given_up.set()
 
     def close(self, within_s: float) -> None:
-        """Give a checkpoint in progress so long to end; never raises, for a run that ends anyway."""
+        """Wait up to `within_s` for a checkpoint in progress; never raises."""
         if self._pending is not None:
             wait_for_futures([self._pending], within_s)
         self._given_up.set()
@@ -190,11 +176,7 @@ class StepSaver:
 
 
 def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
-    """Return the dataclass from the metadata of a checkpoint.
-
-    Raises:
-        CheckpointError: another version wrote it.
-    """
+    """Return the dataclass from the metadata of a checkpoint; raise CheckpointError for another version."""
     try:
         return kind(**meta)
     except TypeError as error:

@@ -6,8 +6,7 @@
     store.latest()                       the newest one that verifies; store.skipped lists the others with reasons
     store.prune(keep=2)
 
-One rename gives a folder its name `step-<k>`, after all of its bytes are on disk: a kill at any moment leaves the
-former newest or the new one. Nothing is removed before a newer one verifies.
+One rename, after all bytes are on disk, makes a checkpoint valid. Nothing is removed before a newer one verifies.
 """
 
 from __future__ import annotations
@@ -54,14 +53,10 @@ class CheckpointStore:
         self.root, self.require_ours = root, require_ours
         self._begun: dict[int, Path] = {}
         self.skipped: list[str] = []
-        """Why the last `latest` or `prune` passed over folders newer than the one it found."""
+        """Reasons why `latest` skipped newer folders."""
 
     def begin(self, step: int) -> Path:
-        """Create the empty folder for all ranks; remove leftovers of a crash.
-
-        Raises:
-            CheckpointError: the file system refuses.
-        """
+        """Create the empty folder for all ranks; remove leftovers of a crash."""
         try:
             self.require_ours()
             self.root.mkdir(parents=True, exist_ok=True)
@@ -80,10 +75,7 @@ class CheckpointStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, step: int, meta: dict[str, Any]) -> Checkpoint:
-        """Give the begun folder its name, after every byte of it is on disk.
-
-        When `step-<k>` is there already and verifies, it stays and the begun folder goes: replacing it
-        would leave a moment with neither.
+        """Rename the begun folder after every byte is on disk; keep an existing one that verifies.
 
         Args:
             meta: JSON, read back as `Checkpoint.meta`.
@@ -136,16 +128,7 @@ class CheckpointStore:
         return checkpoint
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` checkpoints and those of the steps to spare.
-
-        Nothing goes when the newest does not verify.
-
-        Returns:
-            The steps removed.
-
-        Raises:
-            CheckpointError: the file system refuses.
-        """
+        """Remove all but the newest `keep` and `spare` checkpoints, if the newest verifies; return the steps."""
         paths = self._newest_first()
         newest = self.latest()
         if newest is None or newest.path != paths[0]:
@@ -177,7 +160,7 @@ class CheckpointStore:
 
 
 def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
-    """The checkpoint, or why it is none."""
+    """Return the checkpoint, or the reason why it is invalid."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         body = manifest["body"]
@@ -209,7 +192,7 @@ def _compare(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
 
 
 def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, Any]]:
-    """Size and hash of every file below `folder` but the manifest, by relative name."""
+    """Return size and hash of every file below `folder` except the manifest, by relative name."""
     paths = [p for p in sorted(folder.rglob("*")) if not p.is_dir() and p != folder / MANIFEST]
 
     def describe(path: Path) -> dict[str, Any]:

@@ -29,9 +29,7 @@ class Reader:
 
 
 def watch(readers: Mapping[int, Reader], give_up: float, writer: IO[bytes] | None = None, text: bytes = b"") -> bool:
-    """Drain `readers` (by descriptor) until all awaited ones have ended, and write `text` to `writer`.
-
-    The writer, an unbuffered pipe, is closed after the last byte or when its reader has closed.
+    """Drain `readers` (by descriptor) until all awaited ones have ended, and write `text` to `writer`, then close it.
 
     Returns:
         False at the deadline `give_up` (monotonic clock), or if a reader with `stops` exceeded its limit.

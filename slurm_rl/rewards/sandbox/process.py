@@ -30,7 +30,7 @@ USE_LANDLOCK = True
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one run of the code may use."""
+    """Resource limits of one run."""
 
     wall_s: float
     memory_bytes: int
@@ -38,12 +38,11 @@ class Limits:
 
 
 class Sandboxed:
-    """One sandboxed interpreter; a context manager that ends it, whatever state it is in.
+    """One sandboxed interpreter; a context manager that kills it.
 
     Args:
         job: mode and material, see `inside.main`.
-        limits: of this process.
-        fds: name in the job to a descriptor that the process gets beside 0, 1 and 2.
+        fds: name in the job to a descriptor that the process inherits.
         stdin, stdout: as for Popen.
     """
 
@@ -87,7 +86,6 @@ class Sandboxed:
         return self
 
     def _write_job(self, status: int) -> int:
-        """The job in memory that only this process and the sandboxed one see; it holds no file."""
         limits = {
             "cpu_s": int(self._limits.wall_s) + 1,
             "memory_bytes": self._limits.memory_bytes,
@@ -110,10 +108,10 @@ class Sandboxed:
         return {**libraries, **fixed}
 
     def wait_confined(self, give_up: float) -> dict[str, str]:
-        """Return what holds the process, in its own words, said before any untrusted code ran.
+        """Return the process's report of its confinement, sent before any untrusted code ran.
 
         Raises:
-            RewardError: it could not be confined, or not before `give_up` (of the monotonic clock).
+            RewardError: it could not be confined, or not before `give_up` (monotonic clock).
         """
         started, told = time.monotonic(), Reader(_SHOWN_BYTES)
         if not watch({self._status: told}, give_up):

@@ -26,24 +26,20 @@ class Finished:
     """How a program ended."""
 
     end: End
-    """By itself, at the deadline, or for too much output."""
     exit_code: int | None
     """Negative for a signal; None when it was ended from outside."""
     stdout: bytes
     stderr: bytes
     """The first 2000 bytes."""
     confined: dict[str, str]
-    """What held the process; see `inside.confine`."""
+    """Report of `inside.confine`."""
 
 
 def run_program(source: str, stdin: bytes, limits: Limits, give_up: float) -> Finished:
-    """Run `source` as a script with `stdin`.
-
-    Args:
-        give_up: of the monotonic clock, for all together; `limits.wall_s` begins when the process is confined.
+    """Run `source` as a script with `stdin` until `give_up`; `limits.wall_s` begins when it is confined.
 
     Raises:
-        RewardError: the process could not be confined, so nothing of the code ran.
+        RewardError: the process could not be confined, so no code ran.
     """
     job = {"mode": "script", "source": source}
     out, err = Reader(limits.output_bytes, stops=True), Reader(_STDERR_BYTES)
@@ -59,16 +55,14 @@ def run_program(source: str, stdin: bytes, limits: Limits, give_up: float) -> Fi
 def run_checks(
     source: str, limits: Limits, give_up: float, *, asserts: Sequence[str], setup: str, functions: Sequence[str]
 ) -> list[bool]:
-    """Run Python statements that fail by an exception in one process while `source` answers in another.
+    """Run `asserts`, each after `setup`, in one process while `source` answers in another.
 
     Args:
-        asserts: the statements.
-        setup: runs before each of them.
-        functions: the names of the code that they may use.
+        functions: names of the code that the asserts use.
         limits: `wall_s` is the deadline of one call of the code.
 
     Returns:
-        Whether each check passed; one that was not reached before `give_up` or before the code died did not.
+        Whether each passed; those not reached before `give_up` or before the code died did not.
 
     Raises:
         DataError: a check cannot work with any code.
@@ -136,11 +130,7 @@ print("done")
 
 
 def probe_sandbox() -> dict[str, str]:
-    """Return what confines code on this machine: `files`, `network`, `processes`, each to the kernel's means.
-
-    Raises:
-        RewardError: the kernel lacks something, or something that must not work does.
-    """
+    """Return the kernel feature that confines `files`, `network` and `processes`; raise RewardError if any leaks."""
     limits = Limits(wall_s=_DEADLINE_S, memory_bytes=1 << 30, output_bytes=1 << 20)
     with tempfile.NamedTemporaryFile() as file:
         source = _ATTEMPTS.format(file=file.name, pid=os.getpid())

@@ -1,9 +1,8 @@
-"""Runs the checks of a row in another process than the code, and reports each verdict.
+"""Run the checks of a row in another process than the code, and report each verdict.
 
-The code's functions are called through a pipe. What comes back is plain data or a `RemoteObject`. Its operators run
-in the code, where they mean what its class defines, with two limits, so that no class of the code can pass for a
-result: an object of the code is never equal to plain data nor ordered with it, and an operator with plain data
-(`vector * 3`) must give an object again.
+The code's functions are called through a pipe. The results are plain data or a `RemoteObject`. Its operators run in the
+code, with two limits, so that no class of the code can pass for a result: an object of the code is never equal to plain
+data nor ordered with it, and an operator with plain data (`vector * 3`) must give an object again.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Caller:
 
 
 class RemoteObject:
-    """Something of the code that is not plain data: functions, classes, their instances, iterators."""
+    """An object of the code that is not plain data: a function, class, instance or iterator."""
 
     __slots__ = ("_remote_caller", "_remote_number")
     _remote_caller: Caller
@@ -134,9 +133,9 @@ for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"
 
 
 def run_checks(job: dict[str, Any], caller: Caller, verdicts: int) -> None:
-    """Run `job["asserts"]` in order and write {"passed": bool} for each to `verdicts`, one line each.
+    """Run `job["asserts"]` in order and write a line {"passed": bool} for each to `verdicts`.
 
-    {"bad": text} in place of it says that the check itself cannot work, whatever the code is.
+    A line {"bad": text} reports a check that cannot work with any code.
     """
     known: dict[str, Any] = {"__name__": "check"}
     for name in job["functions"]:
@@ -153,7 +152,7 @@ def run_checks(job: dict[str, Any], caller: Caller, verdicts: int) -> None:
 def _passes(check: str, namespace: dict[str, Any]) -> bool:
     try:
         exec(compile(check, "<check>", "exec", dont_inherit=True), namespace)
-    except BaseException:  # also what a check or the lost pipe raises past `except Exception`
+    except BaseException:  # also of a check or the lost pipe
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Gives up, step by step and for good, what confined code must not have."""
+"""Give up files, system calls, capabilities and resources, step by step and for good."""
 
 from __future__ import annotations
 
@@ -31,12 +31,9 @@ def landlock_version() -> int:
 
 
 def confine_files(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
-    """From here on open only what is at or below `readable`, and the files `writable`; some may not exist.
+    """Allow opening only paths at or below `readable`, and the files `writable`; return Landlock's version.
 
     Also cuts TCP (version 4) and signals and abstract sockets to the outside (version 6).
-
-    Returns:
-        The version of Landlock. Raises OSError when there is none.
     """
     version = landlock_version()
     if version == 0:
@@ -72,19 +69,15 @@ _PDEATHSIG, _NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _OPEN_FILES = 64
 DEVICES = ("/dev/null",)
-"""What may be written, besides the pipes."""
+"""Writable files."""
 
 
 def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
-    """Confine this process.
+    """Confine this process and return the kernel feature by resource; raise OSError if a step fails.
 
     Args:
-        limits: `cpu_s`, `memory_bytes`, `file_bytes` (of one file; nothing is writable but the output);
-            `landlock` false to do without it.
-        parent: pid of the process that started this one, with which it dies.
-
-    Returns:
-        What holds each thing back, in words. Raises OSError when something could not be given up.
+        limits: `cpu_s`, `memory_bytes`, `file_bytes`, and `landlock`, False to do without it.
+        parent: pid of the process with which this one dies.
     """
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
@@ -98,7 +91,7 @@ def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
 
 
 def _confine_files(*, landlock: bool) -> str:
-    """By Landlock, or else by a root of its own; returns which."""
+    """Confine by Landlock, else by a root of its own; return the method."""
     if landlock:
         return f"Landlock {confine_files(readable_paths(), DEVICES)}"
     enter_own_root(readable_paths(), DEVICES)
@@ -141,7 +134,7 @@ def _set_limits(limits: dict[str, Any]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """In a container the trainer may be root, who could raise limits again and read anybody's files."""
+    """Drop capabilities: in a container the trainer may be root."""
     checked(LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capabilities could not be dropped")
 
 

@@ -1,8 +1,8 @@
-"""Where the sandboxed interpreter starts: take the job, confine, say so, run it.
+"""Entry point of the sandboxed interpreter: take the job, confine, report, run.
 
 script   the code is a program: it reads stdin and writes stdout
 serve    the code defines functions, which the checks call
-check    the checks of the row; the only mode that is told them
+check    the checks of the row, which only this mode gets
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "or": operator.or_,
     **{name: getattr(operator, name) for name in operator.__all__ if name not in ("call",)},
 }
-"""What the checks may do with objects of the code."""
+"""Operations of the checks on objects of the code."""
 
 
 def serve(namespace: dict[str, Any], requests: int, replies: int) -> None:
@@ -78,7 +78,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the job whose descriptor is the first argument."""
+    """Run the job in the file descriptor of the first argument."""
     job = _take_job(int(sys.argv[1]))
     sys.argv = ["solution.py"]
     told = confine(job["limits"], job["parent"])

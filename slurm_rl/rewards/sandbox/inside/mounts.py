@@ -1,8 +1,7 @@
-"""Which files confined code may open, where the kernel has no Landlock: a root folder of its own.
+"""Confine files in a kernel without Landlock: a root folder of its own, in a user namespace.
 
-A user namespace lets anybody do this, where the site allows them (`user.max_user_namespaces`): a file system in
-memory becomes the root, with nothing in it but read-only views of what may be read. There is no network
-interface in it either, and the metadata of other files is hidden too. See user_namespaces(7), pivot_root(2).
+A file system in memory becomes the root, with only read-only views of the readable paths and no network interface.
+See user_namespaces(7), pivot_root(2).
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ _KEPT = {1: _RDONLY, 2: _NOSUID, 4: _NODEV, 8: _NOEXEC, 1024: 1 << 10, 2048: 1 <
 
 
 def enter_own_root(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Make the working directory the place of a new root that holds `readable` and the devices `writable` alone.
-
-    Raises:
-        OSError: this machine does not allow user namespaces, or mounts in them.
-    """
+    """Enter a new root that holds only `readable` and the devices `writable`; raise OSError where not allowed."""
     home, uid, gid = os.getcwd(), os.geteuid(), os.getegid()  # noqa: PTH109  pathlib is not imported in the sandbox
     checked(LIBC.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC), "user namespaces are not allowed here")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):

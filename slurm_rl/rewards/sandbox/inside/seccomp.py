@@ -1,11 +1,11 @@
-"""Which system calls confined code may make: a list of what a computing Python needs, all else fails with EPERM.
+"""System call filter: an allow list for a computing Python; all others fail with EPERM.
 
-Left out on purpose: everything that starts a process or a program, opens a socket, signals, traces or
-limits another process, changes owner, mode or times of a file (Landlock does not watch those), or leaves
-something behind in the kernel (System V memory, message queues, keys). Threads are allowed.
+Left out on purpose: everything that starts a process or a program, opens a socket, signals, traces or limits another
+process, changes owner, mode or times of a file (not covered by Landlock), or leaves something in the kernel (System V
+memory, message queues, keys). Threads are allowed.
 
-The filter is classic BPF, see Linux' Documentation/userspace-api/seccomp_filter.rst. It needs no privilege
-and nothing but the standard library: this file also runs in the sandboxed interpreter.
+The filter is classic BPF, see Linux' Documentation/userspace-api/seccomp_filter.rst. Standard library only: this file
+also runs in the sandboxed interpreter.
 """
 
 from __future__ import annotations
@@ -82,11 +82,7 @@ _Ins = tuple[int, int, int, int]
 
 
 def install_filter() -> None:
-    """Put the filter on this process, for good. no_new_privs must be set before.
-
-    Raises:
-        OSError: the kernel refused, or the machine is neither x86_64 nor aarch64.
-    """
+    """Put the filter on this process, after no_new_privs; raise OSError if kernel or machine does not support it."""
     machine = os.uname().machine
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no system call filter for {machine}")
@@ -98,12 +94,7 @@ def install_filter() -> None:
 
 
 def build_filter(machine: str, pid: int) -> list[_Ins]:
-    """Return the instructions (code, jump if true, jump if false, operand) for `machine`.
-
-    Args:
-        machine: a key of the tables, as `os.uname().machine` names it.
-        pid: the one process that the code may signal: its own.
-    """
+    """Return the instructions (code, jump if true, jump if false, operand); the code may signal only `pid`, its own."""
     words = _PLAIN[machine].split()
     number = _CHECKED[machine]
     stream = 1

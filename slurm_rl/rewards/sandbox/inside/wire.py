@@ -33,7 +33,7 @@ def pack(message: Any) -> bytes:
 
 
 def send(fd: int, frame: bytes) -> None:
-    """Write one frame. Raises OSError when nobody reads any more."""
+    """Write one frame; raises OSError if the reader has closed."""
     data = memoryview(frame)
     while data:
         data = data[os.write(fd, data) :]
@@ -71,7 +71,7 @@ _MUTABLE: dict[str, Callable[[Any], Any]] = {
     "set": lambda _: set(),
     "bytearray": lambda _: bytearray(),
 }
-"""Name to what makes an empty one; all but the builtin ones first, since they may be subclasses of these."""
+"""Name to a function that makes an empty one; subclasses before their builtin base."""
 _BASES = {"deque": deque, "Counter": Counter, "OrderedDict": OrderedDict, "defaultdict": defaultdict} | {
     kind.__name__: kind for kind in (dict, list, set, bytearray)
 }
@@ -94,7 +94,7 @@ _VIEWS: dict[type, tuple[str, Callable[[list[Any]], Any]]] = {
 
 
 class Encoder:
-    """Turns the values of one message into JSON.
+    """Encodes the values of one message as JSON.
 
     Args:
         refer: returns the JSON of an object that is not plain data, or refuses it.
@@ -164,19 +164,14 @@ class Encoder:
 
 
 class Decoder:
-    """The inverse of `Encoder`.
-
-    Args:
-        resolve: finds the object of a number.
-        objects: the containers that the encoder knew.
-    """
+    """The inverse of `Encoder`; `resolve` finds the object of a number."""
 
     def __init__(self, resolve: Callable[[int], Any], objects: Iterable[Any] = ()) -> None:
         self._resolve = resolve
         self.objects = list(objects)
 
     def decode(self, data: Any) -> Any:
-        """Return the value. Raises ValueError for what no encoder writes, or Python cannot rebuild."""
+        """Return the value; raise ValueError if no encoder writes this, or Python cannot rebuild it."""
         try:
             return self._decode(data)
         except Exception as error:  # a list as a key, lists in lists without end, a date in month 13, ...
