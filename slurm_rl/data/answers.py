@@ -42,13 +42,10 @@ class AnswerRow(SourceRow):
 
 @dataclass(frozen=True, kw_only=True)
 class PairRow(SourceRow):
-    """A prompt with a better and a worse answer."""
-
     chosen: Text
     rejected: Text
     margin: float = 0.0
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """JSON schemas of the tools that the chat template shows the model."""
 
     @property
     def texts(self) -> list[Text]:
@@ -56,7 +53,6 @@ class PairRow(SourceRow):
 
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
-    """One row for sft."""
     label, tools = config.label_key, _read_tools(row, where, config)
     if row.get(config.messages_key) is None and label is not None and {config.input_key, label} <= row.keys():
         prompt = _read_text(row[config.input_key], config.input_key, where)
@@ -74,7 +70,6 @@ def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig
 
 
 def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) -> PairRow:
-    """One row for rm and dpo."""
     keys = {"data.chosen_key": config.chosen_key, "data.rejected_key": config.rejected_key}
     values = {option: _require(row, key, option, where) for option, key in keys.items()}
     chosen, rejected = (_read_answer(values[option], key, where) for option, key in keys.items())
@@ -136,7 +131,6 @@ def _read_tools(row: dict[str, Any], where: str, config: DataConfig) -> list[dic
 
 
 def _find_name(value: Any) -> str | None:
-    """Return the function name of a tool or of a call."""
     function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
@@ -151,7 +145,6 @@ def _parse_json(value: Any) -> Any:
 
 
 def _with_images(text: Text, row: dict[str, Any], where: str, config: DataConfig) -> Text:
-    """With those of the image column in their places."""
     key = config.image_key
     return text if key is None else place_images(text, _require(row, key, "data.image_key", where), where)
 
@@ -200,7 +193,6 @@ def _read_text(value: Any, key: str, where: str) -> Text:
 
 
 def _read_answer(value: Any, key: str, where: str) -> Text:
-    """Text that is not blank, or messages of which some are the assistant's, and none of those blank."""
     answer = _read_text(value.strip() and value if isinstance(value, str) else value, key, where)
     if isinstance(answer, str):
         return answer

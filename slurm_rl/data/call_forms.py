@@ -24,7 +24,6 @@ class CallForm:
     """Form of a message that calls tools and has no text."""
 
     content: str | None
-    """Content of the message."""
     is_text: bool
     """Whether the arguments are a string of JSON instead of an object."""
 
@@ -51,7 +50,6 @@ def convert_calls(messages: Sequence[Message], tokenizer: Any, name: str) -> Seq
 
 @lru_cache(maxsize=8)
 def _find_form(tokenizer: Any, template: str) -> CallForm | None:
-    """Return the first form that `template` reads; None if it reads none."""
     question = {"role": "user", "content": "?"}
     for form in _FORMS:
         call = _convert({"role": "assistant", "content": None, "tool_calls": [_PROBE]}, form)

@@ -42,7 +42,6 @@ def refuse_lost(name: str, text: str, lost: str) -> None:
 
 
 def too_long(name: str, text: str, num_tokens: int, longest: int) -> DataError:
-    """The error of a prompt of more than data.max_prompt_tokens."""
     return DataError(
         f"{name}: a prompt must fit in data.max_prompt_tokens = {longest}",
         seen=f"{num_tokens} tokens, {shorten(text)!r}",

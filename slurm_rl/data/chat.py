@@ -31,7 +31,6 @@ class ChatTemplate:
     tokenizer: Any
     variables: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[dict[str, Any]] = ()
-    """Schemas of the tools (envs/schemas.py)."""
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
@@ -67,7 +66,6 @@ class ChatTemplate:
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Text of the tokenizer's special tokens."""
         return tuple(self.tokenizer.all_special_tokens)
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:

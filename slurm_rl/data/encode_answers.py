@@ -37,14 +37,10 @@ _IMAGE_THREADS = 16
 
 @dataclass(frozen=True)
 class EncodedAnswer:
-    """A prompt with its answer."""
-
     token_ids: npt.NDArray[np.int64]
-    """[L]."""
     answered: npt.NDArray[np.int64]
     """Ascending positions, none of them 0, of the assistant's tokens after the prompt, ends of turns included."""
     name: str = ""
-    """Name of the row, for errors."""
     sources: tuple[str, ...] = ()
     """Images, one per placeholder; see data/images.py."""
     images: tuple[ImageSpan, ...] = ()
@@ -164,7 +160,6 @@ def _special_ids(tokenizer: Any) -> set[int]:
 def tokenize_text(
     text: str, tokenizer: Any, name: str, *, add_special_tokens: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Token ids, and the characters of each."""
     if not tokenizer.is_fast:
         raise DataError(
             "answers need a fast tokenizer, which says where each token stands in the text",

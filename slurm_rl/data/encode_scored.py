@@ -70,6 +70,5 @@ def _cut_end(text: str, end: str, name: str) -> str:
 
 
 def _find_end(messages: list[Message], template: ChatTemplate, name: str) -> str:
-    """Return the template's text after the last message's content."""
     marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
     return template.render(marked, name, add_generation_prompt=False).rpartition(_MARK)[2]

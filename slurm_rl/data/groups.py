@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prompts:
-    """Prompts of a run."""
-
     train: list[EncodedPrompt]
     held_out: list[EncodedPrompt]
     answers: list[list[int]]
@@ -26,9 +24,7 @@ class Prompts:
     tools: ToolSyntax | None = None
     """Format of the model's tool calls; None without tools."""
     schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Tool schemas by source."""
     sets: dict[str, list[EncodedPrompt]] = field(default_factory=dict)
-    """Evaluation sets by name."""
 
     @property
     def all_rows(self) -> list[EncodedPrompt]:
@@ -43,15 +39,12 @@ class Turn:
     start: int
     """Index of its first token in `Completion.token_ids`."""
     end: int
-    """Index after its last token."""
     reply: str
     """Text, decoded like `Completion.text`."""
     observation: str = ""
     """Next input of the policy, or the last message of the environment."""
     reward: float | None = None
-    """Reward of this turn; None if the environment gave none."""
     calls: tuple[ToolCall, ...] = ()
-    """Tool calls with their results."""
     agent: str = ""
     """Name of the agent, if several share the model; "" for the agent of the row's prompt."""
 
@@ -69,7 +62,6 @@ class Branch:
     start: int
     """Index of its first token in `Completion.token_ids`; this token was sampled."""
     end: int
-    """Index after its last token."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,6 @@ class Completion:
     content: str = ""
     """In a turn with tools (env.tools): the text outside of thinking and calls."""
     calls: tuple[ToolCall, ...] = ()
-    """Tool calls of a turn, as parsed by the engine."""
 
     @property
     def num_sampled(self) -> int:
@@ -107,7 +98,6 @@ class Completion:
 
     @property
     def num_sequences(self) -> int:
-        """Number of training sequences."""
         return max(len(self.branches), 1)
 
     def sampled_places(self) -> list[int] | None:
@@ -121,8 +111,6 @@ class Completion:
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt with its completions and their scores."""
-
     prompt: EncodedPrompt
     completions: Sequence[Completion]
     results: Sequence[RewardResult] = ()
@@ -131,8 +119,6 @@ class Group:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """Sampling settings of an engine."""
-
     num_completions: int
     max_tokens: int
     temperature: float

@@ -68,7 +68,6 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
 
 
 def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]:
-    """Return the sources of a prompt's images, in order."""
     if isinstance(prompt, str):
         return []
     contents = [message["content"] for message in prompt if isinstance(message["content"], list)]
@@ -113,7 +112,6 @@ def read_size(source: str, where: str) -> tuple[int, int]:
 
 
 _ORIENTATION = 0x0112
-"""EXIF tag."""
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",

@@ -56,7 +56,6 @@ def spoil_sum(row: PromptRow, largest_addend: int) -> str:
 
 
 Read = Callable[[str, str], list[Row]]
-"""(source, split) -> its rows."""
 
 
 def load_prompts(config: DataConfig, *, with_info: bool = False) -> Split[PromptRow]:
@@ -74,8 +73,6 @@ def load_set(config: DataConfig, num_rows: int | None, *, with_info: bool = Fals
 
 
 def load_answers(config: DataConfig) -> Split[AnswerRow]:
-    """Load the rows for sft."""
-
     from slurm_rl.data.answers import AnswerRow, parse_answer
 
     keys = (config.input_key, config.label_key, config.messages_key, config.tools_key)
@@ -84,8 +81,6 @@ def load_answers(config: DataConfig) -> Split[AnswerRow]:
 
 
 def load_pairs(config: DataConfig) -> Split[PairRow]:
-    """Load the rows for rm and dpo."""
-
     from slurm_rl.data.answers import PairRow, parse_pair
 
     keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key, config.tools_key)
@@ -199,7 +194,6 @@ def join_parts(*parts: bytes) -> bytes:
 
 
 def digest_rows(contents: Iterable[bytes]) -> str:
-    """SHA-256 of all rows, in order."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)

@@ -25,8 +25,6 @@ BLOCK: Final = 1000
 
 
 class Order(Protocol):
-    """An endless order over rows."""
-
     def take(self, position: int, count: int) -> list[int]:
         """The rows of the next `count` places after `position`; `take(a, n) + take(a + n, m) == take(a, n + m)`."""
 
@@ -54,7 +52,6 @@ class Quotas:
         return dict(zip(self.names, self._before[block], strict=True))
 
     def of(self, block: int) -> dict[str, int]:
-        """Rows of each source in a block; they add up to 1,000."""
         after = self.before(block + 1)
         return {name: after[name] - count for name, count in self.before(block).items()}
 
@@ -83,7 +80,6 @@ class MixedOrder:
         }
 
     def take(self, position: int, count: int) -> list[int]:
-        """Rows of the next `count` places, as indices into all of them."""
         return [row for [row] in self.candidates(position, count, 1)]
 
     def candidates(self, position: int, count: int, each: int) -> list[list[int]]:

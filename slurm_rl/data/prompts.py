@@ -27,13 +27,10 @@ parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute pa
 
 
 Text: TypeAlias = str | list[Message]
-"""Plain text, or chat messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRow:
-    """Common fields of rows of all tasks."""
-
     index: int
     """Position among the rows of its source, from 0; stays when rows are held out."""
     where: str = field(default="", compare=False)
@@ -43,7 +40,6 @@ class SourceRow:
 
     @property
     def name(self) -> str:
-        """Name in error messages."""
         return self.where or f"row {self.index}"
 
     @property
@@ -56,8 +52,6 @@ Row = TypeVar("Row", bound=SourceRow)
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRow(SourceRow):
-    """One prompt before it is tokenized."""
-
     answer: str
     """"" when the data have no reference answers."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -154,8 +148,6 @@ def _build_row(
 
 
 def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -> None:
-    """Make the paths of its images absolute, in place; raise DataError if one does not exist."""
-
     from slurm_rl.data.image_parts import resolve_images
 
     if isinstance(text, str):

@@ -24,15 +24,12 @@ from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten,
 from slurm_rl.errors import DataError, MissingLibraryError
 
 Record = tuple[str, dict[str, Any]]
-"""(its place, the row)."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """A data source with the columns to read."""
-
     name: str
     """File, folder, hub name or URL of a file."""
     columns: tuple[tuple[str, str], ...]
@@ -41,7 +38,6 @@ class DataSource:
     revision: str | None = None
     split: str = "train"
     optional: tuple[str, ...] = ()
-    """Columns to read if they exist."""
     all_columns: bool = False
 
     def present(self, names: Sequence[str]) -> list[str]:

@@ -23,7 +23,6 @@ from slurm_rl.errors import DataError
 
 Row = TypeVar("Row")
 DigestsOf = Callable[[Row], list[bytes]]
-"""Row to the result of `digest_prompts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,6 @@ class Split(Generic[Row]):
     """The rows of a run; no prompt is both held out and trained on."""
 
     train: list[Row]
-    """In the order of the data."""
     held_out: list[Row]
     num_overlapping: int
     """Rows of data.train in neither list: their prompts are among the held-out ones."""

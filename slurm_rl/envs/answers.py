@@ -20,8 +20,6 @@ from slurm_rl.rewards.values import describe_error
 
 
 class Answer(NamedTuple):
-    """Result of a call."""
-
     episode: str
     outcome: Outcome
     snapshot: bytes | None = None
@@ -38,8 +36,6 @@ class _Packed(msgspec.Struct, array_like=True):
 
 
 class Said(msgspec.Struct, array_like=True):
-    """A message to the trainer."""
-
     answers: list[msgspec.Raw] = []
     facts: Facts | None = None
     refused: Refused | None = None

@@ -12,13 +12,10 @@ from slurm_rl.envs.environment import Environment
 from slurm_rl.envs.tools import MakeToolEnvironment
 
 WAYS: Final = ("snapshot", "replay", "restart")
-"""Ways to restore an instance."""
 _HOOKS = ("snapshot", "restore")
 
 
 class Facts(NamedTuple):
-    """Declarations of an environment class."""
-
     resume: str
     """One of WAYS; of programs rollout/turn_log.py has another."""
     version: str

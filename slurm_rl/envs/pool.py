@@ -211,5 +211,4 @@ class EnvironmentPool(Environments):
 
 
 def _names(calls: Sequence[Call]) -> set[str]:
-    """Return the names of their episodes."""
     return {call.episode for call in calls}

@@ -45,8 +45,6 @@ class Host(Protocol):
 
 @dataclass(eq=False)
 class _Node:
-    """A node and its open calls."""
-
     host: Host
     open: dict[str, Call] = field(default_factory=dict)
     outbox: queue.SimpleQueue[list[Call | str] | None] = field(default_factory=queue.SimpleQueue)

@@ -38,7 +38,6 @@ from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall, T
 from slurm_rl.errors import SlurmRLError
 
 Tools = Mapping[str, Callable[..., Any]]
-"""Functions by tool name."""
 
 _HOOKS = ("reset", "score", "snapshot", "restore")
 _LONGEST_CHARS = 100_000
@@ -102,7 +101,6 @@ class MakeToolEnvironment:
     tools: Any
     schemas: Sequence[dict[str, Any]]
     timeout_s: float
-    """Timeout of one call in seconds."""
     version: str
     """As `Environment.version`; "" for the hash of the file."""
 

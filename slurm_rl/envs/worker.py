@@ -31,10 +31,7 @@ from slurm_rl.run_dir.wire import LINGER_S, Wire
 
 
 class Snapshot(NamedTuple):
-    """State of an environment."""
-
     num_replies: int
-    """Number of replies so far."""
     data: bytes
 
 
@@ -42,7 +39,6 @@ class Call(NamedTuple):
     """A reply for the environment of its episode."""
 
     episode: str
-    """Unique name of the episode."""
     row: Row
     seed: int
     replies: Sequence[Reply]
@@ -117,11 +113,9 @@ class Worlds:
     _held: dict[str, Any] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ended: list[Raw] = field(default_factory=list)
-    """Not sent yet."""
     _sent_at: float = 0.0
 
     async def serve(self) -> None:
-        """Serve until the connection closes."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
@@ -219,8 +213,6 @@ class Worlds:
 
 
 class _Failed(Exception):
-    """An error with its own failure."""
-
     def __init__(self, cause: Any, detail: str) -> None:
         super().__init__(detail)
         self.failure = Failure(cause, detail)

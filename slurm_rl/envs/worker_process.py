@@ -38,7 +38,6 @@ class WorkerProcess:
     open: dict[str, tuple[int, Call]] = field(default_factory=dict)
     """Open calls by episode: (number of the call from 1, call)."""
     num_seen: int = 0
-    """Last seen value of `num_begun`."""
     parts: deque[list[Call]] = field(default_factory=deque)
     """Suspect calls, sent one at a time while no others are open."""
     suspected: set[str] = field(default_factory=set)
@@ -49,7 +48,6 @@ class WorkerProcess:
     is_gone: bool = False
     """It has ended, or sent an invalid answer."""
     nonsense: str = ""
-    """Error text if it sent an invalid answer."""
     is_trying: bool = False
     outbox: Outbox = field(init=False)
     """Sends in a thread: a hanging process must not block the pool."""
@@ -85,7 +83,6 @@ class WorkerProcess:
             self.num_seen, self.heard_at = self.num_begun.value, time.monotonic()
 
     def begun(self) -> list[Call]:
-        """Return the started calls."""
         return [call for number, call in self.open.values() if number <= self.num_begun.value]
 
     def go_on(self) -> None:

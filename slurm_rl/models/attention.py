@@ -30,8 +30,6 @@ _WIDEST_HEAD, _HEAD_MULTIPLE = 256, 8
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Boundaries of the sequences of one packed row."""
-
     lengths: list[int]
     ends: Tensor
     """[S + 1] int32 on the row's device: cumulative lengths from 0."""

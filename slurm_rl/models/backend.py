@@ -105,12 +105,10 @@ _BACKENDS = {
 
 
 def exported_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the model's dtype instead of the master weights'; adapters are rounded when they are merged."""
     return tensor.dtype if is_adapter(name) else dtype
 
 
 def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
-    """Return a copy on CPU, or on `place`."""
     return tensor.detach().to(device=place or "cpu", dtype=exported_dtype(name, tensor, dtype), copy=True)
 
 
@@ -129,7 +127,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def apply_config(optimizer: torch.optim.Optimizer, config: OptimConfig) -> None:
-    """Set the hyperparameters; the moments stay."""
     for group in optimizer.param_groups:
         decay = config.weight_decay if group["decayed"] else 0.0
         group.update(lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=decay)

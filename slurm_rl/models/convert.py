@@ -71,7 +71,6 @@ def convert_checkpoint(
 
 
 def _count_bytes(module: Any, dtype: str) -> int:
-    """Return the bytes of all parameters, a tied one once."""
     return sum(parameter.numel() for parameter in module.parameters()) * getattr(torch, dtype).itemsize
 
 

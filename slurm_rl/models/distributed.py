@@ -53,7 +53,6 @@ def get_world_size() -> int:
 
 
 def get_device() -> torch.device:
-    """The GPU this process sees, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -123,7 +123,6 @@ class FSDP2Backend:
             self._moments.park()
 
     def _named_shards(self) -> dict[str, Tensor]:
-        """This rank's shards of the trained parameters."""
         # A forward pass leaves the root gathered; its parameters are shards again only after this.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
@@ -141,7 +140,6 @@ def _may_hold_gradients(module: torch.nn.Module) -> bool:
 
 
 def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
-    """Read this rank's rows of each empty parameter."""
     names = names_in_files(module)
 
     def read(empty: torch.nn.Parameter) -> Tensor:
@@ -182,7 +180,6 @@ def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims,
 
 
 def _to_part(shard: Tensor) -> Tensor | Part:
-    """Return this rank's rows; an unsharded tensor stays whole."""
     if not isinstance(shard, DTensor):
         return shard
     rows = -(-shard.shape[0] // get_world_size())
@@ -194,7 +191,6 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """Return a copy that the next step does not change."""
     return _to_local(tensor).to(device="cpu", copy=True)
 
 

@@ -22,7 +22,6 @@ _CAST_ROWS = 8192
 
 
 def find_head(module: Any) -> Any:
-    """The layer that makes logits, or scores, of hidden states."""
     return module.get_output_embeddings() or module.score
 
 
@@ -41,7 +40,6 @@ def replaced_forward(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator
 
 
 def float_head(head: Any) -> contextlib.AbstractContextManager[None]:
-    """Let the head answer in float32."""
     return replaced_forward(head, lambda hidden: apply_head(head, hidden))
 
 

@@ -131,12 +131,10 @@ def open_model(
 
 
 def _weights(path: str | Path, config: ModelConfig) -> tuple[str | Path, str]:
-    """Return the path of the weights, and its config key."""
     return (path, "model.path") if config.init_from is None else (config.init_from, "model.init_from")
 
 
 def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the model class and its arguments."""
     architecture = AutoConfig.from_pretrained(path, **_source(path, config))
     clear_dropout(architecture)
     if is_reward_model:
@@ -204,7 +202,6 @@ def require_whole_files(path: str, config: ModelConfig) -> None:
 
 
 def model_class(architecture: PreTrainedConfig) -> Any:
-    """Return the transformers class for a language model of this config."""
     return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
 
 

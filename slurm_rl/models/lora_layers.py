@@ -17,7 +17,6 @@ class AdaptedLayers:
     """Layers with adapters, and the matrices without."""
 
     names: list[str]
-    """Full names of the modules."""
     share: float
     """Share of the matrices' parameters, embeddings and output head aside, that have an adapter."""
     left_out: list[str]
@@ -25,7 +24,6 @@ class AdaptedLayers:
 
     @property
     def kinds(self) -> list[str]:
-        """Last parts of the names, sorted."""
         return sorted({_last(name) for name in self.names})
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def model_folder(run: RunDir, config: RunConfig) -> str:
-    """Return the model folder of the run."""
     return config.model.path or str(run.model)
 
 
@@ -57,7 +56,6 @@ def require_same_tokens(field: str, other: str, model_path: str, trust_remote_co
 
 
 def report_adapters(run: RunDir, adapted: AdaptedLayers | None) -> None:
-    """Record the adapted layers, and the share of weights without adapters."""
     if adapted is not None:
         append_event(
             run,

@@ -51,7 +51,6 @@ class CopyLanes:
         self._left.append(self._outgoing.record_event())
 
     def finish(self) -> None:
-        """The host waits until all has left."""
         self._outgoing.synchronize()
         self._left.clear()
 
@@ -107,7 +106,6 @@ class HostMoments:
         self.lanes.finish()
 
     def park(self) -> None:
-        """Let all moments wait in host memory."""
         self._park(self.optimizer.state)
         self.lanes.finish()
 
@@ -121,7 +119,6 @@ class HostMoments:
         self.lanes.note_departure()
 
     def clear(self) -> None:
-        """After the optimizer has forgotten them."""
         self._host.clear()
 
     def _to_host(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:

@@ -107,7 +107,6 @@ class PolicyEngine:
 
     @property
     def module(self) -> Any:
-        """The model itself; its parameters may be shards."""
         return self.backend.module
 
     def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:

@@ -27,8 +27,6 @@ from slurm_rl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Published:
-    """One parameter in the files."""
-
     experts: tuple[tuple[str, ...], ...]
     """Names of the tensors of each expert, in order; a plain tensor has one name."""
     is_joined: bool = False

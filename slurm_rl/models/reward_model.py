@@ -57,7 +57,6 @@ class ScoreStatistics:
     std: float
 
     def normalize(self, scores: Scores) -> Scores:
-        """Scores of any shape in deviations from the mean."""
         return (scores - self.mean) / self.std
 
 

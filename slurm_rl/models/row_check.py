@@ -57,9 +57,7 @@ class RowCheck:
 
     packed: bool
     reason: str = ""
-    """Reason why rows are not packed."""
     attention: str = ""
-    """Attention implementation of the check."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class _Gap:
     from_plain: float = 0.0
     from_itself: float = 0.0
     error: str = ""
-    """Error of the reading."""
 
     def describe(self, bound: float, leak: float) -> str:
         """Reason for a failure; empty if there is none."""
@@ -153,7 +150,6 @@ def _describe_chunks(config: Any) -> str:
 
 
 def _share_prompt(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """Return the sequences with the first tokens of the middle one."""
     prompt = sequences[1].token_ids[:_PROMPT]
     ids = [np.concatenate([prompt, sequence.token_ids[_PROMPT:]]) for sequence in sequences]
     return [TrainSequence(token_ids=one, trained_from=_PROMPT) for one in ids]
@@ -185,7 +181,6 @@ def _compared(values: FloatArray) -> FloatArray:
 
 @torch.no_grad()
 def _read_plain(reader: RowReader, sequence: TrainSequence, scores: bool) -> FloatArray:
-    """Return the same values by the model's own forward."""
     ids = torch.from_numpy(sequence.token_ids).to(reader.device)
     try:
         with float_head(find_head(reader.module)):

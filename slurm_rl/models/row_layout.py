@@ -33,7 +33,6 @@ class RowLayout:
     num_rows: int
     width: int
     places: Tensor
-    """[T] int64, place of each packed token in the flattened [R * W]."""
     position_ids: Tensor
     """[R, W] int64; padding continues the count, so that it starts no sequence."""
     mask: Tensor | None = None
@@ -62,7 +61,6 @@ def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayou
 
 
 def choose_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Return the sequences of each row, and the width of all rows."""
     longest = max(lengths)
     if sum(lengths) >= (1 - _MAX_PADDING) * longest * len(lengths):
         return [[i] for i in range(len(lengths))], longest
@@ -107,14 +105,12 @@ def _who_sees_whom(unit: Tensor, member: Tensor) -> Tensor:
 
 
 def mask_for(mask: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
-    """The mask in the form that the attention takes."""
     if attention in _BOOLEAN_MASKS:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def require_maskable(config: object) -> None:
-    """Raise ConfigError where a model's attention takes no mask of ours."""
     attention = getattr(config, "_attn_implementation", "sdpa")
     if attention not in (*_BOOLEAN_MASKS, "eager"):
         raise ConfigError(

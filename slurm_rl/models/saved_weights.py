@@ -89,7 +89,6 @@ def _rank_of(file: Path) -> int:
 
 
 def load_deepspeed(file: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """One of DeepSpeed's files."""
     # Numbers and names, without code of their own when they are read.
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

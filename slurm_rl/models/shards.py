@@ -112,7 +112,6 @@ def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
 
 
 def save_rng(path: Path) -> None:
-    """Write the state of this process; some kilobytes."""
     drawn: dict[str, Any] = np.random.get_state(legacy=False)
     version, words, next_gauss = random.getstate()
     state = {

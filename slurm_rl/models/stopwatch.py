@@ -39,7 +39,6 @@ class Stopwatch:
             self._events[-1][1].record()
 
     def seconds(self) -> float:
-        """Return the seconds so far; on a GPU after all work has ended."""
         if self._events is None:
             return self._seconds
         return float(sum(begin.elapsed_time(end) for begin, end in self._events)) / 1000.0

@@ -35,7 +35,6 @@ def build_tiny_model(config: TinyModelConfig, seed: int, folder: Path) -> None:
 def draw_weights(
     build: Callable[[], PreTrainedModel], tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> PreTrainedModel:
-    """The model in float32; the caller's random state is left as it was."""
     logging.disable_progress_bar()  # a log file is no terminal
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -69,7 +68,6 @@ def build_character_tokenizer(config: TinyModelConfig) -> PreTrainedTokenizerFas
 
 
 def shape_of(config: TinyModelConfig | TinyVLConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """The language model in the words of a Qwen's config."""
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": config.hidden_size,

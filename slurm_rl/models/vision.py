@@ -26,15 +26,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-"""Models with these positions and placeholders."""
 _CACHE_BYTES = 2 * 10**9
 """Pixels kept by one worker: those of a step's prompts, at most."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """One image as the model reads it."""
-
     values: Tensor
     """[P, D] float32, one row a patch."""
     grid: tuple[int, int, int]
@@ -42,8 +39,6 @@ class Pixels:
 
 
 class ImageReader:
-    """The image processor of a model, with a cache of the last images."""
-
     def __init__(self, model_folder: str | Path, config: ModelConfig, merge_size: int, image_token_id: int) -> None:
         self.processor = _load_processor(model_folder, config)
         self.merge_size, self.image_token_id = merge_size, image_token_id
@@ -56,7 +51,6 @@ class ImageReader:
         return int(self.processor.get_number_of_image_patches(height, width)) // self.merge_size**2
 
     def read(self, source: str) -> Pixels:
-        """Return the pixels of one image."""
         if source in self._cache:
             self._cache.move_to_end(source)
             return self._cache[source]

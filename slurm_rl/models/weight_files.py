@@ -34,7 +34,6 @@ class WeightFiles:
             with safe_open(self.folder / SAFE_WEIGHTS_NAME, "pt") as file:
                 self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         self.published = {name: Published(((name,),)) for name in self.file_of}
-        """Tensors in the files by requested name."""
 
     def shapes(self) -> dict[str, list[int]]:
         found = {}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pebble import ProcessPool
 
 TIMEOUT_S = 10.0
-"""Deadline of one answer."""
 _START_TIMEOUT_S = 120.0
 """Includes the import of sympy from a cold network disk."""
 MATH = "slurm_rl.rewards.math_answer:check_reference"

@@ -65,7 +65,6 @@ class RewardModel:
         self._batch_size = settings["batch_size"] if self._ignores_padding() else 1
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return one score per item."""
         tokens = [self._encode(item) for item in items]
         # Sorted by length to reduce padding.
         order = sorted(range(len(items)), key=lambda i: len(tokens[i]))

@@ -21,8 +21,6 @@ def drop_reasoning(completion: str) -> str:
 
 @dataclass
 class _Block:
-    """A fenced block."""
-
     language: str
     """Word after the fence, may be empty."""
     lines: list[str] = field(default_factory=list)

@@ -133,7 +133,6 @@ def _read_text(text: str) -> _Answer:
 
 
 def _read(latex: str) -> _Answer:
-    """Parse an answer without surrounding text."""
     latex = re.sub(r"^[\s*$]+|(?:(?<!\\)\$|[\s*.,;])+$", "", latex)
     plain = _PERCENT.sub("", latex)
     words = re.sub(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\b|\\[ ,;:!]|[\s{}$]", "", latex).casefold()

@@ -50,8 +50,6 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Unit:
-    """One item of a request."""
-
     request: _Request
     position: int
 
@@ -103,7 +101,6 @@ class RewardPool:
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued items."""
         return len(self._waiting) + len(self._suspects)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
@@ -221,7 +218,6 @@ class RewardPool:
         return max(0.0, oldest.submitted_at + limit_s - time.monotonic())
 
     def _restart(self) -> None:
-        """Start new processes and resubmit unanswered tasks."""
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             raise RewardError(

@@ -41,15 +41,12 @@ class RequestError(ConfigError):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A parsed request: lists of one length."""
-
     queries: list[str]
     """Prompt followed by completion."""
     prompts: list[str] | None
     labels: list[str] | None
     """Reference answers; None when the client sends none."""
     explain: bool
-    """The client reads causes of failures."""
     truncated: list[bool] | None = None
     """None when the client does not say."""
     messages: list[list[dict[str, Any]] | None] | None = None
@@ -57,7 +54,6 @@ class ScoreRequest:
 
 
 def build_request(items: Sequence[RewardItem]) -> dict[str, Any]:
-    """Return the JSON body of a request for the rewards of `items`."""
     body = {
         "query": [item.prompt + item.completion for item in items],
         "prompts": [item.prompt for item in items],

@@ -18,7 +18,6 @@ from slurm_rl.data.lines import shorten
 from slurm_rl.errors import RewardError
 
 Verifier: TypeAlias = Callable[[str, str], float]
-"""(completion text, reference answer) -> score in [0, 1]."""
 
 FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service", "reference"]
 """hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1].
@@ -28,8 +27,6 @@ reference: the row's reference answer is unusable."""
 
 @dataclass(frozen=True, kw_only=True)
 class RewardItem:
-    """One completion to score against its reference answer."""
-
     completion: str
     answer: str
     prompt: str = ""

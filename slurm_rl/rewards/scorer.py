@@ -18,8 +18,6 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 
 
 class Scorer(Protocol):
-    """Interface that the training loop uses."""
-
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Return one result per item, in order and in bounded time."""
 

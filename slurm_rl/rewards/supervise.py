@@ -35,7 +35,6 @@ _IMPORT_S = 60.0
 _MAX_DEATHS = 5
 """Consecutive deaths of a service within _LIVED_S before it is abandoned."""
 _MAX_FIRST_DEATHS = 2
-"""The same for a service that was never ready."""
 _LIVED_S = 60.0
 _LOG_TAIL = 2000
 
@@ -114,7 +113,6 @@ class RewardServices:
 
     @property
     def urls(self) -> list[str]:
-        """Addresses of the services; constant during the run."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return [f"http://{host}:{replica.listener.getsockname()[1]}/get_reward" for replica in self._replicas]
 

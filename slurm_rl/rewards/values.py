@@ -14,7 +14,6 @@ LARGEST = 1e15
 MOST_NAMES = 64
 """Names of one mapping of scores."""
 LONGEST_NAME = 64
-"""Characters of a name."""
 SHOWN_CHARS = 200
 _NAME = re.compile(rf"\w[\w .:/@%+-]{{0,{LONGEST_NAME - 1}}}")
 

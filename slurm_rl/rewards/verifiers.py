@@ -50,7 +50,6 @@ def score_arithmetic(completion: str, answer: str) -> float:
 
 
 def check_integer(answer: str) -> None:
-    """Raise DataError if the answer is not a plain decimal integer."""
     if not _INTEGER.fullmatch(answer):
         raise DataError(
             "the arithmetic verifier needs a decimal integer as reference answer",

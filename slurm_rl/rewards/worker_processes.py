@@ -107,7 +107,6 @@ class VerifierProcesses:
         return None
 
     def restart(self) -> None:
-        """Replace all processes; submitted tasks are lost."""
         self.stop()
         self.start()
 

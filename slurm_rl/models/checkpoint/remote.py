@@ -212,7 +212,6 @@ class RemoteFolder:
         return self._try("read", path, read)
 
     def _write(self, path: str, content: bytes | Path) -> None:
-        """The bytes, or those of a file."""
         # File systems with folders need them; on the others the write reports errors.
         with contextlib.suppress(OSError, NotImplementedError, ValueError):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)

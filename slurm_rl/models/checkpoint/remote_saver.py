@@ -41,7 +41,6 @@ class RemoteSaver:
             self.copy(step)
 
     def prune(self, keep: int, spare: Collection[int]) -> None:
-        """Remove older copies; see `RemoteFolder.prune`."""
         self.remote.prune(keep, spare)
 
     def fetch_newer(self, local_step: int) -> bool:

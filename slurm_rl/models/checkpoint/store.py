@@ -39,7 +39,6 @@ class Checkpoint:
     step: int
     path: Path
     meta: dict[str, Any]
-    """Metadata passed to `commit`."""
 
 
 class CheckpointStore:
@@ -206,7 +205,6 @@ def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, 
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return `size` and `sha256` of a file."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

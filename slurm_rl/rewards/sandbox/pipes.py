@@ -16,9 +16,7 @@ class Reader:
 
     limit: int
     stops: bool = False
-    """More than `limit` ends the watch."""
     awaited: bool = True
-    """Whether to wait for the end of this one."""
     data: bytearray = field(default_factory=bytearray)
     overflowed: bool = False
 

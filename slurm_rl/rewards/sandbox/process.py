@@ -30,8 +30,6 @@ USE_LANDLOCK = True
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Resource limits of one run."""
-
     wall_s: float
     memory_bytes: int
     output_bytes: int

@@ -30,7 +30,6 @@ class Finished:
     """Negative for a signal; None when it was ended from outside."""
     stdout: bytes
     stderr: bytes
-    """The first 2000 bytes."""
     confined: dict[str, str]
     """Report of `inside.confine`."""
 

@@ -69,7 +69,6 @@ _PDEATHSIG, _NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _OPEN_FILES = 64
 DEVICES = ("/dev/null",)
-"""Writable files."""
 
 
 def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:

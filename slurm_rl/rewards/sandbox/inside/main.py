@@ -78,7 +78,6 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the job in the file descriptor of the first argument."""
     job = _take_job(int(sys.argv[1]))
     sys.argv = ["solution.py"]
     told = confine(job["limits"], job["parent"])

@@ -136,7 +136,6 @@ class Encoder:
         return [self.encode(value) for value in values]
 
     def encode_content(self, container: Any) -> Any:
-        """Return the items of a mutable container."""
         if isinstance(container, bytearray):
             return container.hex()
         return self.encode_all(container.items() if isinstance(container, dict) else container)
