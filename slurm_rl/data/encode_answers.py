@@ -9,7 +9,7 @@ The whole conversation is rendered and tokenized once. An image is one token unt
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.data.answer_spans import AnswerSpan, find_answer
-from slurm_rl.data.characters import refuse_lost
-from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain, with_tools
+from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain, is_rendered, with_tools
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.placeholders import (
@@ -29,7 +28,7 @@ from slurm_rl.data.placeholders import (
     find_lost_characters,
     find_refused_characters,
 )
-from slurm_rl.data.prompts import Message, Text
+from slurm_rl.data.prompts import Message, Text, refuse_lost
 from slurm_rl.errors import DataError
 
 _IMAGE_THREADS = 16
@@ -175,3 +174,58 @@ def tokenize_text(
             raise
     refuse_lost(name, text, lost)
     return encoded["input_ids"], encoded["offset_mapping"]
+
+
+Tokenize = Callable[[str, bool], list[int]]
+"""(text, whether the tokenizer's own special tokens go around it) -> token ids."""
+
+_MARK = "THE-ANSWER-STANDS-HERE"
+
+
+def encode_scored(
+    prompt: Text,
+    answer: Text,
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    truncated: bool = False,
+    name: str = "item",
+    tokenize: Tokenize | None = None,
+) -> list[int]:
+    """Return the token ids of prompt and answer; the score is read at the last.
+
+    Args:
+        template: renders prompt and answer; None: both are text.
+        tokenize: replaces `tokenizer`; training reports characters that it cannot encode.
+
+    Raises:
+        DataError: messages without a template, or messages that the template refuses or ignores.
+    """
+    tokenize = tokenize or (lambda text, special: list(tokenizer(text, add_special_tokens=special)["input_ids"]))
+    if template is not None:
+        messages = [*as_messages(prompt, "user"), *as_messages(answer, "assistant")]
+        refuse_what_nobody_sees(messages, name, sees_images=False)
+        text = template.render(messages, name, add_generation_prompt=False)
+        return tokenize(_cut_end(text, _find_chat_end(messages, template, name), name) if truncated else text, False)
+    prompt, answer = as_plain(prompt, answer, name)
+    if is_rendered(prompt, tokenizer):
+        chat: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        end = _find_chat_end(chat, ChatTemplate(tokenizer), name) if tokenizer.chat_template else tokenizer.eos_token
+        return tokenize(prompt + answer + ("" if truncated else end), False)
+    token_ids = [*tokenize(prompt, True), *tokenize(answer, False)]
+    return token_ids if truncated else [*token_ids, tokenizer.eos_token_id]
+
+
+def _cut_end(text: str, end: str, name: str) -> str:
+    if not text.endswith(end):
+        raise DataError(
+            f"{name}: the chat template must end every answer in the same way",
+            seen=f"{shorten(repr(text[-len(end) :]))} in place of {end!r}",
+            action="correct the template of the reward model",
+        )
+    return text.removesuffix(end)
+
+
+def _find_chat_end(messages: list[Message], template: ChatTemplate, name: str) -> str:
+    marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
+    return template.render(marked, name, add_generation_prompt=False).rpartition(_MARK)[2]

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from slurm_rl.algorithms.sequences import ImageSpan
-from slurm_rl.data.characters import show_characters
 from slurm_rl.data.images import read_size
+from slurm_rl.data.prompts import show_characters
 from slurm_rl.errors import DataError
 
 

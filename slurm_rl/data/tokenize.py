@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.sequences import ImageSpan, TokenPrompt
 from slurm_rl.config.data import Overlong
-from slurm_rl.data.characters import refuse_lost, too_long
 from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources
-from slurm_rl.data.prompts import Message, PromptRow
+from slurm_rl.data.prompts import Message, PromptRow, refuse_lost, too_long
 from slurm_rl.errors import DataError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.facts import Facts
-from slurm_rl.envs.steps import Outcome
+from slurm_rl.envs.steps import Answer, Outcome
 from slurm_rl.envs.worker import Call
 
 _LOOK_S = 0.5

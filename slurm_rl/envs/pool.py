@@ -25,10 +25,10 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs import answers, worker
-from slurm_rl.envs.answers import Answer, Said
+from slurm_rl.envs import worker
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Facts, Refused
+from slurm_rl.envs.steps import Answer, Said, decode
 from slurm_rl.envs.worker import Call
 from slurm_rl.envs.worker_process import WorkerProcess
 from slurm_rl.errors import ConfigError, RewardError
@@ -174,7 +174,7 @@ class EnvironmentPool(Environments):
         return [Answer(call.episode, cause) for call in guilty]
 
     def _start(self) -> WorkerProcess:
-        ours, theirs = Wire.pair(answers.decode)
+        ours, theirs = Wire.pair(decode)
         num_begun = self._context.RawValue("q", 0)
         process = self._context.Process(
             target=worker.serve, args=(theirs, num_begun, self.config, self.schemas), daemon=True, name="environments"

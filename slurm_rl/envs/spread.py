@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
+from slurm_rl.envs.steps import Answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.rewards.results import Failure

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from slurm_rl.envs.environment import Step, ToolCall, ToolError
+from slurm_rl.envs.facts import Facts, Refused
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rewards.values import is_name, read_number, read_numbers, show
+from slurm_rl.rewards.values import describe_error, is_name, read_number, read_numbers, show
 
 _LONGEST_CHARS = 1_000_000
 """Largest observation, in characters."""
@@ -119,3 +120,52 @@ def _is_message(value: Any) -> bool:
 
 def _nonsense(rule: str, seen: Any) -> Failure:
     return Failure("bad score", f"{rule}; got {show(seen)}")
+
+
+class Answer(NamedTuple):
+    episode: str
+    outcome: Outcome
+    snapshot: bytes | None = None
+    """State after the call, with resume="snapshot"."""
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """An answer; it has either a step or a failure."""
+
+    episode: str
+    step: Step | None
+    failure: Failure | None
+    snapshot: bytes | None
+
+
+class Said(msgspec.Struct, array_like=True):
+    answers: list[msgspec.Raw] = []
+    facts: Facts | None = None
+    refused: Refused | None = None
+
+    def read(self) -> list[Answer]:
+        """Return the answers; raises ValueError or msgspec.DecodeError for invalid ones."""
+        return [_unpack(_decode_answer(raw)) for raw in self.answers]
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Said).decode
+_decode_answer = msgspec.msgpack.Decoder(_Packed).decode
+
+
+def pack_answer(answer: Answer) -> msgspec.Raw:
+    """Return an answer as bytes. A step that cannot be encoded (for example an int above 64 bits) is a failure."""
+    step, failure = (answer.outcome, None) if isinstance(answer.outcome, Step) else (None, answer.outcome)
+    try:
+        return msgspec.Raw(encode(_Packed(answer.episode, step, failure, answer.snapshot)))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        failure = Failure("bad score", f"the step cannot be sent: {describe_error(error)}")
+        return msgspec.Raw(encode(_Packed(answer.episode, None, failure, None)))
+
+
+def _unpack(packed: _Packed) -> Answer:
+    if packed.step is not None and packed.failure is None:
+        return Answer(packed.episode, check_step(packed.step), packed.snapshot)
+    if packed.failure is None or packed.step is not None:
+        raise ValueError("an answer must be a step or a failure")
+    return Answer(packed.episode, packed.failure)

@@ -19,10 +19,9 @@ from msgspec import Raw
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.user_files.load import load_function
-from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Refused, read_facts
-from slurm_rl.envs.steps import Outcome, check_step, digest_step
+from slurm_rl.envs.steps import Answer, Outcome, Said, check_step, digest_step, encode, pack_answer
 from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.node.processes import become_subreaper
 from slurm_rl.rewards.results import Failure

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-from slurm_rl.envs.answers import Answer, Said
+from slurm_rl.envs.steps import Answer, Said
 from slurm_rl.envs.worker import Begun, Call, write_call
 from slurm_rl.node.processes import find_descendants
 from slurm_rl.rewards.results import Failure

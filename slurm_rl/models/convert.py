@@ -20,13 +20,13 @@ from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
-from slurm_rl.models.checkpoint.folders import written_beside
-from slurm_rl.models.completeness import check_complete
+from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.export import copy_processors, publish, write_shards
 from slurm_rl.models.load_model import load_model, load_tokenizer, model_class, open_model
 from slurm_rl.models.lora import merge_into_base
-from slurm_rl.models.lora_names import plain_name
+from slurm_rl.models.published_names import plain_name
 from slurm_rl.models.saved_weights import read_parameters
+from slurm_rl.models.weight_files import check_complete
 from slurm_rl.run_dir.meter import Advance, measure
 from slurm_rl.run_dir.run_dir import read_json
 

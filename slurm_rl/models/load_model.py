@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,12 +32,11 @@ from transformers.utils import cached_file, logging
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError, first_line
 from slurm_rl.models.attention import name_to_load, settle_attention
-from slurm_rl.models.completeness import require_fit
 from slurm_rl.models.distributed import get_rank
 from slurm_rl.models.published_names import find_missing
 from slurm_rl.models.reward_model import allow_new_head, draw_head, score_every_token
 from slurm_rl.models.vision import has_vision
-from slurm_rl.models.weight_files import WeightFiles, find_weights
+from slurm_rl.models.weight_files import WeightFiles, find_weights, require_fit
 from slurm_rl.run_dir.meter import measure
 
 # attention_dropout, resid_pdrop, classifier_dropout, layerdrop, drop_path_rate; router_jitter_noise.
@@ -253,3 +252,27 @@ def _prepare(model: PreTrainedModel, config: ModelConfig, any_mask: bool) -> Pre
     if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
+
+
+def find_tied(path: str | Path) -> dict[str, str]:
+    """Return tied name -> last two parts of the shared weight's name: lm_head.weight -> embed_tokens.weight."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if not getattr(config.get_text_config(), "tie_word_embeddings", False):
+        return {}
+    kind = model_class(config)._model_mapping[type(config)]
+    return {name: _suffix(source) for name, source in (kind._tied_weights_keys or {}).items()}
+
+
+def name_tied(tensors: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors, and each tied weight under the names that the files leave out."""
+    aliases: dict[str, Tensor] = {}
+    seen: set[str] = set()
+    for name, tensor in tensors:
+        seen.add(name)
+        aliases |= {alias: tensor for alias, source in tied.items() if _suffix(name) == source}
+        yield name, tensor
+    yield from ((name, tensor) for name, tensor in aliases.items() if name not in seen)
+
+
+def _suffix(name: str) -> str:
+    return ".".join(name.split(".")[-2:])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from slurm_rl.config.model import LoraConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.lora_layers import AdaptedLayers, choose_layers
-from slurm_rl.models.lora_names import ADAPTER, PEFT_NAME, plain_name
+from slurm_rl.models.published_names import ADAPTER, PEFT_NAME, plain_name
 from slurm_rl.run_dir.run_dir import read_json
 
 _HEAD = "score."

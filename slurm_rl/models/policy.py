@@ -27,20 +27,18 @@ from slurm_rl.errors import CheckpointError
 from slurm_rl.models import distributed, lora
 from slurm_rl.models.backend import build_backend, require_finite, splits_parameters
 from slurm_rl.models.checkpoint.background import BackgroundWriter
-from slurm_rl.models.checkpoint.folders import written_beside
-from slurm_rl.models.completeness import check_complete
+from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.export import export_model, publish_for_engine
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
-from slurm_rl.models.lora_names import plain_name
-from slurm_rl.models.published_names import name_layers_in_files
+from slurm_rl.models.published_names import name_layers_in_files, plain_name
 from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.row_layout import require_maskable
 from slurm_rl.models.saved_weights import build_layout, require_layout
 from slurm_rl.models.shards import load_rng, save_rng
 from slurm_rl.models.stopwatch import Stopwatch, Yardstick
 from slurm_rl.models.vision import load_image_reader
-from slurm_rl.models.weight_files import WeightFiles
+from slurm_rl.models.weight_files import WeightFiles, check_complete
 from slurm_rl.node.heartbeat import beat, note_speed, process_name
 from slurm_rl.run_dir.io_errors import annotate_path, describe_disk, next_action
 from slurm_rl.run_dir.run_dir import write_json

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from slurm_rl.config.model import TinyModelConfig, TinyVLConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.checkpoint.store import written_beside
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from slurm_rl.config.model import TinyVLConfig
-from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.tiny import draw_weights, shape_of
 
 PAD_TOKEN, EOS_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN = "<|endoftext|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"

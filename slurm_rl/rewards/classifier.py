@@ -16,7 +16,7 @@ from typing import Any
 
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.data.chat import ChatTemplate, is_rendered
-from slurm_rl.data.encode_scored import encode_scored
+from slurm_rl.data.encode_answers import encode_scored
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure, RewardItem
 
@@ -42,8 +42,8 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        from slurm_rl.models.completeness import require_fit
         from slurm_rl.models.reward_model import read_score_statistics
+        from slurm_rl.models.weight_files import require_fit
 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
         self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
+from slurm_rl.envs.steps import Answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.heartbeat import beat

@@ -13,9 +13,8 @@ from slurm_rl.data.chat import as_messages
 from slurm_rl.data.groups import Completion
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environment import Reply, Row, Step
-from slurm_rl.envs.steps import Outcome, digest_step
+from slurm_rl.envs.steps import Answer, Outcome, digest_step
 from slurm_rl.envs.worker import Call, Snapshot
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.results import Failure

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.spread import HostLost, SpreadEnvironments
+from slurm_rl.envs.steps import Answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan

@@ -691,7 +691,7 @@ def torch_save(folder: Path) -> Case:
 
 @writer(
     "export/ model/ reference/",
-    "models.checkpoint.folders.written_beside",
+    "models.checkpoint.store.written_beside",
     "models.export.write_shards",
     "models.export.write_shards.write",
     "models.export.export_model",
@@ -706,7 +706,7 @@ def torch_save(folder: Path) -> Case:
 def export(folder: Path) -> Case:
     from safetensors.torch import load_file
 
-    from slurm_rl.models.checkpoint.folders import written_beside
+    from slurm_rl.models.checkpoint.store import written_beside
     from slurm_rl.models.export import write_shards
 
     target = folder / "export"
@@ -915,8 +915,8 @@ OUTSIDE = {
     "plugins.health.fabric_leader.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
-    "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",
-    "rewards.sandbox.inside.mounts._show": "a tmpfs inside the sandbox",
+    "rewards.sandbox.inside.confine.enter_own_root": "a tmpfs inside the sandbox",
+    "rewards.sandbox.inside.confine._show": "a tmpfs inside the sandbox",
     "rewards.sandbox.runs.probe_sandbox": "a file in the temporary folder that a sandbox must not see",
     "rewards.sandbox.process.Sandboxed.__enter__": "the sandbox's folder in the temporary folder",
     "rewards.sandbox.process.Sandboxed._write_job": "a pipe",

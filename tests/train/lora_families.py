@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from slurm_rl.config.model import LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.models.completeness import check_complete
 from slurm_rl.models.export import export_model
 from slurm_rl.models.lora import add_adapters, merge_state
 from slurm_rl.models.lora_layers import AdaptedLayers
+from slurm_rl.models.weight_files import check_complete
 
 LORA_PRESETS = {
     name: LoraConfig(**yaml.safe_load((Path(__file__).parents[2] / f"conf/lora/{name}.yaml").read_text()))

@@ -228,9 +228,9 @@ def _tell_all(lines: Iterable[str], tell: Tell) -> None:
 
 
 def _check_prompts(config: RunConfig, tell: Tell) -> None:
-    from slurm_rl.data.characters import check_characters
     from slurm_rl.data.images import check_sources, list_images
     from slurm_rl.data.load_data import load_prompts
+    from slurm_rl.data.prompts import check_characters
 
     split = load_prompts(config.data, with_info=config.env.is_on)
     rows = [*split.train, *split.held_out]

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.rewards.sandbox.pipes import Reader, watch
-from slurm_rl.rewards.sandbox.process import Limits, Sandboxed
+from slurm_rl.rewards.sandbox.process import Limits, Reader, Sandboxed, watch
 
 End = Literal["exit", "deadline", "output"]
 _STDERR_BYTES = 2000

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from slurm_rl.models.load_model import find_tied, name_tied
 from slurm_rl.models.lora import merge_into_base, read_base
-from slurm_rl.models.tied_names import find_tied, name_tied
 from slurm_rl.node.heartbeat import enable_stack_dump
 from slurm_rl.node.processes import LIFE
 from slurm_rl.rollout.vllm import gloo_transfer, random_weights

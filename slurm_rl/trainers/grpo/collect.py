@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurm_rl.algorithms.filters import has_signal
 from slurm_rl.algorithms.schedule import derive_seed
@@ -13,7 +13,7 @@ from slurm_rl.algorithms.train_sequences import shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.data.groups import Group
-from slurm_rl.data.mixing import Order, build_order, list_candidates
+from slurm_rl.data.mixing import Order, Rates, build_order, choose_rows, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
@@ -23,9 +23,6 @@ from slurm_rl.rollout.single_turn import Rollouts
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
 from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
-
-if TYPE_CHECKING:
-    from slurm_rl.data.curriculum import Rates
 
 
 class BatchSource:
@@ -64,8 +61,6 @@ class BatchSource:
         return self._start(f"refill-{round_number}", grpo_step, rows)
 
     def _take(self, order: Order, position: int) -> list[int]:
-        from slurm_rl.data.curriculum import choose_rows
-
         count, curriculum = self.config.trainer.prompts_per_step, self.config.data.curriculum
         if curriculum is None:
             return order.take(position, count)

@@ -14,8 +14,7 @@ from slurm_rl.algorithms.preference import bradley_terry, center_scores
 from slurm_rl.algorithms.sequences import PackedBatch
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import ChatTemplate, open_template
-from slurm_rl.data.encode_answers import EncodedAnswer, tokenize_text
-from slurm_rl.data.encode_scored import encode_scored
+from slurm_rl.data.encode_answers import EncodedAnswer, encode_scored, tokenize_text
 from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.prompts import Text
 from slurm_rl.errors import DataError

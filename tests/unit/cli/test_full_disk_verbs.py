@@ -14,8 +14,7 @@ from slurm_rl.cli.verbs import VERBS
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.create import create_run
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
-from slurm_rl.models.checkpoint.folders import written_beside
-from slurm_rl.models.checkpoint.store import Checkpoint
+from slurm_rl.models.checkpoint.store import Checkpoint, written_beside
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_text
 from tests.small_disk import small_disk

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.encode_scored import encode_scored
+from slurm_rl.data.encode_answers import encode_scored
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import DataError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.data.call_forms import convert_calls
+from slurm_rl.data.chat import convert_calls
 from slurm_rl.errors import DataError
 from tests.templates import FOLDER, build_tokenizer
 from tests.trained_text import ADD, CONVERSATIONS, FAMILIES, FILE, fit, split_turns, train, write_record

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.steps import Answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.spread import HostLost, SpreadEnvironments
+from slurm_rl.envs.steps import Answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.results import Failure

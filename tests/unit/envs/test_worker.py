@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.envs import worker
-from slurm_rl.envs.answers import Said
 from slurm_rl.envs.environment import Environment, Reply, Row, Step
-from slurm_rl.envs.steps import digest_step
+from slurm_rl.envs.steps import Said, digest_step
 from slurm_rl.envs.worker import Call, Worlds
 
 

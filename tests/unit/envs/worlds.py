@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
 from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall
+from slurm_rl.envs.steps import Answer, Said, encode, pack_answer
 
 
 class Count(Environment):

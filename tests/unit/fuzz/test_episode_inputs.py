@@ -10,9 +10,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_rl.envs.answers import Answer, Said, decode, encode, pack_answer
 from slurm_rl.envs.environment import Step, ToolCall
-from slurm_rl.envs.steps import check_step
+from slurm_rl.envs.steps import Answer, Said, check_step, decode, encode, pack_answer
 from slurm_rl.envs.worker_process import WorkerProcess
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import RequestError, parse_answer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.models.checkpoint.folders import written_beside
+from slurm_rl.models.checkpoint.store import written_beside
 
 
 def test_appears_when_the_block_ends(tmp_path: Path) -> None:

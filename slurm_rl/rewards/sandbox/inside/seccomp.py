@@ -15,8 +15,6 @@ import errno
 import os
 import struct
 
-from slurm_rl.rewards.sandbox.inside.libc import LIBC, checked
-
 _LOAD, _EQUAL, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _SYSCALL, _ARCH, _ARGS = 0, 4, 16
@@ -146,3 +144,13 @@ def _one_of(arg: int, values: tuple[int, ...]) -> list[_Ins]:
 
 def _is(value: int) -> list[_Ins]:
     return [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result
