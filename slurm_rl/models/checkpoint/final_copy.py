@@ -5,7 +5,7 @@
     <url>/<run>/attempt-<n>-<start>/   files/: the attempt's folder; run/: config, plan, events and metrics of the run
     <url>/<run>/export/                files/: the trained model of a finished attempt
 
-Each has a signed manifest (remote.py) and is verified. The head's node agent starts it after trainer and Ray have ended;
+Each has a signed manifest (remote.py) and is verified. The head agent starts it after trainer and Ray have ended;
 if it could not, the controller does (launch/controller/results.py). The image of an external trainer needs fsspec.
 """
 
