@@ -1,30 +1,27 @@
-"""Rewards to advantages: how much better was this completion than what the policy usually does?
+"""Rewards to advantages: scores of completions, and generalised advantage estimation.
 
-Every function maps rewards [P, G] float32 (P prompts, G completions of each) and `known` [P, G] bool to scores
-[P, G], one a completion. A reward that is not known (its verifier failed) has no part in any mean, deviation or count,
-and its own score is 0. To add one, write a function and a row in `ADVANTAGES` of config/registry.py.
-
-What follows depends on the row:
+Each scoring function maps rewards [P, G] float32 (P prompts, G completions of each) and `known` [P, G] bool to scores
+[P, G]. Failed rewards are not known: means, deviations and counts leave them out, and their score is 0. To add one,
+write a function and a row in `ADVANTAGES` of config/registry.py, which determines how scores become advantages:
 
     group_norm, dr_grpo, rloo, none             the score is the advantage of all tokens of the completion
-    turn_rloo                                   an episode's reward less its score is the baseline of each of its turns
-    gae, reinforce_pp, reinforce_pp_baseline    the score is the reward of the last token; GAE makes an advantage of
-                                                each token, gae with a critic's values, the others without
+    turn_rloo                                   reward minus score is the baseline of each turn of the episode
+    gae, reinforce_pp, reinforce_pp_baseline    the score is the reward of the last token, and GAE computes an
+                                                advantage per token; gae with the critic's values, the others without
 
 REINFORCE++ (https://arxiv.org/abs/2501.03262, v9, eq. 8 to 10) and verl's `reinforce_plus_plus`: the advantage of token
-t is the reward minus `coefficient * KL_i` summed over the tokens i >= t, then minus the mean and over the deviation of
-all tokens of the batch; G may be 1. REINFORCE++-baseline subtracts the group's mean first, so that how far prompts
-differ in difficulty does not shrink the advantages; its KL term is one of the loss, k2.
+t is the reward minus `coefficient * KL_i` summed over the tokens i >= t, normalised by mean and deviation of all tokens
+of the batch; G may be 1. REINFORCE++-baseline first subtracts the mean of the group, so that prompts of different
+difficulty do not shrink the advantages; its KL term is in the loss (k2).
 
-Generalised advantage estimation, https://arxiv.org/abs/1506.02438, eq. 16; `smoothing` is its lambda. `V_t` is what the
-critic expects from token t on, before token t is known; after the last token there is nothing more to expect, so
-`V_L = 0`. A completion of L tokens, t = 0..L-1:
+GAE, https://arxiv.org/abs/1506.02438, eq. 16; `smoothing` is its lambda. `V_t` is the critic's value before token t,
+and `V_L = 0`. A completion of L tokens, t = 0..L-1:
 
     delta_t  = r_t + discount * V_(t+1) - V_t
     A_t      = delta_t + discount * smoothing * A_(t+1)
-    return_t = A_t + V_t                                  what the critic learns
+    return_t = A_t + V_t                                  target of the critic
 
-With discount and smoothing 1 the advantage is the rest of the rewards minus V_t.
+With discount and smoothing 1 the advantage is the sum of the remaining rewards minus V_t.
 """
 
 from __future__ import annotations
@@ -38,9 +35,32 @@ from torch import Tensor
 
 from slurm_rl.algorithms.losses import TokenLoss
 from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.config.registry import AdvantageEntry
+from slurm_rl.errors import ConfigError
 
-# Added to the deviation, as TRL does: a group whose rewards barely differ must not get huge advantages.
+_SHOWN_CHARS = 200
 _EPSILON = 1e-4
+"""Added to the deviation, as in TRL: nearly equal rewards must not get huge advantages."""
+_SMALLEST_DEVIATION = 1e-8
+"""Smallest deviation that is used to normalise."""
+
+
+def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """Return the advantages that the registered function computes from rewards [P, G].
+
+    Raises:
+        ConfigError: a user's function did not return a finite number for each.
+    """
+    scores = row.load()(rewards, known)
+    if not isinstance(scores, torch.Tensor) or scores.shape != rewards.shape or not torch.isfinite(scores).all():
+        is_tensor = isinstance(scores, torch.Tensor)
+        found = f"{list(scores.shape)}, {scores.flatten().tolist()}" if is_tensor else type(scores).__name__
+        raise ConfigError(
+            f"algorithm.advantage ({row.function}) makes one finite number of each reward, {list(rewards.shape)}",
+            seen=found if len(found) < _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}...",
+            action="correct the function and submit again",
+        )
+    return scores
 
 
 def group_norm(rewards: Tensor, known: Tensor) -> Tensor:
@@ -61,30 +81,29 @@ def dr_grpo(rewards: Tensor, known: Tensor) -> Tensor:
 
 
 def rloo(rewards: Tensor, known: Tensor) -> Tensor:
-    """Leave one out (https://arxiv.org/abs/2402.14740): `r_i - mean of the other rewards of the group`.
+    """Leave one out (https://arxiv.org/abs/2402.14740): `r_i - mean of the others' rewards`, 0 without others.
 
-    That equals `(r_i - mean_group) * G / (G - 1)`: a baseline that does not depend on `r_i` is unbiased. 0 for a
-    completion without others.
+    Equal to `(r_i - mean_group) * G / (G - 1)`. The baseline does not depend on `r_i`, so it is unbiased.
     """
     count = known.sum(-1, keepdim=True)
     return _subtract_mean(rewards, known) * (count / (count - 1).clamp(min=1))
 
 
 def plain(rewards: Tensor, known: Tensor) -> Tensor:
-    """The reward as it is: the baseline comes later, from a critic or from the batch."""
+    """Return the rewards; the baseline comes from the critic or the batch."""
     return torch.where(known, rewards, 0.0)
 
 
 def nothing(rewards: Tensor, known: Tensor) -> Tensor:
-    """0: rewards are measured and not learned from, as where a teacher alone is."""
+    """Return zeros: rewards are only measured."""
     return torch.zeros_like(rewards)
 
 
 def _subtract_mean(rewards: Tensor, known: Tensor) -> Tensor:
-    """[P, G] minus the mean of the known ones of each row; exactly 0 where all of these are equal.
+    """Subtract the mean of the known rewards of each row; exactly 0 if they are equal.
 
-    The first of them goes first: the float mean of three times 0.1 is not 0.1, and what is left of it,
-    divided by `_EPSILON`, would be a gradient made of rounding.
+    The first reward is subtracted before, since the float mean of three times 0.1 is not 0.1, and the rounding error
+    divided by `_EPSILON` would be a gradient.
     """
     first = rewards.gather(-1, known.int().argmax(-1, keepdim=True))
     shifted = torch.where(known, rewards - first, 0.0)
@@ -92,18 +111,14 @@ def _subtract_mean(rewards: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, shifted - mean, 0.0)
 
 
-# Below this deviation a batch has no spread that could be normalised.
-_SMALLEST_DEVIATION = 1e-8
-
-
 def compute_gae(
     rewards: Sequence[FloatArray], values: Sequence[FloatArray], *, discount: float, smoothing: float
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Advantages and returns of completions, each [L] float32 with an L of its own.
+    """Return advantages and returns of completions, each [L] float32 with its own L.
 
     Args:
-        rewards: of each completion, [L] each; see `spread_reward`.
-        values: likewise.
+        rewards: rewards [L] of each completion; see `spread_reward`.
+        values: values [L] of each completion.
 
     >>> reward, value = np.array([0.0, 0.0, 1.0], np.float32), np.array([0.5, 0.75, 0.25], np.float32)
     >>> advantages, returns = compute_gae([reward], [value], discount=1.0, smoothing=1.0)
@@ -112,7 +127,6 @@ def compute_gae(
     """
     lengths = [len(value) for value in values]
     assert [len(reward) for reward in rewards] == lengths, "one reward for each value"
-    # Zeros behind the end are what V_L = 0 says.
     reward, value = _pad(rewards, lengths), _pad(values, lengths)
     advantages = np.zeros_like(value)
     later = np.zeros(len(lengths))
@@ -125,7 +139,7 @@ def compute_gae(
 
 
 def spread_reward(score: float, kl: FloatArray | None, length: int, coefficient: float) -> FloatArray:
-    """Rewards [length] of the tokens: `-coefficient * KL_t` at each, and the score at the last.
+    """Return rewards [length] of tokens: `-coefficient * KL_t` each, plus the score at the last.
 
     Args:
         kl: [length]; None without a KL term in the reward.
@@ -137,7 +151,7 @@ def spread_reward(score: float, kl: FloatArray | None, length: int, coefficient:
 
 
 def whiten(advantages: Sequence[FloatArray], kept: Sequence[bool]) -> list[FloatArray]:
-    """The advantages minus their mean, over their deviation (with n), both over all tokens of the kept completions."""
+    """Normalise advantages by mean and deviation (with n) over all tokens of the kept completions."""
     chosen = [values for values, keep in zip(advantages, kept, strict=True) if keep]
     tokens = np.concatenate(chosen).astype(np.float64) if chosen else np.zeros(0)
     if not len(tokens):
@@ -147,14 +161,14 @@ def whiten(advantages: Sequence[FloatArray], kept: Sequence[bool]) -> list[Float
 
 
 def explained_variance(values: Sequence[FloatArray], returns: Sequence[FloatArray]) -> float:
-    """`1 - Var(return - V) / Var(return)` over all tokens: 1 for a critic that knows, 0 for a constant."""
+    """Return `1 - Var(return - V) / Var(return)` over all tokens: 1 for a perfect critic, 0 for a constant."""
     value, result = np.concatenate(values).astype(np.float64), np.concatenate(returns).astype(np.float64)
     spread = float(result.var())
     return 0.0 if spread < _SMALLEST_DEVIATION else 1.0 - float((result - value).var()) / spread
 
 
 def _pad(arrays: Sequence[FloatArray], lengths: Sequence[int]) -> npt.NDArray[np.float64]:
-    """[S, longest + 1], zeros behind each array."""
+    """Return [S, longest + 1], padded with zeros."""
     padded = np.zeros((len(arrays), max(lengths, default=0) + 1))
     for row, array in zip(padded, arrays, strict=True):
         row[: len(array)] = array
@@ -168,15 +182,14 @@ def _cut(padded: npt.NDArray[np.float64], lengths: Sequence[int]) -> list[FloatA
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> TokenLoss:
     """`max((V - R)^2, (V_clipped - R)^2) / 2` [N], `V_clipped = V_old + clamp(V - V_old, -clip, clip)`.
 
-    The pessimistic of the two, as in PPO's policy loss: a value that moved further than `clip` from where it was
-    at the start of the step earns nothing for it. From OpenAI's baselines; https://arxiv.org/abs/2005.12729 calls
-    it one of the details that matter.
+    Pessimistic like PPO's policy loss: a value gains nothing from moving further than `clip` within a step. From
+    OpenAI's baselines; see also https://arxiv.org/abs/2005.12729.
 
     Args:
         values: [N] with gradient.
-        old_values: [N] when the step began.
-        returns: [N] what they should have been.
-        clip: None clips nothing.
+        old_values: [N] at the start of the step.
+        returns: [N] targets.
+        clip: None: no clipping.
     """
     free = (values - returns).square()
     if clip is None:

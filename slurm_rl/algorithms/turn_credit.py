@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from slurm_rl.algorithms.advantages import compute_scores
 from slurm_rl.algorithms.sequences import FloatArray
+from slurm_rl.config.registry import AdvantageEntry
 from slurm_rl.data.groups import Completion, Group
 from slurm_rl.rewards.results import RewardResult
 
@@ -24,10 +27,10 @@ from slurm_rl.rewards.results import RewardResult
 def turn_returns(
     groups: Sequence[Group], discount: float, kl: Sequence[FloatArray] | None, coefficient: float
 ) -> list[list[float]]:
-    """`R_t` of each turn of each completion, in order of groups; a completion of one turn has one.
+    """Return `R_t` of each turn of each completion.
 
     Args:
-        kl: of each completion's sampled tokens, to be taken from their turn's reward times `coefficient`.
+        kl: KL of the sampled tokens of each completion; `coefficient` times it is subtracted from their turn's reward.
     """
     pairs = [pair for group in groups for pair in zip(group.completions, group.results, strict=True)]
     found = []
@@ -43,12 +46,12 @@ def turn_returns(
 
 
 def spread_turns(completion: Completion, advantages: Sequence[float] | FloatArray) -> FloatArray:
-    """[L] of the sampled tokens from one number a turn."""
+    """Expand one number per turn to the sampled tokens [L]."""
     return np.repeat(np.asarray(advantages, dtype=np.float32), turn_lengths(completion))
 
 
 def turn_lengths(completion: Completion) -> list[int]:
-    """Sampled tokens of each turn; one that is no episode is one turn."""
+    """Return the number of sampled tokens of each turn; a single-turn completion has one turn."""
     return [turn.end - turn.start for turn in completion.turns] or [completion.num_sampled]
 
 
@@ -61,6 +64,31 @@ def first_returns(completion: Completion, returns: Sequence[float]) -> dict[str,
     """Return the total return of each agent."""
     pairs = zip(turn_agents(completion), returns, strict=True)
     return dict(reversed([*pairs]))
+
+
+def compute_turn_advantages(
+    row: AdvantageEntry, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
+) -> list[FloatArray]:
+    """Return advantages [L] of each completion: the return of the turn minus the baseline of its agent.
+
+    They are 0 for an agent without another completion in the group.
+
+    Args:
+        returns: return of each turn of each completion.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    wholes = [first_returns(*pair) for pair in zip(completions, returns, strict=True)]
+    advantages = [np.zeros(len(turns), dtype=np.float32) for turns in returns]
+    for agent in dict.fromkeys(agent for whole in wholes for agent in whole):
+        came = torch.tensor([one.get(agent, 0.0) for one in wholes], dtype=torch.float32).view_as(known)
+        has = known & torch.tensor([agent in one for one in wholes]).view_as(known)
+        baselines = (came - compute_scores(row, came, has)).flatten().tolist()
+        is_compared = (has & (has.sum(-1, keepdim=True) > 1)).flatten().tolist()
+        for place, completion in enumerate(completions):
+            for turn, name in enumerate(turn_agents(completion)):
+                if name == agent:
+                    advantages[place][turn] = (returns[place][turn] - baselines[place]) * is_compared[place]
+    return [spread_turns(completion, found) for completion, found in zip(completions, advantages, strict=True)]
 
 
 def _rewards(completion: Completion, result: RewardResult) -> list[float]:

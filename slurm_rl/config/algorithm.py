@@ -69,7 +69,7 @@ class KLConfig(Section):
     apply_to: Literal["loss", "reward", "advantage"] = "loss"
     """loss: add the KL to the loss (k2 or k3). reward: subtract it from the reward before the advantage, per token with
     gae, reinforce_pp and reinforce_pp_baseline. advantage: subtract it from each token's own advantage (k1), which is
-    on-policy distillation if reference.path is a teacher."""
+    on-policy distillation if reference.path is another model."""
     bias_correction: bool = False
     """With apply_to=loss and k3, multiply each token's KL by the policy ratio, which makes the gradient unbiased
     (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556; TRL's use_bias_correction_kl, on by default there)."""

@@ -30,15 +30,15 @@ _INDENT = 14
 
 
 def render_explanation(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None = None, prompts: str = ""
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None = None, prompts: str = ""
 ) -> str:
     """Return about 30 lines of 80 columns.
 
     Args:
         prompts: how prompts become text; see `describe_prompts`.
-        teacher: shape of reference.path, if this machine sees it.
+        reference: shape of reference.path, if this machine sees it.
     """
-    found = list_reasons(config, plan, shape, teacher)
+    found = list_reasons(config, plan, shape, reference)
     reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
         *_section("run", _run(config, shape, prompts)),

@@ -42,7 +42,7 @@ class Setting:
     config: RunConfig
     shape: ModelShape
     reference_shape: ModelShape
-    """Shape of the initial policy, or of a teacher."""
+    """Shape of reference.path, or of the policy."""
     num_workers: Mapping[str, int]
     """Processes by role."""
     tensor_parallel_size: int

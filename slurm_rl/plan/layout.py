@@ -100,14 +100,14 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
 def build_layout(
     config: RunConfig,
     shape: ModelShape | None,
-    teacher: ModelShape | None,
+    reference: ModelShape | None,
     actors: Sequence[ActorPlan],
     tensor_parallel_size: int,
 ) -> LayoutPlan:
     """Choose the fastest open sizes that fit in every phase of this placement.
 
     Args:
-        teacher: shape of reference.path; None: the policy's.
+        reference: shape of reference.path; None: the policy's.
 
     Raises:
         ConfigError: a phase does not fit a GPU or a node; the message has both numbers and a change that fits.
@@ -121,7 +121,7 @@ def build_layout(
         # Unknown memory: choose the settings that need the least.
         settled = fill_in(config, sparing=not on_cpu and config.model.path is not None)
         return LayoutPlan(tensor_parallel_size, *_sizes_of(settled), unknown=_explain_unknown(config, shape))
-    setting = build_setting(config, shape, teacher, actors, tensor_parallel_size)
+    setting = build_setting(config, shape, reference, actors, tensor_parallel_size)
     found = replace(setting, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(setting)
     if found is None:
         raise _refuse(setting)
@@ -152,14 +152,14 @@ def build_layout(
 def build_setting(
     config: RunConfig,
     shape: ModelShape,
-    teacher: ModelShape | None,
+    reference: ModelShape | None,
     actors: Sequence[ActorPlan],
     tensor_parallel_size: int,
 ) -> Setting:
     """Return the setting with open values; GPUs of unknown size have unlimited memory."""
     roles = Counter(actor.role for actor in actors)
     known = {role: math.inf if size is None else size for role, size in _capacities(config, actors).items()}
-    return Setting(config, shape, teacher or shape, roles, tensor_parallel_size, known)
+    return Setting(config, shape, reference or shape, roles, tensor_parallel_size, known)
 
 
 def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, float | None]:

@@ -23,18 +23,18 @@ Reason = tuple[str, str]
 
 
 def list_reasons(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None
 ) -> list[Reason]:
     """Return the reasons of a run; none for an external program, which chooses everything itself.
 
     Args:
-        teacher: shape of reference.path, if this machine sees it.
+        reference: shape of reference.path, if this machine sees it.
     """
     if plan.external is not None:
         return []
     if config.eval.only:
         return [_explain_engines(config, plan)]
-    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape, teacher)]
+    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape, reference)]
     if plan.torchrun is None:
         found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
         exactness = explain_exactness(config)
@@ -63,7 +63,7 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
 
 
 def _explain_sizes(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None
 ) -> list[Reason]:
     layout = plan.layout
     parts = [f"micro-batches of {layout.micro_batch_tokens} tokens"]
@@ -74,7 +74,7 @@ def _explain_sizes(
     elif shape is None or layout.gpu_mem_gb is None:
         why = "smallest memory, since it is not estimated"
     else:
-        setting = build_setting(config, shape, teacher, plan.actors, layout.tensor_parallel_size)
+        setting = build_setting(config, shape, reference, plan.actors, layout.tensor_parallel_size)
         found = search_fitting(setting)
         assert found is not None  # the plan exists
         why = _explain_fitting(found, is_only=len(list_choices(setting)) == 1)
@@ -119,7 +119,7 @@ def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
 def _explain_models(config: RunConfig) -> list[Reason]:
     """Return the reasons for the reference and the importance correction."""
     coefficient, dedicated = config.algorithm.kl.coef, config.reference.num_workers
-    name = "reference" if config.reference.path is None else f"teacher {config.reference.path}"
+    name = "reference" if config.reference.path is None else f"reference {config.reference.path}"
     if coefficient == 0:
         found = [("no reference model", "algorithm.kl.coef=0")]
     elif dedicated is not None:

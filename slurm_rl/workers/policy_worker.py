@@ -37,7 +37,7 @@ class ReferenceHolder:
         from slurm_rl.models.frozen import FrozenModel
 
         config = self.config
-        # After a warm-up the reference is the warmed-up policy; a teacher stays itself.
+        # model.init_from holds neither the warmed-up policy nor another model.
         is_other = config.warmup.num_steps or config.reference.path is not None
         model = config.model.model_copy(update={"init_from": None} if is_other else {})
         self.reference = FrozenModel(model_path, model, config.policy, config.rollout.temperature, self.device)

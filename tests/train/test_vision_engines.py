@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.algorithms.filters import has_signal
+from slurm_rl.algorithms.overlong import shape_overlong
 from slurm_rl.algorithms.schedule import derive_seed
-from slurm_rl.algorithms.train_sequences import shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.data.groups import Group

@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING
 
+from slurm_rl.algorithms.credit import build_train_sequences, completion_kl, correct_sampler
 from slurm_rl.algorithms.filters import drop_without_gradient, keep_sequences, split_minibatches
 from slurm_rl.algorithms.kl import adapt_coefficient
 from slurm_rl.algorithms.schedule import derive_seed, schedule_lr
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.algorithms.train_sequences import (
-    build_plain_sequences,
-    build_train_sequences,
-    completion_kl,
-    correct_sampler,
-)
+from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import own_temperatures

@@ -51,25 +51,25 @@ def warm_up(
 def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunSaver) -> None:
     """Load the reference and build the critic, where there are any.
 
-    Both begin as the policy as GRPO found it: the model given, or the one the warm-up made; a teacher is a model of its
-    own. Under adapters the model given needs no copy as a reference: it is the policy without them.
+    They start as the policy after the warm-up, except for the reference of reference.path. Without a warm-up, adapters
+    need no copy of the reference: it is the policy without them.
     """
     policy, reference, critic = learner.policy, learner.reference, learner.critic
     warmed_up = config.warmup.num_steps > 0
-    teacher = None if config.reference.path is None else str(expand_user(config.reference.path))
+    other = None if config.reference.path is None else str(expand_user(config.reference.path))
     is_base = config.model.lora is not None and not warmed_up and reference.workers is policy.workers
-    has_reference = config.algorithm.kl.coef > 0 and (teacher is not None or not is_base)
+    has_reference = config.algorithm.kl.coef > 0 and (other is not None or not is_base)
     if not has_reference and critic is None:
         return
     begun_as = model_folder(run, config)
-    if warmed_up and (teacher is None or critic is not None):
+    if warmed_up and (other is None or critic is not None):
         begun_as = str(run.reference)
         if not run.reference.is_dir():
             policy.call("export_model", run.reference)
     if has_reference:
-        if teacher is not None:
-            require_same_tokens("reference.path", teacher, model_folder(run, config), config.model.trust_remote_code)
-        tell_rows(run, "reference", reference.note_rows(reference.call("load_reference", teacher or begun_as)))
+        if other is not None:
+            require_same_tokens("reference.path", other, model_folder(run, config), config.model.trust_remote_code)
+        tell_rows(run, "reference", reference.note_rows(reference.call("load_reference", other or begun_as)))
     if critic is not None:
         # What the warm-up made is in the same folder as its config.
         weights = None if warmed_up else config.model.init_from

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences, compute_advantages
+from slurm_rl.algorithms.credit import build_train_sequences, compute_advantages
+from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import ChatTemplate

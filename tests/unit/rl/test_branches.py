@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.credit import build_train_sequences, completion_kl
 from slurm_rl.algorithms.filters import keep_sequences, split_minibatches
 from slurm_rl.algorithms.losses import CorrectionInputs, geometric_mask
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.policy_loss import build_policy_loss
-from slurm_rl.algorithms.train_sequences import (
-    build_plain_sequences,
-    build_train_sequences,
-    completion_kl,
-    find_parts,
-    join_parts,
-)
+from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.data.groups import Branch, Completion, Group, Turn
 from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts

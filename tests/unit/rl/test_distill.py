@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import drop_without_gradient
 from slurm_rl.algorithms.sequences import FloatArray
-from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences
+from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig, TinyModelConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.algorithms.train_sequences import build_train_sequences
+from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.groups import Completion, Group, SamplingSpec, Turn

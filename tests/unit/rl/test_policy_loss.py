@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.credit import correct_sampler
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.algorithms.train_sequences import correct_sampler
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
 
 # Two completions of two tokens; the policy says of the last token 2 times, of the third a quarter of the sampler's.

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.credit import build_train_sequences, completion_kl
 from slurm_rl.algorithms.filters import split_minibatches, weigh
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray
-from slurm_rl.algorithms.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
+from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Branch, Completion, Group, Turn

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import split_minibatches
 from slurm_rl.algorithms.sequences import FloatArray
-from slurm_rl.algorithms.train_sequences import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.registry import ADVANTAGES

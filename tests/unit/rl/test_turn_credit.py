@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from slurm_rl.algorithms.train_sequences import compute_advantages
+from slurm_rl.algorithms.credit import compute_advantages
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.data.groups import Completion, Group, Turn
 from slurm_rl.data.tokenize import EncodedPrompt

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_rl.algorithms.advantages import compute_scores
+from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import keep_mask
 from slurm_rl.algorithms.losses import ClipRange, LossInputs
 from slurm_rl.algorithms.policy_loss import compute_loss
-from slurm_rl.algorithms.train_sequences import build_train_sequences, compute_scores
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.registry import AdvantageEntry, Entry, LossEntry, find_advantage, find_loss
