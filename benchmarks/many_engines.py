@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.reward_overlap import WORKERS
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
-from slurm_rl.data.groups import Completion, Prompts, SamplingSpec
+from slurm_rl.data.groups import Prompts, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.rewards.pool import RewardPool
@@ -74,7 +74,7 @@ class SleepingEngine:
 
     def generate(
         self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
-    ) -> list[list[Completion]]:
+    ) -> list[list[Trajectory]]:
         random = np.random.default_rng(seeds)
         count = len(prompts) * spec.num_completions
         lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, count)
@@ -90,7 +90,7 @@ class SleepingEngine:
         with self.lock:
             self.taken += times
         return [
-            [Completion([1, 2, 0], [-0.5] * 3, str(random.integers(2)), False, self.version) for _ in range(GROUP_SIZE)]
+            [Trajectory([1, 2, 0], [-0.5] * 3, str(random.integers(2)), False, self.version) for _ in range(GROUP_SIZE)]
             for _ in prompts
         ]
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.many_engines import wait_until_ready
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
@@ -82,7 +82,7 @@ class SleepingEngine:
 
     def _finish(self, request: GenerationRequest) -> None:
         tokens = [request.seed % 97] * REPLY_TOKENS
-        reply = Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)
+        reply = Trajectory(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)
         self.mailbox.responses.append((request.name, Response.pack(reply)))
         self.mailbox.arrived.set()
 

@@ -4,7 +4,7 @@
         shortest = min(len(one.token_ids) for one in completions)
         return [reward if len(one.token_ids) == shortest else 0.0 for one, reward in zip(completions, rewards)]
 
-The trainer calls it with the prompt (`EncodedPrompt`), its completions or episodes (`Completion`, with `turns`) and
+The trainer calls it with the prompt (`EncodedPrompt`), its completions or episodes (`Trajectory`, with `turns`) and
 their rewards: numbers, or None for failures. It returns one number per completion.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slurm_rl.config.algorithm import OverlongConfig
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.rewards.results import RewardResult
 
 
@@ -29,7 +29,7 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
         max_tokens: length limit by source.
     """
 
-    def shape(result: RewardResult, completion: Completion, longest: int) -> RewardResult:
+    def shape(result: RewardResult, completion: Trajectory, longest: int) -> RewardResult:
         penalty = overlong_penalty(len(completion.token_ids), longest, config)
         if result.value is None or penalty == 0:
             return result

@@ -9,7 +9,7 @@ import numpy as np
 
 from slurm_rl.algorithms.losses import aggregation_weights
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.data.groups import Branch, Completion, Group
+from slurm_rl.data.groups import Branch, Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 
 
@@ -35,7 +35,7 @@ def build_plain_sequences(
     ]
 
 
-def _build_branches(prompt: EncodedPrompt, completion: Completion) -> list[TrainSequence]:
+def _build_branches(prompt: EncodedPrompt, completion: Trajectory) -> list[TrainSequence]:
     if not completion.branches:
         return [_mask_environment(_join(prompt, completion.token_ids), completion)]
     return [
@@ -48,9 +48,9 @@ def _build_branches(prompt: EncodedPrompt, completion: Completion) -> list[Train
     ]
 
 
-def _places_of_branches(completion: Completion) -> list[tuple[Branch, list[int]]]:
+def _places_of_branches(completion: Trajectory) -> list[tuple[Branch, list[int]]]:
     """Return each branch with the indices of its sampled tokens in `token_ids`."""
-    places = completion.sampled_places() or range(len(completion.token_ids))
+    places = completion.sampled_places()
     return [(branch, [it for it in places if branch.start <= it < branch.end]) for branch in completion.branches]
 
 
@@ -80,10 +80,10 @@ def _join(prompt: EncodedPrompt, answer: Sequence[int], weight: float = 0.0) -> 
     return TrainSequence(token_ids=token_ids, trained_from=len(prompt.token_ids), weight=weight, images=prompt.images)
 
 
-def _mask_environment(sequence: TrainSequence, completion: Completion) -> TrainSequence:
+def _mask_environment(sequence: TrainSequence, completion: Trajectory) -> TrainSequence:
     """Exclude the environment's tokens of an episode from training."""
     places = completion.sampled_places()
-    if places is None or len(places) == len(completion.token_ids):
+    if len(places) == len(completion.token_ids):
         return sequence
     return replace(sequence, trained=sequence.trained_from + np.asarray(places, dtype=np.int64))
 

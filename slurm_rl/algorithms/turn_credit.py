@@ -20,7 +20,7 @@ import torch
 from slurm_rl.algorithms.advantages import compute_scores
 from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.config.registry import AdvantageEntry
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.rewards.results import RewardResult
 
 
@@ -45,22 +45,22 @@ def turn_returns(
     return found
 
 
-def spread_turns(completion: Completion, advantages: Sequence[float] | FloatArray) -> FloatArray:
+def spread_turns(completion: Trajectory, advantages: Sequence[float] | FloatArray) -> FloatArray:
     """Expand one number per turn to the sampled tokens [L]."""
     return np.repeat(np.asarray(advantages, dtype=np.float32), turn_lengths(completion))
 
 
-def turn_lengths(completion: Completion) -> list[int]:
+def turn_lengths(completion: Trajectory) -> list[int]:
     """Return the number of sampled tokens of each turn; a single-turn completion has one turn."""
     return [turn.end - turn.start for turn in completion.turns] or [completion.num_sampled]
 
 
-def turn_agents(completion: Completion) -> list[str]:
+def turn_agents(completion: Trajectory) -> list[str]:
     """Return the agent of each turn."""
     return [turn.agent for turn in completion.turns] or [""]
 
 
-def first_returns(completion: Completion, returns: Sequence[float]) -> dict[str, float]:
+def first_returns(completion: Trajectory, returns: Sequence[float]) -> dict[str, float]:
     """Return the total return of each agent."""
     pairs = zip(turn_agents(completion), returns, strict=True)
     return dict(reversed([*pairs]))
@@ -91,7 +91,7 @@ def compute_turn_advantages(
     return [spread_turns(completion, found) for completion, found in zip(completions, advantages, strict=True)]
 
 
-def _rewards(completion: Completion, result: RewardResult) -> list[float]:
+def _rewards(completion: Trajectory, result: RewardResult) -> list[float]:
     """Return the rewards of each turn. Rewards without a turn (scorer, length penalty) go to each agent's last turn."""
     given = [turn.reward or 0.0 for turn in completion.turns] or [0.0]
     if result.value is not None:
@@ -101,7 +101,7 @@ def _rewards(completion: Completion, result: RewardResult) -> list[float]:
     return given
 
 
-def _split(values: FloatArray, completion: Completion) -> list[FloatArray]:
+def _split(values: FloatArray, completion: Trajectory) -> list[FloatArray]:
     return np.split(values, np.cumsum(turn_lengths(completion))[:-1])
 
 

@@ -1,4 +1,4 @@
-"""Data types of the GRPO loop: prompt, completion, group."""
+"""Data types of the GRPO loop: prompt, trajectory, group."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Turn:
     """A reply in an episode and its result. It is mutable only during the episode."""
 
     start: int
-    """Index of its first token in `Completion.token_ids`."""
+    """Index of its first token in `Trajectory.token_ids`."""
     end: int
     reply: str
-    """Text, decoded like `Completion.text`."""
+    """Text, decoded like `Trajectory.text`."""
     observation: str = ""
     """Next input of the policy, or the last message of the environment."""
     reward: float | None = None
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """One sequence of an episode: the context of its first reply, then its part of `Completion.token_ids`.
+    """One sequence of an episode: the context of its first reply, then its part of `Trajectory.token_ids`.
 
     An episode has several branches if a program rewrites its conversation, if it has several agents, or if the
     environment shortens the conversation. Shared tokens are trained on once, in the first branch.
@@ -60,12 +60,29 @@ class Branch:
     context: list[int]
     """Token ids, at least one; none is trained on."""
     start: int
-    """Index of its first token in `Completion.token_ids`; this token was sampled."""
+    """Index of its first token in `Trajectory.token_ids`; this token was sampled."""
     end: int
 
 
 @dataclass(frozen=True)
-class Completion:
+class Details:
+    """Parts of a trajectory that a plain single turn does not have."""
+
+    turns: list[Turn] = field(default_factory=list)
+    """Turns of an episode; empty for a single turn, in which all tokens were sampled."""
+    branches: list[Branch] = field(default_factory=list)
+    """Branches of an episode with its own prompts, covering `token_ids` in order; empty if they follow the
+    group's prompt."""
+    token_versions: list[int] = field(default_factory=list)
+    """Weight version by sampled token, if weights changed during sampling (`rollout.inflight_weight_updates`)."""
+    content: str = ""
+    """In a turn with tools (env.tools): the text outside of thinking and calls."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls of a turn, as parsed by the engine."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
     """One sampled answer, or all tokens after the prompt in an episode of several turns."""
 
     token_ids: list[int]
@@ -80,16 +97,16 @@ class Completion:
     """Whether the length limit was reached; in an episode, the limit of turns or tokens."""
     weight_version: int
     """Version of the engine's weights at the first token: the number of GRPO steps of these weights."""
-    token_versions: list[int] = field(default_factory=list)
-    """Version by token, if weights changed during sampling (`rollout.inflight_weight_updates`); else empty."""
-    turns: list[Turn] = field(default_factory=list)
-    """Turns of an episode; empty for a single turn, in which all tokens were sampled."""
-    branches: list[Branch] = field(default_factory=list)
-    """Branches of an episode with its own prompts, covering `token_ids` in order; empty if they follow the
-    group's prompt."""
-    content: str = ""
-    """In a turn with tools (env.tools): the text outside of thinking and calls."""
-    calls: tuple[ToolCall, ...] = ()
+    details: Details | None = None
+    """Turns, branches, tool calls and mixed weight versions; None for a plain single turn."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        return self.details.turns if self.details else []
+
+    @property
+    def branches(self) -> list[Branch]:
+        return self.details.branches if self.details else []
 
     @property
     def num_sampled(self) -> int:
@@ -100,19 +117,22 @@ class Completion:
     def num_sequences(self) -> int:
         return max(len(self.branches), 1)
 
-    def sampled_places(self) -> list[int] | None:
-        """Return the indices of sampled tokens in `token_ids`; None: all of them."""
-        return [place for turn in self.turns for place in range(turn.start, turn.end)] or None
+    def sampled_places(self) -> Sequence[int]:
+        """Return the indices of sampled tokens in `token_ids`."""
+        if not self.turns:
+            return range(len(self.token_ids))
+        return [place for turn in self.turns for place in range(turn.start, turn.end)]
 
     def versions(self) -> list[int]:
         """Return the weight version of each sampled token."""
-        return self.token_versions or [self.weight_version] * self.num_sampled
+        mixed = self.details.token_versions if self.details else []
+        return mixed or [self.weight_version] * self.num_sampled
 
 
 @dataclass(frozen=True)
 class Group:
     prompt: EncodedPrompt
-    completions: Sequence[Completion]
+    completions: Sequence[Trajectory]
     results: Sequence[RewardResult] = ()
     """One result per completion; empty before scoring."""
 
@@ -135,7 +155,7 @@ class SamplingSpec:
 
 
 def with_calls(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a turn, completion or step with `ToolCall` objects in place of their dicts."""
+    """Return the fields of a turn, details or step with `ToolCall` objects in place of their dicts."""
 
     from slurm_rl.envs.environment import ToolCall
 

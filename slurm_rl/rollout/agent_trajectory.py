@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.envs.tools import check_call
@@ -97,7 +97,7 @@ class AgentTrajectory:
             return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
         return RewardResult(item=item, value=outcome.reward, parts=dict(outcome.scores))
 
-    def completion(self) -> Completion:
+    def completion(self) -> Trajectory:
         """Concatenate the branches; a single branch after the row's prompt needs no `Branch`."""
         branches = []
         for turns in self.conversation.branches():
@@ -137,7 +137,7 @@ def _tool_calls(turn: Said, after: Said | None) -> Iterator[ToolCall]:
     schemas = {tool["function"]["name"]: drop_expensive(tool["function"]["parameters"]) for tool in turn.tools}
     ids = iter([call["id"] for call in turn.message.get("tool_calls", ())])
     results = {message.get("tool_call_id"): text_of(message) for message in after.new} if after is not None else {}
-    for call in turn.reply.calls if turn.tools else ():
+    for call in turn.reply.details.calls if turn.tools and turn.reply.details else ():
         error, _, _ = check_call(call, schemas)
         # Calls that could not be parsed were passed to the agent as text, without an id.
         call_id = next(ids, None) if call.error is None else None

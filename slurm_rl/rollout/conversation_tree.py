@@ -3,7 +3,7 @@
     branch ""       the row's prompt, reply, observation, reply ...     the only one in most episodes
     branch "black"  its own context, reply, observation, reply ...      another agent, or a cut or rewritten dialogue
 
-Several branches are concatenated into one completion. Each sampled token is in exactly one of them; contexts are read
+Several branches are concatenated into one trajectory. Each sampled token is in exactly one of them; contexts are read
 but not trained on.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.data.chat import as_messages
-from slurm_rl.data.groups import Branch, Completion, Turn
+from slurm_rl.data.groups import Branch, Details, Trajectory, Turn
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.environment import Observation
@@ -84,8 +84,8 @@ def find_suffix(prefix: Sequence[int], rendered: Sequence[int]) -> list[int] | N
     return list(rendered[len(prefix) :]) if matches else None
 
 
-def join_branches(branches: Sequence[BranchBuilder], prompt: array[int], text: str, truncated: bool) -> Completion:
-    """Concatenate branches into one completion, agent by agent.
+def join_branches(branches: Sequence[BranchBuilder], prompt: array[int], text: str, truncated: bool) -> Trajectory:
+    """Concatenate branches into one trajectory, agent by agent.
 
     Args:
         prompt: tokens of the row's prompt. A single branch with this context needs no `Branch`.
@@ -105,13 +105,11 @@ def join_branches(branches: Sequence[BranchBuilder], prompt: array[int], text: s
         if len(used) > 1 or branch.context != prompt:
             joined.append(Branch(branch.context.tolist(), first, len(token_ids)))
     is_mixed = versions != versions[:1] * len(versions)
-    return Completion(
+    return Trajectory(
         token_ids.tolist(),
         logprobs.tolist(),
         text,
         truncated,
         versions[0] if versions else -1,
-        versions.tolist() if is_mixed else [],
-        turns=turns,
-        branches=joined,
+        Details(turns, joined, versions.tolist() if is_mixed else []),
     )

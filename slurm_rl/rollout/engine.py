@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.rollout.response import Response
 
@@ -53,7 +53,7 @@ class RolloutEngine(Protocol):
 
     def generate(
         self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
-    ) -> list[list[Completion]]:
+    ) -> list[list[Trajectory]]:
         """Sample `spec.num_completions` for each prompt, in order. The same call repeats bit for bit.
 
         Args:

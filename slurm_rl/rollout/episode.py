@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import as_messages
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.environment import Reply, Row, Step
@@ -221,7 +221,7 @@ class Episode:
         rewards = [turn.reward for branch in self.branches for turn in branch.turns if turn.reward is not None]
         return sum(rewards) if rewards else None
 
-    def completion(self) -> Completion:
+    def completion(self) -> Trajectory:
         return join_branches(self.branches, self.prompt.packed, self.last_text, self.truncated)
 
     @property

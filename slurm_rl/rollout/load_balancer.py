@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
@@ -51,7 +51,7 @@ class Chunk:
     prompts: Sequence[TokenPrompt]
     seeds: Sequence[int]
     spec: SamplingSpec
-    done: Future[list[list[Completion]]] = field(default_factory=Future)
+    done: Future[list[list[Trajectory]]] = field(default_factory=Future)
     engine: Actor | None = None
     """The engine that samples it; None while it is queued."""
 

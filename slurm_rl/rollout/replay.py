@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.data.prompts import Message
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRenderer, Place, Said
@@ -51,7 +51,7 @@ class ReplayRecord:
         """Logged replies that the agent, once it has ended, did not request again."""
         return self.num_mismatched + len(self._unused)
 
-    def find(self, place: Place) -> Completion | None:
+    def find(self, place: Place) -> Trajectory | None:
         """Return the logged reply to the same request, once; None if it must be sampled."""
         turn = self._unused.pop(place.name, None)
         if turn is None:

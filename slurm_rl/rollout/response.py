@@ -9,15 +9,14 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Details, Trajectory
 from slurm_rl.envs.environment import ToolCall
-from slurm_rl.rollout.endpoint.conversation import Sampled
 
 
 class Response(NamedTuple):
-    """A packed `Completion` of one turn.
+    """A packed `Trajectory` of a single turn.
 
-    >>> response = Response.pack(Completion([5, 17], [-0.5, -0.1], "so", False, 3))
+    >>> response = Response.pack(Trajectory([5, 17], [-0.5, -0.1], "so", False, 3))
     >>> len(response.token_ids), len(response.logprobs), response.unpack().token_ids
     (8, 16, [5, 17])
     """
@@ -35,30 +34,30 @@ class Response(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
 
     @classmethod
-    def pack(cls, completion: Sampled) -> Response:
-        versions = completion.versions()
+    def pack(cls, reply: Trajectory) -> Response:
+        versions, details = reply.versions(), reply.details or Details()
         is_mixed = any(version != versions[0] for version in versions)
         return cls(
-            array("i", completion.token_ids).tobytes(),
-            array("d", completion.logprobs).tobytes(),
-            completion.text,
-            completion.truncated,
-            completion.weight_version,
+            array("i", reply.token_ids).tobytes(),
+            array("d", reply.logprobs).tobytes(),
+            reply.text,
+            reply.truncated,
+            reply.weight_version,
             array("i", versions).tobytes() if is_mixed else b"",
-            completion.content,
-            completion.calls,
+            details.content,
+            details.calls,
         )
 
-    def unpack(self) -> Completion:
-        return Completion(
+    def unpack(self) -> Trajectory:
+        versions = array("i", self.token_versions).tolist()
+        is_plain = not versions and not self.content and not self.calls
+        return Trajectory(
             array("i", self.token_ids).tolist(),
             array("d", self.logprobs).tolist(),
             self.text,
             self.truncated,
             self.weight_version,
-            array("i", self.token_versions).tolist(),
-            content=self.content,
-            calls=self.calls,
+            None if is_plain else Details(token_versions=versions, content=self.content, calls=self.calls),
         )
 
     def versions(self) -> array[int]:

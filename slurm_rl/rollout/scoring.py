@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scorer import Scorer
@@ -60,7 +60,7 @@ def gather_groups(
     prompts: Sequence[EncodedPrompt], episodes: Sequence[Episode], results: Sequence[RewardResult]
 ) -> list[Group]:
     """Return groups in the order of the prompts; episodes are sorted by prompt and member."""
-    completions: list[list[Completion]] = [[] for _ in prompts]
+    completions: list[list[Trajectory]] = [[] for _ in prompts]
     scored: list[list[RewardResult]] = [[] for _ in prompts]
     for episode, result in zip(episodes, results, strict=True):
         completions[episode.index].append(episode.completion())

@@ -486,13 +486,13 @@ def rewind(folder: Path) -> Case:
 
 
 def _group() -> Any:
-    from slurm_rl.data.groups import Completion, Group
+    from slurm_rl.data.groups import Group, Trajectory
     from slurm_rl.data.tokenize import EncodedPrompt
     from slurm_rl.rewards.results import RewardItem, RewardResult
 
     prompt = EncodedPrompt(index=3, token_ids=[5, 12], text="3+", answer="7")
     result = RewardResult(item=RewardItem(completion="7", answer="7"), value=1.0, parts={})
-    return Group(prompt, [Completion([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
+    return Group(prompt, [Trajectory([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
 @writer("samples.jsonl", "trainers.grpo.trainer_state.log_samples")

@@ -18,7 +18,7 @@ import torch
 from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.tiny import build_tiny_model
@@ -118,7 +118,7 @@ async def wait_for_tokens(engine: AsyncVLLMEngine, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completion: Completion) -> np.ndarray:
+def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completion: Trajectory) -> np.ndarray:
     """Each token's logprob under the model of its version; versions 0 and 2 are the first."""
     sequence = TrainSequence(token_ids=np.asarray([*prompt, *completion.token_ids]), trained_from=len(prompt))
     by_model = [RowReader(m, torch.device("cpu")).compute_logprobs([sequence], 1.0)[0] for m in models]

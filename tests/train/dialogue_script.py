@@ -19,7 +19,7 @@ from slurm_rl.algorithms.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.tool_syntax import ToolSyntax
@@ -147,7 +147,7 @@ def farthest(some: Sequence[FloatArray], others: Sequence[FloatArray]) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
 
 
-def forget(case: Case, group: Group, completion: Completion, policy: PolicyEngine) -> list[float]:
+def forget(case: Case, group: Group, completion: Trajectory, policy: PolicyEngine) -> list[float]:
     """How far off the last reply of a talk would be, had the template rendered again what was before it."""
     if not case.name.endswith("/talk") or len(completion.turns) < TURNS:
         return []

@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import find_parts, join_parts
 from slurm_rl.config.load import conf_dir
-from slurm_rl.data.groups import Branch, Completion, Group, Turn
+from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.models.vision import ImageReader
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -81,10 +81,10 @@ def with_logprobs(groups: Sequence[Group], arrays: Sequence[FloatArray]) -> list
     ]
 
 
-def _build_completion(shape: str, prompt: list[int], score: float, chance: random.Random) -> Completion:
+def _build_completion(shape: str, prompt: list[int], score: float, chance: random.Random) -> Trajectory:
     if shape == "single":
         token_ids = _draw(chance.randint(2, 5), chance)
-        return Completion(token_ids, [0.0] * len(token_ids), "7", False, 0)
+        return Trajectory(token_ids, [0.0] * len(token_ids), "7", False, 0)
     # Four replies of 2, 1, 2 and 1 tokens; the environment writes 2 tokens behind the first and the third.
     token_ids = _draw(10, chance)
     places = [(0, 2), (4, 5), (5, 7), (9, 10)]
@@ -93,14 +93,13 @@ def _build_completion(shape: str, prompt: list[int], score: float, chance: rando
         Turn(*place, "7", agent=agent if shape == "agents" else "", reward=reward if shape == "agents" else None)
         for place, agent, reward in zip(places, agents, rewards, strict=True)
     ]
-    told = Completion(token_ids, [0.0] * 6, "7", False, 0, turns=turns)
-    second = {
+    branches = {
         "turns": [],
         # What the other agent reads; the same dialogue with its first reply left out.
         "agents": [Branch(prompt, 0, 5), Branch(_draw(4, chance), 5, 10)],
         "programs": [Branch(prompt, 0, 5), Branch([*prompt, *token_ids[2:5]], 5, 10)],
     }
-    return replace(told, branches=second[shape])
+    return Trajectory(token_ids, [0.0] * 6, "7", False, 0, Details(turns, branches[shape]))
 
 
 def _draw(count: int, chance: random.Random) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.rollout.vllm.engine import VLLMEngine
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
 
 @torch.no_grad()
 def describe(
-    model: torch.nn.Module, prompt: list[int], completion: Completion, spec: SamplingSpec
+    model: torch.nn.Module, prompt: list[int], completion: Trajectory, spec: SamplingSpec
 ) -> dict[str, object]:
     tokens = completion.token_ids
     logits = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()

@@ -17,7 +17,7 @@ from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.load_data import load_pairs
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
@@ -107,7 +107,7 @@ def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]
         max_tokens=16,
     )
     groups = [
-        Group(prompt, [Completion([1], [0.0], str(text), False, 0) for text in (pair.chosen, pair.rejected)])
+        Group(prompt, [Trajectory([1], [0.0], str(text), False, 0) for text in (pair.chosen, pair.rejected)])
         for prompt, pair in zip(prompts, pairs, strict=True)
     ]
     results = [result for group in score_groups(groups, Scorer()) for result in group.results]

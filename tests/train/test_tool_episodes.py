@@ -14,7 +14,7 @@ import yaml
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Details, Group, SamplingSpec, Trajectory
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.data.tool_syntax import ToolSyntax
@@ -54,8 +54,8 @@ class Engine:
             ids = self.tokenizer(said, add_special_tokens=False)["input_ids"]
             cut = not said.endswith("<eos>")
             found = self.reader.read(said.removesuffix("<eos>"), cut=cut)
-            reply = Completion(ids, [-1.0] * len(ids), said.removesuffix("<eos>"), cut, 3)
-            reply = Completion(**{**vars(reply), "content": found.content, "calls": found.calls})
+            details = Details(content=found.content, calls=found.calls)
+            reply = Trajectory(ids, [-1.0] * len(ids), said.removesuffix("<eos>"), cut, 3, details)
             groups.append(Group(prompt, [reply]))
         return groups
 
@@ -144,7 +144,7 @@ class Asked:
         self.contexts.append(self.tokenizer.decode(ask.context))
         text = self.replies.pop(0)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        reply = Completion(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), False, 3)
+        reply = Trajectory(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), False, 3)
         ask.done.set_result(reply if reader is None else read_reply(reader, reply, None))
 
 

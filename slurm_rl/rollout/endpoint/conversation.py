@@ -17,38 +17,18 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.environment import ToolCall
 from slurm_rl.errors import DataError
 from slurm_rl.rollout.endpoint.tools import Schema, read_calls
 
 _KEPT_RENDERERS = 64
 """Sets of tools that programs ask with; each is proven once."""
-
-
-class Sampled(Protocol):
-    """Sampled reply; `Completion` in data/groups.py implements it."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> list[float]: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def truncated(self) -> bool: ...
-    @property
-    def weight_version(self) -> int: ...
-    @property
-    def content(self) -> str: ...
-    @property
-    def calls(self) -> tuple[ToolCall, ...]: ...
-    def versions(self) -> list[int]: ...
 
 
 @dataclass(eq=False)
@@ -61,7 +41,7 @@ class Said:
     """Turn whose tokens it continues; None: it begins with the whole dialogue."""
     read: list[int]
     """Token ids behind the parent's; without one, the prompt."""
-    reply: Sampled
+    reply: Trajectory
     new: Sequence[Message]
     """The messages that were new to the policy."""
     tools: Sequence[Schema]
@@ -211,7 +191,7 @@ class Conversation:
         self._num_asked[own] = number + 1
         return Place(**vars(reading), name=f"{own}.{number}")
 
-    def add(self, place: Place, reply: Sampled, message: Message | None = None) -> Said:
+    def add(self, place: Place, reply: Trajectory, message: Message | None = None) -> Said:
         """Record a sampled reply and the message for the program (its text by default)."""
         message = message or {"role": "assistant", "content": reply.text}
         said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)

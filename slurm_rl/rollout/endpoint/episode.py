@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl.algorithms.schedule import derive_seed
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rewards.protocol import RequestError
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rollout.endpoint.conversation import Conversation, Place, Reading, Said, Sampled, text_of
+from slurm_rl.rollout.endpoint.conversation import Conversation, Place, Reading, Said, text_of
 from slurm_rl.rollout.endpoint.requests import ReplyRequest
 from slurm_rl.rollout.endpoint.tools import answer_message
 
@@ -45,11 +46,11 @@ class Ask:
     stop: tuple[str, ...]
     is_wanted: Callable[[], bool]
     """False when its episode is over; then `done` may stay as it is."""
-    answer: Callable[[Sampled], Message | None]
+    answer: Callable[[Trajectory], Message | None]
     """Message for the program; None: the text."""
     tools: ToolSyntax | None = None
     """How calls are read off the reply; None: not at all."""
-    done: Future[Sampled] = field(default_factory=Future)
+    done: Future[Trajectory] = field(default_factory=Future)
 
     @property
     def context(self) -> list[int]:
@@ -246,7 +247,7 @@ def _count_characters(request: ReplyRequest) -> int:
     return sum(len(text_of(message)) for message in request.messages) + sum(len(str(one)) for one in rest)
 
 
-def _answer(reply: Sampled, request: ReplyRequest) -> Message:
+def _answer(reply: Trajectory, request: ReplyRequest) -> Message:
     return answer_message(reply, request.messages, at_most_one=request.one_call)
 
 

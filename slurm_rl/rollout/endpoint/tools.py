@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from slurm_rl.data.groups import Details, Trajectory
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
 from slurm_rl.rewards.protocol import RequestError
@@ -173,7 +174,7 @@ def name_results(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def answer_message(reply: Any, messages: Sequence[Message], *, at_most_one: bool) -> Message:
+def answer_message(reply: Trajectory, messages: Sequence[Message], *, at_most_one: bool) -> Message:
     """Return the message for the program: text without thinking, and calls.
 
     Args:
@@ -181,9 +182,10 @@ def answer_message(reply: Any, messages: Sequence[Message], *, at_most_one: bool
         messages: messages of the request; call ids continue theirs and are the same in every run.
         at_most_one: drop further calls.
     """
-    good = [call for call in reply.calls if call.error is None][: 1 if at_most_one else None]
-    unread = "".join(call.arguments for call in reply.calls if call.error in ("malformed", "cut"))
-    message: Message = {"role": "assistant", "content": reply.content + unread}
+    details = reply.details or Details()
+    good = [call for call in details.calls if call.error is None][: 1 if at_most_one else None]
+    unread = "".join(call.arguments for call in details.calls if call.error in ("malformed", "cut"))
+    message: Message = {"role": "assistant", "content": details.content + unread}
     if good:
         first = sum(len(message.get("tool_calls", ())) for message in messages)
         message["tool_calls"] = [

@@ -20,7 +20,7 @@ from typing import Any
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.processes import end_life_before
@@ -106,7 +106,7 @@ class AsyncVLLMEngine:
 
     async def generate(
         self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
-    ) -> list[list[Completion]]:
+    ) -> list[list[Trajectory]]:
         calls = [self._sample(prompt, build_params(spec, seed)) for prompt, seed in zip(prompts, seeds, strict=True)]
         return self.builder.build_all(await asyncio.gather(*calls))
 

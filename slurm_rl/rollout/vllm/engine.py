@@ -13,7 +13,7 @@ from typing import Any
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.rollout.vllm.engine_args import build_engine_args
@@ -70,7 +70,7 @@ class VLLMEngine:
 
     def generate(
         self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
-    ) -> list[list[Completion]]:
+    ) -> list[list[Trajectory]]:
         assert not self.awaits_weights, "an engine that was just started must get weights before requests"
         params = [build_params(spec, seed) for seed in seeds]
         outputs = self.llm.generate([build_input(prompt) for prompt in prompts], params, use_tqdm=False)

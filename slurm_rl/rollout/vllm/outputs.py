@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import Details, SamplingSpec, Trajectory
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.node.heartbeat import beat
 from slurm_rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
 
 
 def build_params(spec: SamplingSpec, seed: int) -> Any:
-    """Return vLLM's sampling parameters. Completion i of the prompt gets the seed `seed + i`."""
+    """Return vLLM's sampling parameters. Trajectory i of the prompt gets the seed `seed + i`."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # The other fields have vLLM's names.
@@ -65,11 +65,11 @@ class CompletionBuilder:
         self.tools = None if tools is None else ToolCallReader(tools, tokenizer)
         self.readers = CallReaders(tokenizer)
 
-    def build_all(self, outputs: Sequence[Any]) -> list[list[Completion]]:
+    def build_all(self, outputs: Sequence[Any]) -> list[list[Trajectory]]:
         """Return the completions of each request, in order."""
         return [[self.build(item) for item in sorted(one.outputs, key=lambda item: item.index)] for one in outputs]
 
-    def build(self, item: Any, reader: ToolCallReader | None = None) -> Completion:
+    def build(self, item: Any, reader: ToolCallReader | None = None) -> Trajectory:
         """Build one completion.
 
         Args:
@@ -82,7 +82,8 @@ class CompletionBuilder:
         version = int(spans[0].version) if spans else -1
         mixed = [int(span.version) for span in spans for _ in range(span.start, span.end)] if len(spans) > 1 else []
         text = self._decode(token_ids, item)
-        completion = Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
+        details = Details(token_versions=mixed) if mixed else None
+        completion = Trajectory(token_ids, logprobs, text, item.finish_reason == "length", version, details)
         reader = reader or self.tools
         return completion if reader is None else read_reply(reader, completion, item.stop_reason)
 

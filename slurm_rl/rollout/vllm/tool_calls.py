@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Details, Trajectory
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.errors import ConfigError
@@ -135,7 +135,7 @@ class CallReaders:
             return _refuse(syntax, f"{type(error).__name__}: {error}")
 
 
-def read_reply(reader: ToolCallReader, completion: Completion, stopped_by: int | str | None) -> Completion:
+def read_reply(reader: ToolCallReader, completion: Trajectory, stopped_by: int | str | None) -> Trajectory:
     """Return the completion with its content and calls."""
     # Many models mark calls by special tokens, so keep them. Drop the stop token unless a limit ended the reply.
     ended = not completion.truncated and not isinstance(stopped_by, str)
@@ -144,7 +144,8 @@ def read_reply(reader: ToolCallReader, completion: Completion, stopped_by: int |
     if isinstance(stopped_by, str) and stopped_by in whole:
         whole = whole[: whole.rindex(stopped_by)]
     parsed = reader.read(whole, cut=completion.truncated)
-    return replace(completion, content=parsed.content, calls=parsed.calls)
+    details = replace(completion.details or Details(), content=parsed.content, calls=parsed.calls)
+    return replace(completion, details=details)
 
 
 def split_thought(text: str, syntax: ToolSyntax) -> tuple[str, str]:

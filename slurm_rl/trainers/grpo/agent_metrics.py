@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 
 from slurm_rl.algorithms.turn_credit import first_returns, turn_agents, turn_returns
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 
 
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -18,7 +18,7 @@ def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
     The reward is the undiscounted credit of turn_rloo: rewards of the agent's turns plus rewards without a turn, like
     a scorer's. Turns are means over all episodes of these sources, so they sum to the turns of an episode.
     """
-    rows: list[tuple[Completion, dict[str, float] | None]] = []
+    rows: list[tuple[Trajectory, dict[str, float] | None]] = []
     for source in sorted({group.prompt.source for group in groups}):
         part = [group for group in groups if group.prompt.source == source]
         completions = [completion for group in part for completion in group.completions]

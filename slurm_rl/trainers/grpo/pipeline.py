@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from slurm_rl.algorithms.sequences import ImageSpan
-from slurm_rl.data.groups import Branch, Completion, Group, Turn, with_calls
+from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn, with_calls
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -145,7 +145,9 @@ def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> 
     ages = [version - token for completion in completions for token in completion.versions()]
     found = {"rollout/staleness": sum(ages) / max(len(ages), 1)}
     if mixed:
-        found["rollout/mixed_weights"] = sum(bool(it.token_versions) for it in completions) / len(completions)
+        found["rollout/mixed_weights"] = sum(
+            bool(it.details and it.details.token_versions) for it in completions
+        ) / len(completions)
     return found
 
 
@@ -168,15 +170,13 @@ def load_rollouts(folder: Path) -> dict[int, list[Group]]:
 def parse_group(tree: dict[str, Any]) -> Group:
     """Rebuild a group from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
-    completions = [
-        Completion(
-            **{
-                **with_calls(one),
-                "turns": [Turn(**with_calls(turn)) for turn in one.get("turns", ())],
-                "branches": [Branch(**branch) for branch in one.get("branches", ())],
-            }
-        )
-        for one in tree["completions"]
-    ]
+    completions = [Trajectory(**{**one, "details": _parse_details(one["details"])}) for one in tree["completions"]]
     images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
     return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)
+
+
+def _parse_details(tree: dict[str, Any] | None) -> Details | None:
+    if tree is None:
+        return None
+    turns = [Turn(**with_calls(turn)) for turn in tree["turns"]]
+    return Details(**{**with_calls(tree), "turns": turns, "branches": [Branch(**one) for one in tree["branches"]]})

@@ -12,7 +12,7 @@ from slurm_rl.algorithms.filters import has_signal, keep_mask
 from slurm_rl.algorithms.totals import add_totals, is_maximum
 from slurm_rl.config.algorithm import FilterConfig
 from slurm_rl.config.data import CurriculumConfig
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.values import is_name
 from slurm_rl.rewards.verifiers import JUDGES
@@ -86,7 +86,7 @@ def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return found
 
 
-def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+def episode_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
     """Of episodes: how many turns they had, and how much of them the environment said; nothing of single turns."""
     if not any(completion.turns for completion in completions):
         return {}
@@ -103,7 +103,7 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     }
 
 
-def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+def tool_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
     """Of episodes with calls of tools: how many there were, and how many of them went wrong, by cause."""
 
     from slurm_rl.envs.environment import ToolError

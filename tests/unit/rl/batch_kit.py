@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 
@@ -18,5 +18,5 @@ def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int
     """A group whose prompt's only token is its index; completions of 2 tokens unless lengths are given."""
     prompt = EncodedPrompt(index=index, token_ids=[index], text="3+4=", answer="7")
     sizes = lengths or [2] * len(values)
-    completions = [Completion([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
+    completions = [Trajectory([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
     return Group(prompt, completions, [make_result(value) for value in values])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
@@ -36,11 +36,11 @@ SPEC = SamplingSpec(num_completions=3, max_tokens=60, temperature=1.0, top_p=1.0
 ANSWERS = ["2", "3", "1", "4", "9"]
 
 
-def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Completion:
+def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Trajectory:
     """A reply that follows from seed and tokens, as an engine's does."""
     draw = random.Random(f"{seed} {list(tokens)}")
     said = "".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, 4)))
-    return Completion([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
+    return Trajectory([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
 
 
 class RemoteEngine:

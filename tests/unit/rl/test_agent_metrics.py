@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_rl.data.groups import Group, Turn
+from slurm_rl.data.groups import Details, Group, Turn
 from slurm_rl.trainers.grpo.agent_metrics import agent_metrics, name_agent
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.batch_kit import make_group
@@ -19,7 +19,9 @@ Said = Sequence[tuple[str, float | None]]
 def play(values: Sequence[float | None], said: Sequence[Said], source: str = "") -> Group:
     group = make_group(0, values)
     turns = [[Turn(0, 1, "7", reward=reward, agent=agent) for agent, reward in one] for one in said]
-    completions = [replace(completion, turns=one) for completion, one in zip(group.completions, turns, strict=True)]
+    completions = [
+        replace(completion, details=Details(one)) for completion, one in zip(group.completions, turns, strict=True)
+    ]
     return replace(group, prompt=replace(group.prompt, source=source), completions=completions)
 
 

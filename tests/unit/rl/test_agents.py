@@ -184,7 +184,7 @@ def test_template_that_rewrites_replies_starts_a_new_sequence(tmp_path: Path) ->
                 assert spell(read) == template.render(dialogue, "it", add_generation_prompt=True)
                 dialogue.append({"role": "assistant", "content": turn.reply})
                 dialogue.append({"role": "user", "content": turn.observation})
-            assert spell(completion.token_ids[place] for place in completion.sampled_places() or []) == "".join(
+            assert spell(completion.token_ids[place] for place in completion.sampled_places()) == "".join(
                 turn.reply for turn in completion.turns
             )
     assert counts == {(True, True), (False, False)}, "split where it was rewritten, and nowhere else"

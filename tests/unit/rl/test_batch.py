@@ -10,7 +10,7 @@ from slurm_rl.algorithms.filters import drop_without_gradient, split_minibatches
 from slurm_rl.algorithms.overlong import overlong_penalty, shape_overlong
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.trainers.grpo.step_metrics import kept_metrics
@@ -20,8 +20,8 @@ def prompt(answer: str = "7") -> EncodedPrompt:
     return EncodedPrompt(index=0, token_ids=[5, 12, 6, 13], text="3+4=", answer=answer)
 
 
-def completion(tokens: list[int]) -> Completion:
-    return Completion(tokens, [-0.5] * len(tokens), "7", False, 0)
+def completion(tokens: list[int]) -> Trajectory:
+    return Trajectory(tokens, [-0.5] * len(tokens), "7", False, 0)
 
 
 def result(value: float | None) -> RewardResult:

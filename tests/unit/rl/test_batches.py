@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.trainers.grpo.build import build_rollouts
@@ -27,7 +27,7 @@ class Sampler:
 
     def arrivals(self, pending: Any, within_s: float | None) -> Iterator[dict[int, Group]]:
         groups = {
-            place: Group(prompt, [Completion([9], [-0.5], prompt.text, False, 0)])
+            place: Group(prompt, [Trajectory([9], [-0.5], prompt.text, False, 0)])
             for place, prompt in enumerate(pending[0])
         }
         yield {place: group for place, group in groups.items() if place % 2}

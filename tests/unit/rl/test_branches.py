@@ -15,23 +15,26 @@ from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
-from slurm_rl.data.groups import Branch, Completion, Group, Turn
+from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
 from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
 # Read 1 2, said 11 12; read 3, said 13; and another dialogue from 11 12 on, which read 4 5 and said 14 15.
-SPLIT = Completion(
+SPLIT = Trajectory(
     [11, 12, 3, 13, 14, 15],
     [-0.1, -0.2, -0.3, -0.4, -0.5],
     "15",
     False,
     0,
-    turns=[Turn(0, 2, "a"), Turn(3, 4, "b"), Turn(4, 6, "c")],
-    branches=[Branch([1, 2], 0, 4), Branch([1, 2, 11, 12, 4, 5], 4, 6)],
+    Details(
+        [Turn(0, 2, "a"), Turn(3, 4, "b"), Turn(4, 6, "c")],
+        [Branch([1, 2], 0, 4), Branch([1, 2, 11, 12, 4, 5], 4, 6)],
+    ),
 )
+WHOLE = replace(SPLIT, details=Details(SPLIT.turns))
 
 
-def groups_with(completion: Completion) -> list[Group]:
+def groups_with(completion: Trajectory) -> list[Group]:
     """A group of three completions, whose second is this one, and another group."""
     first = make_group(0, [1.0, 0.0, 1.0])
     return [
@@ -56,7 +59,7 @@ def test_a_shared_reply_is_trained_on_once_and_the_rest_is_read() -> None:
     trained = [one.token_ids[one.trained].tolist() for one in (first, second)]
     assert trained == [[11, 12, 13], [14, 15]]
     # All that was sampled, each token once.
-    assert [*trained[0], *trained[1]] == [SPLIT.token_ids[place] for place in SPLIT.sampled_places() or []]
+    assert [*trained[0], *trained[1]] == [SPLIT.token_ids[place] for place in SPLIT.sampled_places()]
     assert all(one.trained is not None and one.trained_from == one.trained[0] for one in (first, second))
 
 
@@ -88,9 +91,8 @@ def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_mini
     config = AlgorithmConfig.model_validate(
         {"aggregation": aggregation, "aggregation_length": 8 if aggregation == "sequence-mean" else None}
     )
-    whole = replace(SPLIT, branches=[])
     found = []
-    for groups in (groups_with(SPLIT), groups_with(whole)):
+    for groups in (groups_with(SPLIT), groups_with(WHOLE)):
         parts = split_minibatches(build_train_sequences(groups, config, None), groups, config, num_minibatches, seed=3)
         found.append([sorted(one.weight for one in part for _ in range(one.num_trained)) for part in parts])
     assert found[0] == found[1]
@@ -104,7 +106,7 @@ def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_mini
 def test_gspo_gradient_at_ratio_1_is_the_same_for_branches_and_one_sequence(loss: str, aggregation: str) -> None:
     config = AlgorithmConfig.model_validate({"loss": loss, "aggregation": aggregation})
     found = []
-    for completion in (SPLIT, replace(SPLIT, branches=[])):
+    for completion in (SPLIT, WHOLE):
         groups = groups_with(completion)
         [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
         packed = build_packed_batch(batch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
@@ -23,7 +23,7 @@ def group(index: int, values: tuple[float, float]) -> Group:
     item = RewardItem(completion="7", answer="7")
     prompt = EncodedPrompt(index=index, token_ids=[5], text="3", answer="7")
     results = [RewardResult(item=item, value=value) for value in values]
-    return Group(prompt, [Completion([9], [-0.5], "7", False, 0)] * 2, results)
+    return Group(prompt, [Trajectory([9], [-0.5], "7", False, 0)] * 2, results)
 
 
 def draw(round_number: int) -> list[Group]:

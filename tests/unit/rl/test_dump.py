@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -24,7 +24,7 @@ def group(*scores: float | None) -> Group:
         else RewardResult(item=item, value=score, parts={"math": score})
         for score in scores
     ]
-    return Group(prompt, [Completion([9, 1], [-math.pi / 7, -1e-30], "7", True, 4) for _ in scores], results)
+    return Group(prompt, [Trajectory([9, 1], [-math.pi / 7, -1e-30], "7", True, 4) for _ in scores], results)
 
 
 def test_what_was_dumped_is_replayed_to_the_bit(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.stop import StopFlag
@@ -46,7 +46,7 @@ class Engine:
         if self.dies:
             answer.set_exception(ray.exceptions.ActorDiedError())
         else:
-            answer.set_result([[Completion(p.token_ids, [-0.5], "x", False, self.version)] for p in prompts])
+            answer.set_result([[Trajectory(p.token_ids, [-0.5], "x", False, self.version)] for p in prompts])
         return SimpleNamespace(future=lambda: answer)
 
 

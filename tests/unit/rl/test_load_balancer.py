@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.node.stop import StopFlag, Timer
@@ -41,7 +41,7 @@ class Engine:
 
     def answer(self, index: int) -> None:
         prompts, _, future = self.calls[index]
-        future.set_result([[Completion(p.token_ids, [-0.5], "x", False, 0)] * 2 for p in prompts])
+        future.set_result([[Trajectory(p.token_ids, [-0.5], "x", False, 0)] * 2 for p in prompts])
 
 
 class Engines:

@@ -12,7 +12,7 @@ import pytest
 from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.data.groups import Completion, Group, SamplingSpec, Turn
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
@@ -46,9 +46,9 @@ class Engine:
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    def _reply(self, text: str, member: int) -> Completion:
+    def _reply(self, text: str, member: int) -> Trajectory:
         said = self.replies.get(text, "ab"[member])
-        return Completion([ord(letter) for letter in said], [-1.0 - member] * len(said), said, False, 3)
+        return Trajectory([ord(letter) for letter in said], [-1.0 - member] * len(said), said, False, 3)
 
     def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
         return pending
@@ -180,7 +180,7 @@ def test_observation_that_cannot_be_rendered_costs_one_episode(
 
 def test_infinite_reward_is_a_failure() -> None:
     episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""), 7)
-    episode.add_reply(Response.pack(Completion([1], [-1.0], "a", False, 0)))
+    episode.add_reply(Response.pack(Trajectory([1], [-1.0], "a", False, 0)))
     episode.branch.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
     result = result_of(episode, item_of(episode))
     assert result.value is None and result.failure == "bad score" and "inf" in result.detail

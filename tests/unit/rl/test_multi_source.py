@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Completion, Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -84,7 +84,7 @@ def scored(source: str, values: Sequence[float | None], *, judged: bool) -> Grou
         else RewardResult(item=item, value=value / 2, parts={"arithmetic": value})
         for value in values
     ]
-    return Group(prompt(source, 0), [Completion([1, 2], [-1.0, -1.0], "", False, 0)] * len(values), results)
+    return Group(prompt(source, 0), [Trajectory([1, 2], [-1.0, -1.0], "", False, 0)] * len(values), results)
 
 
 def test_metrics_are_reported_per_source() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.algorithms.sequences import ImageSpan
-from slurm_rl.data.groups import Completion, Group
+from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -22,7 +22,7 @@ from slurm_rl.trainers.grpo.pipeline import (
 def group_of(step: int, version: int = 0) -> Group:
     images = (ImageSpan(source="/data/1.png", start=0, num_tokens=1),)
     prompt = EncodedPrompt(index=step, token_ids=[1, 2], text="1+2=", answer="3", images=images)
-    completions = [Completion([3, 0], [-0.1, -1.0000001192092896], "3", False, version)]
+    completions = [Trajectory([3, 0], [-0.1, -1.0000001192092896], "3", False, version)]
     item = RewardItem(completion="3", answer="3")
     return Group(prompt, completions, [RewardResult(item=item, value=1.0, parts={"arithmetic": 1.0})])
 

@@ -15,7 +15,7 @@ from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.data.groups import Branch, Completion, Group, Turn
+from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -33,7 +33,7 @@ def group(value: float | None, tokens: list[int]) -> Group:
     item = RewardItem(completion="7", answer="7")
     result = RewardResult(item=item, value=value, failure=None if value is not None else "crash")
     prompt = EncodedPrompt(index=0, token_ids=[5, 12, 6], text="3+4", answer="7")
-    return Group(prompt, [Completion(tokens, [-0.5] * len(tokens), "7", False, 0)], [result])
+    return Group(prompt, [Trajectory(tokens, [-0.5] * len(tokens), "7", False, 0)], [result])
 
 
 def test_each_token_has_its_own_advantage_and_return() -> None:
@@ -82,13 +82,16 @@ def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
 
 LOGPROBS = [-0.5, -0.6, -0.7]
 # The policy samples 9 8, the environment writes 3 4, the policy samples 7.
-EPISODE = Completion([9, 8, 3, 4, 7], LOGPROBS, "7", False, 0, turns=[Turn(0, 2, "98", "34"), Turn(4, 5, "7")])
+TURNS = [Turn(0, 2, "98", "34"), Turn(4, 5, "7")]
+EPISODE = Trajectory([9, 8, 3, 4, 7], LOGPROBS, "7", False, 0, Details(TURNS))
 # The same tokens, the second turn in a branch of its own.
 SPLIT = replace(
     EPISODE,
     token_ids=[9, 8, 7],
-    turns=[Turn(0, 2, "98", "34"), Turn(2, 3, "7")],
-    branches=[Branch([5, 12, 6], 0, 2), Branch([5, 12, 6, 9, 8, 3, 4], 2, 3)],
+    details=Details(
+        [Turn(0, 2, "98", "34"), Turn(2, 3, "7")],
+        [Branch([5, 12, 6], 0, 2), Branch([5, 12, 6, 9, 8, 3, 4], 2, 3)],
+    ),
 )
 
 
@@ -98,7 +101,7 @@ SPLIT = replace(
     ids=["one-sequence", "branches"],
 )
 def test_read_before_episode_reads_values_of_sampled_tokens_only(
-    completion: Completion, trained: list[list[int]], read: list[list[int]]
+    completion: Trajectory, trained: list[list[int]], read: list[list[int]]
 ) -> None:
     groups = [replace(group(1.0, [9, 1]), completions=[completion])]
     plain = build_plain_sequences(groups)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Details, Trajectory
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.rollout.response import Response
 
@@ -25,7 +25,8 @@ def test_unpack_restores_every_bit(
     versions = [it for _, _, it in tokens]
     mixed = versions if len(set(versions)) > 1 else []
     version = versions[0] if versions else 3
-    said = Completion(ids, logprobs, text, cut, version, mixed, content=content, calls=calls)
+    details = Details(token_versions=mixed, content=content, calls=calls)
+    said = Trajectory(ids, logprobs, text, cut, version, details if details != Details() else None)
     packed = Response.pack(said)
     assert packed.unpack() == said and list(packed.versions()) == said.versions()
     assert [math.copysign(1.0, it) for it in packed.unpack().logprobs] == [math.copysign(1.0, it) for it in logprobs]

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_rl.algorithms.credit import compute_advantages
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.data.groups import Completion, Group, Turn
+from slurm_rl.data.groups import Details, Group, Trajectory, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 
@@ -68,7 +68,7 @@ def as_group(sampled: Sequence[Actions], failed: Sequence[int] = ()) -> Group:
         first, second = rewards(actions)
         # What the environment said between them is the token in the middle.
         turns = [Turn(0, 1, "", reward=first), Turn(2, 3, "", reward=second)]
-        completions.append(Completion([actions[0], 9, actions[1]], [-1.0, -1.0], "", False, 0, turns=turns))
+        completions.append(Trajectory([actions[0], 9, actions[1]], [-1.0, -1.0], "", False, 0, Details(turns)))
         item = RewardItem(completion="", answer="")
         value = None if place in failed else first + second
         results.append(RewardResult(item=item, value=value, failure=None if value is not None else "crash"))
@@ -118,11 +118,11 @@ def test_what_no_turn_was_given_is_of_the_last_one() -> None:
     config = AlgorithmConfig(advantage="turn_rloo", group_size=2)
     item = RewardItem(completion="", answer="")
     turns = [Turn(0, 1, ""), Turn(1, 3, "")]
-    completions = [Completion([1, 2, 3], [-1.0] * 3, "", False, 0, turns=turns)] * 2
+    completions = [Trajectory([1, 2, 3], [-1.0] * 3, "", False, 0, Details(turns))] * 2
     results = [RewardResult(item=item, value=value) for value in (1.0, 0.0)]
     found, _ = compute_advantages([Group(PROMPT, completions, results)], config, None, None)
     assert [list(one) for one in found] == [[1.0] * 3, [-1.0] * 3]
     # And a single turn is what rloo says of it.
-    single = [Completion([1, 2], [-1.0] * 2, "", False, 0)] * 2
+    single = [Trajectory([1, 2], [-1.0] * 2, "", False, 0)] * 2
     found, _ = compute_advantages([Group(PROMPT, single, results)], config, None, None)
     assert [list(one) for one in found] == [[1.0] * 2, [-1.0] * 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.data.groups import Completion, SamplingSpec
+from slurm_rl.data.groups import Details, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import Step, ToolCall
 from slurm_rl.envs.facts import Facts
@@ -33,7 +33,7 @@ FACTS = Facts("replay", "a")
 
 
 def reply(version: int = 3, text: str = "5") -> Response:
-    return Response.pack(Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version))
+    return Response.pack(Trajectory([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version))
 
 
 def at(turn: int, member: int = 0) -> TurnKey:
@@ -69,16 +69,17 @@ LINES = [
 ]
 
 
-FULL = Completion([1, 7], [-1.0, 0.0], "x", True, 2, [2, 3], content="c", calls=(ToolCall("add", "{}", "3"),))
+DETAILS = Details(token_versions=[2, 3], content="c", calls=(ToolCall("add", "{}", "3"),))
+FULL = Trajectory([1, 7], [-1.0, 0.0], "x", True, 2, DETAILS)
 STEPS = [
     Step("", 0.0, True, {"half": 1e-300}),
     Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0}),
 ]
 
 
-@pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])
+@pytest.mark.parametrize("said", [Trajectory([], [], "", False, 0), FULL])
 @pytest.mark.parametrize("step", STEPS)
-def test_log_lines_restore_every_field(said: Completion, step: Step) -> None:
+def test_log_lines_restore_every_field(said: Trajectory, step: Step) -> None:
     rows, _ = parse_lines(render_reply(at(0), Response.pack(said)) + render_outcome(at(0), step, None))
     [history] = build_histories(rows, None).values()
     assert [it.unpack() for it in history.replies] == [said] and history.outcomes == [step]
@@ -127,7 +128,7 @@ def test_open_drops_turns_of_unsaved_weights(tmp_path: Path) -> None:
     lines = [LINES[0], LINES[1], render_reply(at(1), reply(version=4)), render_outcome(at(1), STEP, b"new")]
     histories = build_histories(parse_lines(b"".join(lines))[0], 3)
     assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
-    mixed = Response.pack(Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4]))
+    mixed = Response.pack(Trajectory([1, 2], [-1.0, -1.0], "a", False, 3, Details(token_versions=[3, 4])))
     assert not build_histories(parse_lines(render_reply(at(0), mixed))[0], 3)[0, 0].replies
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(lines)

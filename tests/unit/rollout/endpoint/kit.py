@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Trajectory
 from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
 from slurm_rl.rollout.endpoint.episode import Ask, Bounds
 from slurm_rl.rollout.endpoint.requests import SamplingRule
@@ -44,8 +44,8 @@ def make_renderer(*, chat: bool = True) -> DialogueRenderer:
     return DialogueRenderer(Letters(), template)
 
 
-def sampled(text: str, version: int = 3) -> Completion:
-    return Completion([ord(letter) for letter in text], [-0.5] * len(text), text, False, version)
+def sampled(text: str, version: int = 3) -> Trajectory:
+    return Trajectory([ord(letter) for letter in text], [-0.5] * len(text), text, False, version)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.groups import Completion
+from slurm_rl.data.groups import Details, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.rollout.agent_trajectory import AgentTrajectory
@@ -62,11 +62,12 @@ class Engine:
         return [self.tokenizer.decode(ask.context) for ask in self.asked]
 
 
-def complete(tokenizer: Any, text: str, *, reads: bool) -> Completion:
+def complete(tokenizer: Any, text: str, *, reads: bool) -> Trajectory:
     """What an engine makes of a reply."""
     ids = tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
     content, *pieces = re.split(r"(?=<tool_call>)", text) if reads else [""]
-    return Completion(ids, [-1.0] * len(ids), text, False, 3, content=content, calls=tuple(map(read, pieces)))
+    details = Details(content=content, calls=tuple(map(read, pieces)))
+    return Trajectory(ids, [-1.0] * len(ids), text, False, 3, details)
 
 
 def read(piece: str) -> ToolCall:
