@@ -47,7 +47,7 @@ from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
 from slurm_rl.trainers.grpo.trainer_state import RunSaver
 from slurm_rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 GROUP_SIZE = 4
 FILE = Path(__file__).resolve().parent / "reward_overlap.py"

@@ -6,7 +6,7 @@
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
 times), environments are processes that await as long as a tool would. All else is what a run has: AsyncEpisodes, the
-pool of environments, the journal with its fsync, RolloutPipeline with `--staleness` batches ahead, among which the
+pool of environments, the journal with its fsync, BatchQueue with `--staleness` batches ahead, among which the
 episodes are shared. A step trains for as long as its replies take all places together; a trainer that takes no time
 would have all batches begin and end at once, and nobody to fill the places of those that end early (`--train 0`).
 
@@ -27,12 +27,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.many_engines import wait_until_ready
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
@@ -45,8 +47,9 @@ from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.sampling import Sampler
 from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.rollout.vllm.async_engine import Mailbox
+from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.trainers.grpo.batch_queue import Batch, BatchQueue
 from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
-from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
 WORLD = Path(__file__).with_name("sleeping_world.py")
@@ -181,7 +184,7 @@ def run_steps(
         for step in range(args.steps):
             if step == args.steps - in_flight:
                 seen.lag = time.time()  # from here on nothing new is asked for
-            check(pipeline.take(step).groups)
+            check(queue.take(step, Timer()).groups)
             time.sleep(train_s)
             journal.prune(step + 1, 0)
             collect_step()
@@ -190,7 +193,10 @@ def run_steps(
     def count_events() -> int:
         return seen.num_events + sum(batch.num_events for batch in list(batches))
 
-    pipeline = RolloutPipeline(start, finish, staleness=args.staleness, num_steps=args.steps)
+    words = [f"rollout.max_off_policy_steps={args.staleness}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0"]
+    config = load_config(["+exp=demo", "algorithm.dynamic_sampling_rounds=1", *words])
+    source: Any = SimpleNamespace(start=start, finish=finish)
+    queue = BatchQueue(config, RunDir(journal.folder.parent), source)
     steps = threading.Thread(target=take_all, daemon=True)
     steps.start()
     while not seen.memory and steps.is_alive():

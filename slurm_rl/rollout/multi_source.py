@@ -12,8 +12,7 @@ from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import Timer
-from slurm_rl.rollout.sampling import sample_as
-from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.sampling import Rollouts, sample_as
 
 
 @dataclass(frozen=True)

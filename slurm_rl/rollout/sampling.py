@@ -1,11 +1,11 @@
-"""Sampling over all engines and scoring: prompts in, scored groups out."""
+"""The interface of rollouts (prompts in, scored groups out), and rollouts of a single turn over all engines."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.data.groups import Group, SamplingSpec
@@ -22,6 +22,24 @@ if TYPE_CHECKING:
     from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 
 T = TypeVar("T")
+
+
+class Rollouts(Protocol):
+    """Samples and scores; used by the training loop and the evaluation."""
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> Any:
+        """Send the first requests and return at once."""
+
+    def finish(self, pending: Any, timer: Timer, within_s: float | None = None) -> list[Group]:
+        """Return the scored groups in the order of the prompts.
+
+        Args:
+            timer: records the phases rollout, reward and environment.
+            within_s: time limit that ignores stop signals; None: `trainer.step_timeout_s`, and a stop signal ends it.
+        """
+
+    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
+        """Start and finish in one call, for the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +208,28 @@ def score_arrivals(arrivals: Iterator[dict[int, Group]], scorer: Scorer, timer: 
             return [scored[index] for index in sorted(scored)]
         with timer.phase("reward"):
             scored |= dict(zip(part, score_groups(list(part.values()), scorer), strict=True))
+
+
+class SingleTurn:
+    """Rollouts of one completion per episode, scored directly.
+
+    Args:
+        gathered: score all completions in one call: the last digits of a reward model depend on the batch, which must
+            not depend on timing.
+    """
+
+    def __init__(self, sampler: Sampler, scorer: Scorer, *, gathered: bool) -> None:
+        self.sampler, self.scorer, self.gathered = sampler, scorer, gathered
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+        return self.sampler.start(prompts, spec)
+
+    def finish(self, pending: PendingGroups, timer: Timer, within_s: float | None = None) -> list[Group]:
+        arrivals = self.sampler.arrivals(pending, within_s)
+        return score_arrivals(gather_arrivals(arrivals) if self.gathered else arrivals, self.scorer, timer)
+
+    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
+        return score_groups(self.sampler.sample(prompts, spec), self.scorer)
 
 
 def build_spec(

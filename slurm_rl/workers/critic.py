@@ -18,7 +18,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.workers.ray_nodes import find_address
-from slurm_rl.workers.worker_group import MicroBatches, TrainWorker, WorkerGroup, WorkerRank
+from slurm_rl.workers.train_workers import MicroBatches, TrainWorker, WorkerGroup, WorkerRank
 
 if TYPE_CHECKING:
     from slurm_rl.models.reward_model import ScoreStatistics

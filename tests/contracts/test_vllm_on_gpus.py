@@ -195,7 +195,7 @@ def test_it_still_says(vllm: Package, name: str, sentence: str, rests: str) -> N
 
 
 def test_no_stream_of_the_packing_waits_for_the_policys(vllm: Package) -> None:
-    """When it does, policy_worker.py need not synchronize."""
+    """When it does, weight_sender.py need not synchronize."""
     assert "wait_stream" not in ast.unparse(vllm.tree(f"{_TRANSFER}.packed_tensor") or ast.Pass())
 
 

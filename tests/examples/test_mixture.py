@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.grpo.trainer_state import replay_groups
+from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import SMALL, run_readme
 from tests.killed_game.game import SIZES, Game

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_rl.trainers.grpo.trainer_state import replay_groups
+from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.killed_game.game import Game
 from tests.killed_game.story import Left, check_kept, effects, read_left, read_trained, tokens_of
 from tests.whole_run import exact_rows

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.rollout.turn_log_format import build_histories, parse_lines
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.grpo.trainer_state import replay_groups
+from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.killed_game.game import Game
 
 

@@ -495,9 +495,9 @@ def _group() -> Any:
     return Group(prompt, [Trajectory([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("samples.jsonl", "trainers.grpo.trainer_state.log_samples")
+@writer("samples.jsonl", "trainers.grpo.rollout_files.log_samples")
 def samples(folder: Path) -> Case:
-    from slurm_rl.trainers.grpo.trainer_state import log_samples
+    from slurm_rl.trainers.grpo.rollout_files import log_samples
 
     run = RunDir(folder)
     return Case(
@@ -507,10 +507,10 @@ def samples(folder: Path) -> Case:
     )
 
 
-@writer("rollouts/", "trainers.grpo.trainer_state.dump_groups")
+@writer("rollouts/", "trainers.grpo.rollout_files.dump_groups")
 def rollouts(folder: Path) -> Case:
     from slurm_rl.errors import DataError
-    from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
+    from slurm_rl.trainers.grpo.rollout_files import dump_groups, replay_groups
 
     def is_kept() -> bool:
         try:
@@ -615,7 +615,7 @@ TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
     "models.shards.save_tensors",
     "models.shards.save_rng",
     "models.policy.PolicyEngine.save",
-    "trainers.grpo.pipeline.save_rollouts",
+    "trainers.grpo.rollout_files.save_rollouts",
     "trainers.grpo.trainer_state.RunSaver.save_run.write",
     "trainers.supervised.state.PolicySaver._begin",
 )

@@ -26,8 +26,8 @@ from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension
 from slurm_rl.rollout.weights.sync import ObjectStore, Push, WeightSync, choose_tolerance
 from slurm_rl.rollout.weights.weight_record import SentWeights
 from slurm_rl.trainers.grpo.build import start_engine
-from slurm_rl.workers.policy_worker import PolicyWorker
 from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.train_workers import PolicyWorker
 from tests.tiny_moe import build_tiny_moe
 from tests.train.continuous_script import OneEngine
 from tests.unit.models.test_store_address import free_port

@@ -24,7 +24,7 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny import build_tiny_model
-from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers.train_workers import PolicyWorker
 from tests.small_disk import small_disk
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)

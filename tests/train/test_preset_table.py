@@ -31,8 +31,7 @@ from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.workers.critic import Critic, CriticWorker
-from slurm_rl.workers.policy_worker import PolicyWorker
-from slurm_rl.workers.worker_group import TrainWorker, WorkerGroup
+from slurm_rl.workers.train_workers import PolicyWorker, TrainWorker, WorkerGroup
 from tests.image_kit import write_image
 from tests.train.preset_kinds import KINDS, PRESETS, build_groups, with_logprobs
 

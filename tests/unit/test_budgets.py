@@ -35,6 +35,23 @@ MAX_DIALECT = 7.0
 MAX_ALGORITHM_FILES = 4
 """Files of code and presets that mention distillation or its teacher."""
 
+HOPS = (
+    "rollout.vllm.engine:VLLMEngine.generate",
+    "rollout.sampling:Sampler.arrivals",
+    "rollout.sampling:SingleTurn.finish",
+    "trainers.grpo.batch_queue:BatchSource.finish",
+    "trainers.grpo.batch_queue:BatchQueue.take",
+    "trainers.grpo.trainer:GRPOTrainer.grpo_step",
+    "trainers.grpo.learner:Learner.learn",
+    "algorithms.credit:build_train_sequences",
+    "workers.train_workers:WorkerGroup.train",
+    "workers.train_workers:PolicyWorker.train",
+    "models.policy:PolicyEngine.train",
+    "algorithms.policy_loss:build_policy_loss",
+)
+"""Calls that hand a completion of a plain run on from its engine to its loss. Helpers of a class are not counted."""
+MAX_HOPS, MAX_HOP_FILES = 12, 10
+
 DIALECT = [
     r"\bwhat\b",
     r"\b(?:who|whoever|whose|whom)\b",
@@ -120,3 +137,13 @@ def test_algorithm_takes_few_files() -> None:
     files = [*PACKAGE.rglob("*.py"), *ROOT.glob("conf/**/*.yaml")]
     found = [path for path in files if re.search("distill|teacher", path.read_text(), re.IGNORECASE)]
     assert len(found) <= MAX_ALGORITHM_FILES, found
+
+
+def test_completion_reaches_its_loss_in_few_calls() -> None:
+    files = {hop.partition(":")[0] for hop in HOPS}
+    assert len(HOPS) <= MAX_HOPS and len(files) <= MAX_HOP_FILES
+    for hop in HOPS:
+        module, _, name = hop.partition(":")
+        owner, _, function = name.rpartition(".")
+        source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
+        assert f"def {function}(" in source and (not owner or f"class {owner}" in source), hop

@@ -40,7 +40,7 @@ from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
 if TYPE_CHECKING:
     from slurm_rl.algorithms.sequences import TokenPrompt
     from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
-    from slurm_rl.workers.worker_group import WorkerGroup
+    from slurm_rl.workers.train_workers import WorkerGroup
 
 _FLOAT32_MEAN = 2e-4
 _BFLOAT16_DEVIATION = 6.0

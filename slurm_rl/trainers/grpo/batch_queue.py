@@ -79,11 +79,11 @@ class BatchSource:
         Args:
             round_number: round of dynamic sampling; each has other prompts.
         """
-        count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
+        count, purpose, order, place = self.config.trainer.prompts_per_step, "rollout", self.order, step
         if round_number:
-            purpose, rows = f"refill-{round_number}", self._rows(self.refill_order, (step * rounds + round_number) * count)
-        else:
-            purpose, rows = "rollout", self._rows(self.order, step * count)
+            purpose, order = f"refill-{round_number}", self.refill_order
+            place = step * self.config.algorithm.dynamic_sampling_rounds + round_number
+        rows = self._rows(order, place * count)
         run_step = self.config.warmup.num_steps + step
         spec = build_spec(self.config, purpose, run_step, self.config.algorithm.group_size)
         return self.rollouts.start([self.prompts[row] for row in rows], spec)

@@ -10,13 +10,12 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
 from slurm_rl.data.groups import Prompts
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
-from slurm_rl.rollout.sampling import AsyncSampler, Sampler
-from slurm_rl.rollout.single_turn import Rollouts, SingleTurn
+from slurm_rl.rollout.sampling import AsyncSampler, Rollouts, Sampler, SingleTurn
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
+from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
 
 if TYPE_CHECKING:
     from slurm_rl.plan.job import ActorPlan
@@ -185,7 +184,7 @@ def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Act
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:
     """Start the policy workers without waiting."""
 
-    from slurm_rl.workers.policy_worker import PolicyWorker
+    from slurm_rl.workers.train_workers import PolicyWorker
 
     places = choose_places(cluster, "policy")
     workers = [cluster.place(actor, PolicyWorker, config, model_path, place) for actor, place in places]
@@ -195,7 +194,7 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> Worker
 def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
     """Start dedicated reference workers; without them, return a group of the policy's workers."""
 
-    from slurm_rl.workers.policy_worker import ReferenceWorker
+    from slurm_rl.workers.train_workers import ReferenceWorker
 
     actors = _actors(cluster, "reference")
     apart = [cluster.place(actor, ReferenceWorker, config, actor.num_threads) for actor in actors]

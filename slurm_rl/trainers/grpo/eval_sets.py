@@ -15,8 +15,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set
 from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rollout.sampling import build_spec
-from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.sampling import Rollouts, build_spec
 from slurm_rl.trainers.grpo.step_metrics import judge_groups, pass_sizes
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import Timer
-from slurm_rl.rollout.sampling import build_spec
-from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.sampling import Rollouts, build_spec
 from slurm_rl.rollout.weights.sync import WeightSync
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, source_accuracy

@@ -11,13 +11,12 @@ from slurm_rl.algorithms.credit import build_train_sequences, completion_kl, cor
 from slurm_rl.algorithms.filters import drop_without_gradient, keep_sequences, split_minibatches
 from slurm_rl.algorithms.kl import adapt_coefficient
 from slurm_rl.algorithms.schedule import derive_seed, schedule_lr
-from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
+from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
-from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import own_temperatures
 from slurm_rl.data.groups import Group
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 if TYPE_CHECKING:
     from slurm_rl.workers.critic import Critic
@@ -64,35 +63,36 @@ class Learner:
             step: GRPO step, from 0.
             kl_coefficient: value chosen by the KL controller; None without one.
         """
-        algorithm, lr = self._algorithm(kl_coefficient), self._lr(step)
-        reference = self._reference_logprobs(groups)
-        sequences = self._build_sequences(groups, algorithm, reference)
+        config, algorithm = self.config, self.config.algorithm
+        if kl_coefficient is not None:
+            algorithm = algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": kl_coefficient})})
+        plain = build_plain_sequences(groups, self.temperatures)
+        has_reference = config.algorithm.kl.coef > 0
+        reference = self.reference.compute("reference_logprobs", plain) if has_reference else None
+        values = None if self.critic is None else self.critic.values(plain)
+        sequences = build_train_sequences(groups, algorithm, reference, values, self.temperatures)
+        if config.correction_kind is not None:
+            # With one optimizer step the training pass computes the same logprobs.
+            is_one = config.trainer.num_updates == 1
+            sequences = correct_sampler(sequences, None if is_one else self.policy.compute("logprobs", plain))
         minibatches = self._split(sequences, groups, step)
         kept = list(compress(sequences, keep_sequences(groups, algorithm.filters)))
         metrics = self._train_critic(minibatches, kept, step)
-        alone = self.critic is not None and step < self.config.critic.warmup_steps
-        batches = [drop_without_gradient(it, algorithm) for it in ([] if alone else minibatches)]
+        critic_steps = 0 if self.critic is None else config.critic.warmup_steps
+        # The schedule starts after the critic's warm-up.
+        lr = schedule_lr(config.optim, step - critic_steps, config.trainer.num_steps - critic_steps)
+        batches = [drop_without_gradient(it, algorithm) for it in (minibatches if step >= critic_steps else [])]
         batches = [batch for batch in batches if batch]
         totals = [self.policy.train("train", batch, algorithm, lr) for batch in batches]
         metrics |= {"policy/lr": lr if totals else 0.0, "policy/optimizer_steps": float(len(totals))}
-        if not alone:
-            kl_coefficient, found = self._adapt_kl(groups, reference, algorithm, kl_coefficient)
-            metrics |= found
+        target = algorithm.kl.target if step >= critic_steps else None
+        kl = completion_kl(groups, reference, algorithm) if target is not None and reference is not None else []
+        if kl and target is not None:  # otherwise all rewards failed, or the coefficient is constant
+            mean = sum(kl) / len(kl)
+            kl_coefficient = adapt_coefficient(algorithm.kl.coef, mean, target, len(kl), algorithm.kl.horizon)
+            metrics |= {"kl/completion": mean, "kl/coefficient": algorithm.kl.coef}
         num_tokens = sum(sequence.num_trained for batch in batches for sequence in batch)
         return Learned(totals, num_tokens, kl_coefficient, metrics)
-
-    def _build_sequences(
-        self, groups: Sequence[Group], algorithm: AlgorithmConfig, reference: Sequence[FloatArray] | None
-    ) -> list[TrainSequence]:
-        values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
-        sequences = build_train_sequences(groups, algorithm, reference, values, self.temperatures)
-        if self.config.correction_kind is None:
-            return sequences
-        # Logprobs of the completions before training. With one optimizer step, the training pass computes
-        # the same.
-        is_one = self.config.trainer.num_updates == 1
-        plain = None if is_one else build_plain_sequences(groups, self.temperatures)
-        return correct_sampler(sequences, None if plain is None else self.policy.compute("logprobs", plain))
 
     def _split(
         self, sequences: Sequence[TrainSequence], groups: Sequence[Group], step: int
@@ -124,36 +124,3 @@ class Learner:
         config = self.config.critic
         lr = schedule_lr(config.optim, step, self.config.trainer.num_steps)
         return value_metrics(kept) | self.critic.train(minibatches, config.clip, lr)
-
-    def _algorithm(self, kl_coefficient: float | None) -> AlgorithmConfig:
-        """Return the algorithm of a step, with the current KL coefficient."""
-        algorithm = self.config.algorithm
-        if kl_coefficient is None:
-            return algorithm
-        return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": kl_coefficient})})
-
-    def _adapt_kl(
-        self,
-        groups: Sequence[Group],
-        reference: Sequence[FloatArray] | None,
-        algorithm: AlgorithmConfig,
-        now: float | None,
-    ) -> tuple[float | None, dict[str, float]]:
-        """Return the next KL coefficient and its metrics, if it has a target."""
-        kl = algorithm.kl
-        found = None if kl.target is None or reference is None else completion_kl(groups, reference, algorithm)
-        if not found or kl.target is None:
-            return now, {}
-        mean = sum(found) / len(found)
-        chosen = adapt_coefficient(kl.coef, mean, kl.target, len(found), kl.horizon)
-        return chosen, {"kl/completion": mean, "kl/coefficient": kl.coef}
-
-    def _reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
-        if self.config.algorithm.kl.coef == 0:
-            return None
-        return self.reference.compute("reference_logprobs", build_plain_sequences(groups, self.temperatures))
-
-    def _lr(self, step: int) -> float:
-        """Return the policy's learning rate; the schedule starts after the critic's warm-up."""
-        alone = 0 if self.critic is None else self.config.critic.warmup_steps
-        return schedule_lr(self.config.optim, step - alone, self.config.trainer.num_steps - alone)

@@ -26,7 +26,7 @@ from slurm_rl.trainers.grpo.build import (
 )
 from slurm_rl.trainers.grpo.eval_sets import build_sets, set_metrics
 from slurm_rl.trainers.grpo.judges import Judge
-from slurm_rl.trainers.grpo.trainer_state import log_samples
+from slurm_rl.trainers.grpo.rollout_files import log_samples
 from slurm_rl.workers.ray_driver import Cluster
 
 _STEP = 0

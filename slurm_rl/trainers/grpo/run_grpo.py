@@ -43,7 +43,7 @@ from slurm_rl.trainers.grpo.prompts import prepare_prompts
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 from slurm_rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 if TYPE_CHECKING:
     from slurm_rl.workers.critic import Critic

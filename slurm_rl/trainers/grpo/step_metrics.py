@@ -65,6 +65,19 @@ def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return {name: [group for group in groups if group.prompt.source == name] for name in names}
 
 
+def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> dict[str, float]:
+    """Return the staleness metrics of a batch; `mixed`: also the number of completions with several weight versions."""
+    completions = [completion for group in groups for completion in group.completions]
+    # Steps between the weights that sampled a token and the policy at `version`.
+    ages = [version - token for completion in completions for token in completion.versions()]
+    found = {"rollout/staleness": sum(ages) / max(len(ages), 1)}
+    if mixed:
+        found["rollout/mixed_weights"] = sum(
+            bool(it.details and it.details.token_versions) for it in completions
+        ) / len(completions)
+    return found
+
+
 def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The same of each source by itself, where there are several; nothing of one."""
     found: dict[str, float] = {}

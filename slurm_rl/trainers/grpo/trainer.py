@@ -16,25 +16,25 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
 from slurm_rl.run_dir.step_log import SAVE
 from slurm_rl.trainers.common.cadence import open_cadence
-from slurm_rl.trainers.grpo.collect import BatchCollector, BatchSource, Collected
+from slurm_rl.trainers.grpo.batch_queue import BatchQueue, BatchSource, Collected
 from slurm_rl.trainers.grpo.evaluation import Evaluator
 from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
-from slurm_rl.trainers.grpo.pipeline import RolloutPipeline, staleness_metrics
+from slurm_rl.trainers.grpo.rollout_files import log_samples
 from slurm_rl.trainers.grpo.step_metrics import (
     curriculum_metrics,
     kept_metrics,
     sampling_metrics,
     score_rows,
+    staleness_metrics,
     training_metrics,
 )
-from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState, log_samples
+from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 from slurm_rl.trainers.grpo.warmup import prepare_models, warm_up
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
     from slurm_rl.data.groups import Prompts
-    from slurm_rl.rollout.sampling import Sampler
-    from slurm_rl.rollout.single_turn import Rollouts
+    from slurm_rl.rollout.sampling import Rollouts, Sampler
     from slurm_rl.rollout.weights.sync import WeightSync
     from slurm_rl.run_dir.run_dir import RunDir
     from slurm_rl.trainers.common.metrics_log import MetricsLogger
@@ -81,14 +81,7 @@ class GRPOTrainer:
         self.state = TrainerState()
         self.cadence = open_cadence(run, config)
         source = BatchSource(config, prompts.train, rollouts, lambda: self.state.solve_rates)
-        self.pipeline = RolloutPipeline(
-            source.start,
-            source.finish,
-            staleness=config.rollout.max_off_policy_steps,
-            num_steps=config.trainer.num_steps,
-            is_journalled=resumes_from_log(config),
-        )
-        self.batches = BatchCollector(config, run, source, self.pipeline)
+        self.queue = BatchQueue(config, run, source, is_journalled=resumes_from_log(config))
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
 
     def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
@@ -100,7 +93,7 @@ class GRPOTrainer:
         restored = self.saver.restore()
         if restored:
             self.state, rollouts = restored
-            self.pipeline.restore(rollouts)
+            self.queue.restore(rollouts)
             self.cadence.resume(self.steps_done)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         collect_rarely()
@@ -121,7 +114,7 @@ class GRPOTrainer:
             self.metrics.steps.add(self.state.step, SAVE)
             raise
         finally:
-            self.pipeline.close()
+            self.queue.close()
             self.saver.close(_LAST_SAVE_S)
         return self.state
 
@@ -163,7 +156,7 @@ class GRPOTrainer:
 
         timer = Timer()
         with timer.phase("step"):
-            collected = self.batches.take(self.steps_done, timer)
+            collected = self.queue.take(self.steps_done, timer)
             self.leave_gpus_to_the_policy(timer)
             with self.policy_lock:  # weights get their version when they are sent
                 with timer.phase("train"):
@@ -186,7 +179,7 @@ class GRPOTrainer:
         """Send the weights without waiting; episodes that must not mix versions end first."""
         if blocks_on_weights(self.config):
             with timer.phase("rollout"):
-                self.pipeline.wait(self.saver.settle_s)
+                self.queue.wait(self.saver.settle_s)
         with timer.phase("sync"):
             self.sync.push(self.state.step)
 
@@ -198,7 +191,7 @@ class GRPOTrainer:
         weights.
         """
         with timer.phase("sync"):
-            return self.sync.verify(leave=0 if self.config.has_async_engines else self.pipeline.staleness)
+            return self.sync.verify(leave=0 if self.config.has_async_engines else self.queue.staleness)
 
     # ---- around the step -----------------------------------------------------------------------
 
@@ -226,7 +219,7 @@ class GRPOTrainer:
             values |= curriculum_metrics(self.state.solve_rates, config.data.curriculum)
         if config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(result.collected.num_rounds)
-        if self.pipeline.staleness:
+        if self.queue.staleness:
             values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.inflight_weight_updates)
         else:
             values["sync/probe_difference"] = result.probe_difference
@@ -249,6 +242,6 @@ class GRPOTrainer:
 
     def save(self, *, wait_s: float) -> None:
         """Save a checkpoint of this step with the batches in flight that end within `wait_s`."""
-        self.saver.save_run(self.state, self.pipeline.settle(wait_s))
+        self.saver.save_run(self.state, self.queue.drain(wait_s))
         self.metrics.steps.add(self.state.step, SAVE)
         self.cadence.saved(self.steps_done, self.metrics.steps)

@@ -1,30 +1,23 @@
-"""What a checkpoint of a GRPO run holds, when it is written and read, and the files of completions.
-
-Rollouts on disk are written by one run, and read in place of sampling by another: one file a step, one line a group;
-floats are written so that they read back to the same bits.
-"""
+"""State and checkpoints of a GRPO run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_rl.errors import DataError
 from slurm_rl.models.checkpoint.step_saver import StepSaver, parse_state
-from slurm_rl.run_dir.jsonl import read_lines
-from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
+from slurm_rl.run_dir.run_dir import RunDir, append_event
 from slurm_rl.run_dir.save_times import END_S, lead_in_force, read_learned
-from slurm_rl.trainers.grpo.pipeline import load_rollouts, parse_group, save_rollouts
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
     from slurm_rl.data.groups import Group
     from slurm_rl.rollout.turn_log import TurnLog
     from slurm_rl.workers.critic import Critic
-    from slurm_rl.workers.worker_group import WorkerGroup
+    from slurm_rl.workers.train_workers import WorkerGroup
 
 
 @dataclass
@@ -144,58 +137,3 @@ class RunSaver(StepSaver):
 def lead_s(run: RunDir, config: RunConfig) -> int:
     """Seconds from a stop signal to the limit, as the controller has it now."""
     return lead_in_force(run, config.job.planned_lead_s, learns=config.job.checkpoint_lead_s == "auto")
-
-
-def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:
-    """Write the scored groups of one step; one taken again after a crash replaces its file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(group), allow_nan=False) + "\n" for group in groups]
-    write_text(_file(folder, step), "".join(lines))
-
-
-def replay_groups(folder: Path, step: int) -> list[Group]:
-    """The groups that `dump_groups` wrote.
-
-    Raises:
-        DataError: there are none of this step, or they were written by another version.
-    """
-    path = _file(folder, step)
-    try:
-        # A damaged line, which is None, is a TypeError: a step is replayed whole or not at all.
-        groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"rollout.replay must hold what this version of slurm_rl dumps ({type(error).__name__}: {error})",
-            seen=str(path),
-            action="dump again with rollout.dump=true",
-        ) from error
-    if not groups:
-        raise DataError(
-            "rollout.replay must hold the rollouts of every step",
-            seen=f"no {path.name} in {folder}",
-            action="replay with the warmup.num_steps of the run that dumped them, and no more steps",
-        )
-    return groups
-
-
-def log_samples(run: RunDir, step: int, groups: Sequence[Group], *, of_set: str | None = None) -> None:
-    """Append the first completion of each group to samples.jsonl.
-
-    Args:
-        of_set: name of the evaluation set of the prompts; None for training prompts.
-    """
-    for group in groups:
-        completion, result = group.completions[0], group.results[0]
-        row = {
-            "row": group.prompt.row_id,
-            "prompt": group.prompt.text,
-            "completion": completion.text,
-            "answer": group.prompt.answer,
-        }
-        turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
-        name = {} if of_set is None else {"set": of_set}
-        append_row(run, run.samples, {"step": step, **name, **row, "reward": result.value, **turns})
-
-
-def _file(folder: Path, step: int) -> Path:
-    return folder / f"step-{step}.jsonl"

@@ -16,7 +16,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.step_metrics import training_metrics
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 
 def warm_up(

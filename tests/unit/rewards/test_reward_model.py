@@ -25,7 +25,7 @@ from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 from slurm_rl.workers.critic import Critic, CriticWorker, read_unit
 from slurm_rl.workers.ray_driver import Actor
-from slurm_rl.workers.worker_group import WorkerGroup, WorkerRank
+from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
 
 TOKENIZER = build_character_tokenizer(TinyModelConfig())
 

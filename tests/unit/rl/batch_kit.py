@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.trainers.grpo.batch_queue import BatchQueue
 
 
 def make_result(value: float | None, parts: dict[str, float] | None = None) -> RewardResult:
@@ -20,3 +23,18 @@ def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int
     sizes = lengths or [2] * len(values)
     completions = [Trajectory([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
     return Group(prompt, completions, [make_result(value) for value in values])
+
+
+def make_queue(
+    source: Any, staleness: int, num_steps: int, *, rounds: int = 1, prompts: int = 1, is_journalled: bool = False
+) -> BatchQueue:
+    """A queue of batches that `source` starts and finishes."""
+    config: Any = SimpleNamespace(
+        reward=SimpleNamespace(max_failure_rate=1.0),
+        rollout=SimpleNamespace(replay=None, dump=False, max_off_policy_steps=staleness),
+        warmup=SimpleNamespace(num_steps=0),
+        trainer=SimpleNamespace(prompts_per_step=prompts, num_steps=num_steps),
+        algorithm=SimpleNamespace(dynamic_sampling_rounds=rounds),
+    )
+    nowhere: Any = None
+    return BatchQueue(config, nowhere, source, is_journalled=is_journalled)

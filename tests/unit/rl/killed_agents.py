@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
@@ -25,7 +26,9 @@ from slurm_rl.rollout.endpoint.programs import find_argv
 from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
 from slurm_rl.run_dir.run_dir import write_json
-from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline, load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.batch_queue import Batch
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
+from tests.unit.rl.batch_kit import make_queue
 from tests.unit.rl.episode_kit import SPEC, sampler_of
 from tests.unit.rl.killed_episodes import Watched, WatchedEngine
 from tests.unit.rollout.endpoint.kit import make_renderer
@@ -152,18 +155,15 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
     def start(step: int) -> Any:
         return programs.start(prompts, replace(SPEC, num_completions=2, seed=step + 100, batch=f"rollout-{step}"))
 
-    pipeline = RolloutPipeline(
-        start,
-        lambda pending, within_s: Batch(programs.finish(pending, Timer(), within_s)),
-        staleness=ahead,
-        num_steps=STEPS,
-        is_journalled=not ahead,
+    source = SimpleNamespace(
+        start=start, finish=lambda pending, within_s: Batch(programs.finish(pending, Timer(), within_s))
     )
-    pipeline.restore(load_rollouts(folder) if ahead else {})
+    queue = make_queue(source, ahead, STEPS, prompts=len(prompts), is_journalled=not ahead)
+    queue.restore(load_rollouts(folder) if ahead else {})
     while state["step"] < STEPS:
         engine.version = state["step"]
-        groups = pipeline.take(state["step"]).groups
-        pipeline.wait(lambda: 300.0)
+        groups = queue.take(state["step"], Timer()).groups
+        queue.wait(lambda: 300.0)
         found = [
             [
                 [it.token_ids, it.logprobs, it.weight_version, repr(it.turns), repr(it.branches)]
@@ -174,10 +174,10 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
         ]
         state = {"step": state["step"] + 1, "found": [*state["found"], found]}
         if state["step"] % 2 == 0:
-            save_rollouts(folder, pipeline.settle(300.0))
+            save_rollouts(folder, queue.drain(300.0))
             write_json(saved, state)
             journal.prune(state["step"], state["step"])
-    pipeline.close()
+    queue.close()
     journal.close()
 
 

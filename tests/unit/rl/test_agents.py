@@ -22,7 +22,7 @@ from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.episode import Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.turn_log import TurnLog
-from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from slurm_rl.workers.ray_driver import ActorLost
 from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 

@@ -12,8 +12,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.trainers.grpo.batch_queue import BatchSource
 from slurm_rl.trainers.grpo.build import build_rollouts
-from slurm_rl.trainers.grpo.collect import BatchSource
 from slurm_rl.trainers.grpo.judges import Judge
 
 NUM_PROMPTS = 40
@@ -83,9 +83,9 @@ def test_a_resumed_step_asks_for_the_same_again_and_another_step_or_round_for_ot
     for step in range(NUM_PROMPTS // 4):
         first.start(step)
     assert drawn(first.start(3)) == drawn(again.start(3))
-    assert drawn(first.start_refill(3, 2)) == drawn(again.start_refill(3, 2))
+    assert drawn(first.start(3, 2)) == drawn(again.start(3, 2))
     asked = [drawn(again.start(step)) for step in (3, 4)]
-    asked += [drawn(again.start_refill(step, round_number)) for step in (3, 4) for round_number in (1, 2)]
+    asked += [drawn(again.start(step, round_number)) for step in (3, 4) for round_number in (1, 2)]
     assert len({seed for _, seed in asked}) == len({tuple(rows) for rows, _ in asked}) == 6
     # An epoch has every prompt once.
     assert sorted(row for step in range(10) for row in drawn(again.start(step))[0]) == list(range(NUM_PROMPTS))

@@ -16,7 +16,7 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
-from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
 # Read 1 2, said 11 12; read 3, said 13; and another dialogue from 11 12 on, which read 4 5 and said 14 15.

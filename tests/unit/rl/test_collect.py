@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from slurm_rl.data.groups import Group, Trajectory
@@ -12,8 +9,8 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.collect import BatchCollector, collect_groups
-from slurm_rl.trainers.grpo.pipeline import Batch, RolloutPipeline
+from slurm_rl.trainers.grpo.batch_queue import Batch, collect_groups
+from tests.unit.rl.batch_kit import make_queue
 
 # Rewards of the two groups of each round: equal ones carry no signal.
 ROUNDS = [[(1.0, 1.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 0.0)], [(0.0, 1.0), (1.0, 0.0)]]
@@ -36,11 +33,7 @@ class Source:
     def __init__(self, stops: bool) -> None:
         self.stops, self.asked = stops, list[int]()
 
-    def start(self, step: int) -> int:
-        self.asked.append(0)
-        return 0
-
-    def start_refill(self, step: int, number: int) -> int:
+    def start(self, step: int, number: int = 0) -> int:
         self.asked.append(number)
         return number
 
@@ -50,39 +43,25 @@ class Source:
         return Batch(draw(number))
 
 
-def collector_of(source: Any, staleness: int) -> tuple[BatchCollector, RolloutPipeline[Any]]:
-    config: Any = SimpleNamespace(
-        reward=SimpleNamespace(max_failure_rate=1.0),
-        rollout=SimpleNamespace(replay=None, dump=False),
-        warmup=SimpleNamespace(num_steps=0),
-        trainer=SimpleNamespace(prompts_per_step=2),
-        algorithm=SimpleNamespace(dynamic_sampling_rounds=3),
-    )
-    pipeline: RolloutPipeline[Any] = RolloutPipeline(source.start, source.finish, staleness=staleness, num_steps=3)
-    nowhere: Any = None
-    return BatchCollector(config, nowhere, source, pipeline), pipeline
-
-
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_rounds_are_drawn_while_sampling_runs_ahead(staleness: int) -> None:
     source = Source(stops=False)
-    collector, _ = collector_of(source, staleness)
-    found = collector.take(0, Timer())
+    found = make_queue(source, staleness, 3, rounds=3, prompts=2).take(0, Timer())
     assert [item.prompt.index for item in found.groups] == [1, 4] and found.num_rounds == 3
     assert source.asked == [0] * (staleness + 1) + [1, 2]
 
 
 def test_a_stop_between_two_rounds_loses_no_batch_of_weights_that_are_gone() -> None:
     source = Source(stops=True)
-    collector, pipeline = collector_of(source, 1)
+    queue = make_queue(source, 1, 3, rounds=3, prompts=2)
     with pytest.raises(StopRequested):
-        collector.take(0, Timer())
-    saved = pipeline.settle(60)
+        queue.take(0, Timer())
+    saved = queue.drain(60)
     assert sorted(saved) == [0, 1] and saved[0] == draw(0)
     again = Source(stops=False)
-    collector, pipeline = collector_of(again, 1)
-    pipeline.restore(saved)
-    assert [item.prompt.index for item in collector.take(0, Timer()).groups] == [1, 4]
+    queue = make_queue(again, 1, 3, rounds=3, prompts=2)
+    queue.restore(saved)
+    assert [item.prompt.index for item in queue.take(0, Timer()).groups] == [1, 4]
     assert again.asked == [1, 2], "what was sampled before is not asked for again"
 
 

@@ -12,7 +12,7 @@ from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.trainer_state import dump_groups, replay_groups
+from slurm_rl.trainers.grpo.rollout_files import dump_groups, replay_groups
 
 
 def group(*scores: float | None) -> Group:

@@ -20,7 +20,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo import run_grpo
-from slurm_rl.trainers.grpo.collect import Collected
+from slurm_rl.trainers.grpo.batch_queue import Collected
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.learner import Learned
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
@@ -115,7 +115,7 @@ def test_engines_sleep_between_sampling_and_new_weights(words: list[str], order:
     fake: Any = Recorder(said, verify=0.0, take=Collected([], [], 1), learn=Learned([], 0, None))
     prompts: Any = Prompts([PROMPT], [], [])
     trainer = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
-    trainer.batches = fake
+    trainer.queue = fake
     trainer.grpo_step()
     assert said == order
 

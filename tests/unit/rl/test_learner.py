@@ -16,7 +16,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group, Prompts
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
-from slurm_rl.trainers.grpo.collect import Collected
+from slurm_rl.trainers.grpo.batch_queue import Collected
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer, StepResult
 from tests.unit.rl.batch_kit import make_group

@@ -23,7 +23,7 @@ from slurm_rl.rollout.episode import Episode, Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.scoring import item_of, result_of
-from slurm_rl.trainers.grpo.pipeline import load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.episode_kit import Letters
 

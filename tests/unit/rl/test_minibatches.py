@@ -15,7 +15,7 @@ from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group
-from slurm_rl.trainers.grpo.collect import collect_groups
+from slurm_rl.trainers.grpo.batch_queue import collect_groups
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.batch_kit import make_group, make_result
 

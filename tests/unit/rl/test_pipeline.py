@@ -9,14 +9,12 @@ from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.pipeline import (
-    Batch,
-    RolloutPipeline,
-    load_rollouts,
-    save_rollouts,
-    staleness_metrics,
-)
+from slurm_rl.trainers.grpo.batch_queue import Batch
+from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
+from slurm_rl.trainers.grpo.step_metrics import staleness_metrics
+from tests.unit.rl.batch_kit import make_queue
 
 
 def group_of(step: int, version: int = 0) -> Group:
@@ -30,19 +28,17 @@ def group_of(step: int, version: int = 0) -> Group:
 class Fake:
     """Engines that note what they were asked for, and when."""
 
-    def __init__(self, staleness: int, num_steps: int = 6, *, is_journalled: bool = False) -> None:
+    def __init__(self, staleness: int, num_steps: int = 6, *, rounds: int = 1, is_journalled: bool = False) -> None:
         self.asked: list[str] = []
         self.ended: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.is_stopped = False
-        self.pipeline = RolloutPipeline(
-            self.start, self.finish, staleness=staleness, num_steps=num_steps, is_journalled=is_journalled
-        )
+        self.queue = make_queue(self, staleness, num_steps, rounds=rounds, is_journalled=is_journalled)
 
-    def start(self, step: int) -> int:
-        self.asked.append(f"batch {step}")
-        return step
+    def start(self, step: int, number: int = 0) -> int:
+        self.asked.append(f"batch {step + 100 * number}")
+        return step + 100 * number
 
     def finish(self, step: int, within_s: float | None) -> Batch:
         if within_s is None:
@@ -55,7 +51,7 @@ class Fake:
         return Batch([group_of(step)])
 
     def take(self, step: int) -> int:
-        return self.pipeline.take(step).groups[0].prompt.index
+        return self.queue.take(step, Timer()).sampled[0].prompt.index
 
     def run(self, steps: range) -> None:
         for step in steps:
@@ -83,10 +79,10 @@ def test_a_resumed_run_asks_for_what_an_undisturbed_one_does(staleness: int) -> 
     whole.run(range(6))
     first = Fake(staleness)
     first.run(range(3))
-    saved = first.pipeline.settle(60)
+    saved = first.queue.drain(60)
     assert sorted(saved) == list(range(3, min(3 + staleness, 6)))
     second = Fake(staleness)
-    second.pipeline.restore(saved)
+    second.queue.restore(saved)
     second.run(range(3, 6))
     assert first.asked + second.asked == whole.asked
 
@@ -94,7 +90,7 @@ def test_a_resumed_run_asks_for_what_an_undisturbed_one_does(staleness: int) -> 
 def test_settled_batches_are_still_taken_once() -> None:
     fake = Fake(2)
     fake.run(range(1))
-    fake.pipeline.settle(60)
+    fake.queue.drain(60)
     fake.run(range(1, 6))
     assert fake.asked.count("batch 1") == fake.asked.count("batch 2") == 1
 
@@ -105,30 +101,30 @@ def test_a_stop_ends_the_waiting_and_a_checkpoint_still_gets_the_batch() -> None
     fake.is_stopped = True
     threading.Timer(0.05, fake.gate.set).start()
     with pytest.raises(StopRequested):
-        fake.pipeline.take(0)
-    assert sorted(fake.pipeline.settle(60)) == [0, 1]
+        fake.take(0)
+    assert sorted(fake.queue.drain(60)) == [0, 1]
 
 
 def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
     fake = Fake(1)
     fake.is_stopped = True
     with pytest.raises(StopRequested):
-        fake.pipeline.take(0)
-    assert fake.pipeline.settle(0) == {}
+        fake.take(0)
+    assert fake.queue.drain(0) == {}
 
 
 @pytest.mark.parametrize("within_s", [60, 0])
 def test_what_a_stop_interrupted_ends_before_newer_weights_come_or_begins_anew(within_s: float) -> None:
     fake = Fake(1)
     fake.take(0)
-    fake.pipeline.wait(lambda: 60)
+    fake.queue.wait(lambda: 60)
     fake.gate.clear()
     fake.take(1)
     fake.is_stopped = True
     threading.Timer(0.05, fake.gate.set).start()
-    fake.pipeline.wait(lambda: within_s)
+    fake.queue.wait(lambda: within_s)
     assert fake.ended == ([0, 1, 2] if within_s else [0, 1]), "before the caller sends weights"
-    assert sorted(fake.pipeline.settle(60)) == ([2] if within_s else [])
+    assert sorted(fake.queue.drain(60)) == ([2] if within_s else [])
     fake.is_stopped = False
     assert fake.take(2) == 2
     assert fake.asked.count("batch 2") == (1 if within_s else 2)
@@ -137,43 +133,31 @@ def test_what_a_stop_interrupted_ends_before_newer_weights_come_or_begins_anew(w
 def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
     fake = Fake(1, is_journalled=True)
     fake.run(range(1))
-    fake.pipeline.wait(lambda: 60)
+    fake.queue.wait(lambda: 60)
     fake.gate.clear()
     fake.take(1)
-    assert fake.pipeline.settle(60) == {}, "batch 2 is under way"
+    assert fake.queue.drain(60) == {}, "batch 2 is under way"
     fake.gate.set()
     assert fake.take(2) == 2 and fake.asked.count("batch 2") == 1
 
 
 def test_further_prompts_come_behind_what_is_in_flight_and_change_no_batch() -> None:
-    fake, plain = Fake(2), Fake(2)
+    fake, plain = Fake(2, rounds=2), Fake(2)
     plain.run(range(6))
     for step in range(6):
-        assert fake.take(step) == step
-        [group] = fake.pipeline.draw(lambda step=step: fake.start(100 + step)).groups  # type: ignore[misc]
-        assert group.prompt.index == 100 + step and fake.asked[-1] == f"batch {100 + step}"
+        assert fake.take(step) == step and fake.asked[-1] == f"batch {100 + step}"
         fake.asked.append(f"weights {step + 1}")
     assert [word for word in fake.asked if " 10" not in word] == plain.asked
-
-
-def test_a_step_that_was_stopped_takes_the_same_batch_when_it_comes_again() -> None:
-    fake, again = Fake(1), Fake(1)
-    fake.pipeline.put_back(0, fake.pipeline.take(0))
-    saved = fake.pipeline.settle(60)
-    assert sorted(saved) == [0, 1]
-    again.pipeline.restore(saved)
-    again.run(range(2))
-    assert "batch 0" not in again.asked and "batch 1" not in again.asked
 
 
 def test_weights_may_wait_until_nothing_is_in_flight() -> None:
     fake = Fake(1)
     fake.run(range(1))
-    fake.pipeline.wait(lambda: 60)
+    fake.queue.wait(lambda: 60)
     fake.gate.clear()
     fake.take(1)
     threading.Timer(0.1, fake.gate.set).start()
-    fake.pipeline.wait(lambda: 60)
+    fake.queue.wait(lambda: 60)
     assert fake.gate.is_set()
 
 

@@ -25,7 +25,7 @@ from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.engine import GenerationRequest
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.multi_source import MultiSource, Source
-from slurm_rl.rollout.single_turn import Rollouts
+from slurm_rl.rollout.sampling import Rollouts
 from tests.unit.rl import test_agent_rollouts
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer

@@ -27,10 +27,9 @@ from slurm_rl.rollout.vllm.transfer import EngineClient
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightSync
 from slurm_rl.rollout.weights.weight_record import pack_weights
-from slurm_rl.workers import policy_worker
-from slurm_rl.workers.policy_worker import PolicyWorker
+from slurm_rl.workers import weight_sender
 from slurm_rl.workers.ray_driver import Actor
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import PolicyWorker, WorkerGroup
 from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
@@ -84,7 +83,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
     monkeypatch.setattr(distributed, "gather_objects", lambda _: said.append("all ranks"))
     monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
-    monkeypatch.setattr(policy_worker, "find_address", lambda: ("10.0.0.1", 1))
+    monkeypatch.setattr(weight_sender, "find_address", lambda: ("10.0.0.1", 1))
     monkeypatch.setattr(transfer, "open_sender", lambda backend, rank, policy, client, *_: FakeSender(client))
     return said
 

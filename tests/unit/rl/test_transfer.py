@@ -23,9 +23,8 @@ from slurm_rl.rollout.vllm.transfer import EngineClient, _init_info, largest_byt
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.sync import Direct, WeightSync
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
-from slurm_rl.workers.policy_worker import PolicyWorker
 from slurm_rl.workers.ray_driver import Actor
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import PolicyWorker, WorkerGroup
 
 
 class Remote:

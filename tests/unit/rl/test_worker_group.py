@@ -9,7 +9,7 @@ import pytest
 
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.workers.ray_driver import Actor
-from slurm_rl.workers.worker_group import WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 NOBODY: Any = None
 

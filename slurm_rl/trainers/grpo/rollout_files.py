@@ -1,0 +1,108 @@
+"""Files of scored groups: batches in flight in a checkpoint, dumped rollouts of a step, samples.
+
+Floats are written so that they read back to the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.algorithms.sequences import ImageSpan
+from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn, with_calls
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import DataError
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.run_dir.jsonl import read_lines
+from slurm_rl.run_dir.run_dir import RunDir, append_row, write_json, write_text
+
+ROLLOUTS_FILE = "rollouts.json"
+
+
+def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:
+    """Write rollouts.json if there are batches in flight."""
+    if batches:
+        rows = {str(step): [asdict(group) for group in groups] for step, groups in batches.items()}
+        write_json(folder / ROLLOUTS_FILE, rows)
+
+
+def load_rollouts(folder: Path) -> dict[int, list[Group]]:
+    """Read the batches that `save_rollouts` wrote; JSON keeps every digit of the numbers."""
+    path = folder / ROLLOUTS_FILE
+    if not path.is_file():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return {int(step): [parse_group(group) for group in groups] for step, groups in rows.items()}
+
+
+def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:
+    """Write the scored groups of one step; one taken again after a crash replaces its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(asdict(group), allow_nan=False) + "\n" for group in groups]
+    write_text(_file(folder, step), "".join(lines))
+
+
+def replay_groups(folder: Path, step: int) -> list[Group]:
+    """The groups that `dump_groups` wrote.
+
+    Raises:
+        DataError: there are none of this step, or they were written by another version.
+    """
+    path = _file(folder, step)
+    try:
+        # A damaged line, which is None, is a TypeError: a step is replayed whole or not at all.
+        groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"rollout.replay must hold what this version of slurm_rl dumps ({type(error).__name__}: {error})",
+            seen=str(path),
+            action="dump again with rollout.dump=true",
+        ) from error
+    if not groups:
+        raise DataError(
+            "rollout.replay must hold the rollouts of every step",
+            seen=f"no {path.name} in {folder}",
+            action="replay with the warmup.num_steps of the run that dumped them, and no more steps",
+        )
+    return groups
+
+
+def log_samples(run: RunDir, step: int, groups: Sequence[Group], *, of_set: str | None = None) -> None:
+    """Append the first completion of each group to samples.jsonl.
+
+    Args:
+        of_set: name of the evaluation set of the prompts; None for training prompts.
+    """
+    for group in groups:
+        completion, result = group.completions[0], group.results[0]
+        row = {
+            "row": group.prompt.row_id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "answer": group.prompt.answer,
+        }
+        turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
+        name = {} if of_set is None else {"set": of_set}
+        append_row(run, run.samples, {"step": step, **name, **row, "reward": result.value, **turns})
+
+
+def parse_group(tree: dict[str, Any]) -> Group:
+    """Rebuild a group from `asdict`."""
+    results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
+    completions = [Trajectory(**{**one, "details": _parse_details(one["details"])}) for one in tree["completions"]]
+    images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
+    return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)
+
+
+def _parse_details(tree: dict[str, Any] | None) -> Details | None:
+    if tree is None:
+        return None
+    turns = [Turn(**with_calls(turn)) for turn in tree["turns"]]
+    return Details(**{**with_calls(tree), "turns": turns, "branches": [Branch(**one) for one in tree["branches"]]})
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}.jsonl"
