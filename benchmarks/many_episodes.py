@@ -49,7 +49,7 @@ from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.rollout.vllm.async_engine import Mailbox
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.batch_queue import Batch, BatchQueue
-from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
+from slurm_rl.trainers.grpo.trainer import collect_rarely, collect_step
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
 WORLD = Path(__file__).with_name("sleeping_world.py")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.packing import count_shared, distribute, unite
-from slurm_rl.algorithms.policy_loss import build_policy_loss, build_warmup_loss
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
@@ -124,11 +123,15 @@ class PolicyWorker(TrainWorker, ReferenceHolder, WeightSender):
 
     def train(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """Take one optimizer step of the policy loss."""
+        from slurm_rl.algorithms.policy_loss import build_policy_loss
+
         loss = build_policy_loss(algorithm, self.config.correction_kind)
         return self.engine.train(micro_batches, loss, lr, entropy_gradient=algorithm.entropy_coef > 0)
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """Take one supervised optimizer step at temperature 1."""
+        from slurm_rl.algorithms.policy_loss import build_warmup_loss
+
         return self.engine.train(micro_batches, build_warmup_loss(), lr, temperature=1.0)
 
     def logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
 from slurm_rl.config.run import RunConfig
-from slurm_rl.rollout.weights.weight_record import SentWeights, WeightRecord, pack_weights
 from slurm_rl.workers.ray_nodes import find_address
 
 if TYPE_CHECKING:
     import torch
 
     from slurm_rl.models.policy import PolicyEngine
+    from slurm_rl.rollout.weights.weight_record import SentWeights, WeightRecord
 
 
 class WeightSender:
@@ -31,6 +31,7 @@ class WeightSender:
     def pack_weights(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
         """Return the changed weights: all weights, or only the adapters. Only rank 0 has records."""
         from slurm_rl.models.distributed import get_rank
+        from slurm_rl.rollout.weights.weight_record import SentWeights, pack_weights
 
         read = self.engine.state_to_send if self.config.model.lora is None else self.engine.adapters_to_send
         state = read(self.device)  # on every rank: gathering is collective
@@ -67,6 +68,8 @@ class WeightSender:
             _: results to wait for.
         """
         import torch
+
+        from slurm_rl.rollout.weights.weight_record import SentWeights
 
         # First, because engines pause from the first tensor until the weights are confirmed.
         logprobs = self._probe(probe)

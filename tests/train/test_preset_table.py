@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.algorithms.filters import keep_mask
-from slurm_rl.algorithms.overlong import shape_overlong
+from slurm_rl.algorithms.shaping import shape_overlong
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.cli.common import compose_run
 from slurm_rl.config.load import load_config

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.filters import has_signal
-from slurm_rl.algorithms.overlong import shape_overlong
 from slurm_rl.algorithms.schedule import derive_seed
+from slurm_rl.algorithms.shaping import apply_group_reward, shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.data.groups import Group
@@ -104,9 +104,6 @@ class BatchSource:
         Args:
             within_s: time limit that ignores stop signals; None: a stop signal raises StopRequested.
         """
-
-        from slurm_rl.algorithms.group_reward import apply_group_reward
-
         timer = Timer()
         scored = self.rollouts.finish(pending, timer, within_s)
         if self.config.algorithm.group_reward is not None:

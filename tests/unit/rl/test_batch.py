@@ -7,8 +7,8 @@ import pytest
 
 from slurm_rl.algorithms.credit import build_train_sequences, correct_sampler, group_rewards
 from slurm_rl.algorithms.filters import drop_without_gradient, split_minibatches
-from slurm_rl.algorithms.overlong import overlong_penalty, shape_overlong
 from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.algorithms.shaping import overlong_penalty, shape_overlong
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
 from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt

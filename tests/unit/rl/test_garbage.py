@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.trainers.grpo.garbage import collect_rarely, collect_step
+from slurm_rl.trainers.grpo.trainer import collect_rarely, collect_step
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.algorithms.group_reward import apply_group_reward
+from slurm_rl.algorithms.shaping import apply_group_reward
 from slurm_rl.config.load import load_config
 from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.data.groups import Group

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import drop_without_gradient, has_signal, keep_mask, split_minibatches
-from slurm_rl.algorithms.overlong import shape_overlong
 from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.algorithms.shaping import shape_overlong
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group
