@@ -3,7 +3,7 @@
     algorithm.advantage          def centred(rewards, known, *, needs_group=True): ...     see algorithms/advantages.py
     algorithm.loss               def loss(inputs, clip): ...                               see algorithms/losses.py
     algorithm.filters.function   def keep(groups, config): ...                             see algorithms/filters.py
-    algorithm.group_reward       def judge(prompt, completions, rewards): ...         see algorithms/group_reward.py
+    algorithm.group_reward       def judge(prompt, completions, rewards): ...         see algorithms/shaping.py
     reward.function              def score(queries, prompts, labels): ...                  see rewards/worker.py
     env.name                     class Guess(Environment): ...                             see envs/environment.py
     env.tools                    def calculate(sum: str) -> str: ...                       see envs/tools.py
