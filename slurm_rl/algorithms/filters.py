@@ -1,11 +1,10 @@
-"""Which completions of a batch the loss has, and in which optimizer step. Pure.
+"""Filters of completions, and minibatches. Pure.
 
-groups -> completions that the filters keep -> minibatches of whole groups, weighted each -> those with a gradient
+groups -> kept completions -> minibatches of whole groups, each weighted -> sequences with a gradient
 
-A filter maps the groups of a step and `algorithm.filters` to one bool a completion of each group: whether it is kept.
-What any of them leaves out is left out, and so is a completion whose reward failed. To add one, write a function, its
-row in `FILTERS` and its field in FilterConfig; a user's own is `algorithm.filters.function=file.py:name`. It is asked
-several times of the same groups and must say the same.
+A filter maps the groups of a step and `algorithm.filters` to one bool per completion. A completion is kept if all
+filters keep it and its reward did not fail. To add a filter, write a function, its row in `FILTERS` and its field in
+FilterConfig; a user's function is `algorithm.filters.function=file.py:name`. Filters must be deterministic.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ Filter = Callable[[Sequence[Group], FilterConfig], Mask]
 
 
 def has_signal(group: Group) -> bool:
-    """The completions of the group are not all equally right; failed rewards have no say.
+    """Return whether the known rewards of the group differ.
 
-    DAPO (https://arxiv.org/abs/2503.14476, eq. 11) asks for `0 < number of right ones < G`, and verl filters by `acc`:
-    by the scores that judge the answer, whatever its form or length earned. Without such a score it is the reward
-    before `algorithm.overlong`.
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 11) requires `0 < number of right answers < G`. Like verl's `acc` this
+    compares only scores of correctness; without such a score, the reward before `algorithm.overlong`.
     """
     known = [result for result in group.results if result.value is not None]
     judges = [name for name in JUDGES if any(name in result.parts for result in known)]
@@ -41,17 +39,17 @@ def has_signal(group: Group) -> bool:
 
 
 def drop_zero_variance_groups(groups: Sequence[Group], config: FilterConfig) -> Mask:
-    """`drop_zero_variance_groups`: groups with signal."""
+    """Keep groups with signal."""
     return [[not config.drop_zero_variance_groups or has_signal(group)] * len(group.completions) for group in groups]
 
 
 def truncated(groups: Sequence[Group], config: FilterConfig) -> Mask:
-    """`truncated`: completions that ended by themselves."""
+    """Keep completions that were not truncated."""
     return [[not (config.truncated and item.truncated) for item in group.completions] for group in groups]
 
 
 def length(groups: Sequence[Group], config: FilterConfig) -> Mask:
-    """`min_tokens` and `max_tokens`."""
+    """Keep completions of `min_tokens` to `max_tokens`."""
     most = float("inf") if config.max_tokens is None else config.max_tokens
     return [[config.min_tokens <= item.num_sampled <= most for item in group.completions] for group in groups]
 
@@ -60,7 +58,7 @@ FILTERS: tuple[Filter, ...] = (drop_zero_variance_groups, truncated, length)
 
 
 def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
-    """For each completion, in order of groups, whether the loss has it; never one whose reward failed."""
+    """Return for each completion, in order of groups, whether it is kept."""
     masks = [mask(groups, config) for mask in FILTERS]
     if config.function is not None:
         masks.append(_ask_user(config.function, groups, config))
@@ -69,7 +67,7 @@ def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
 
 
 def keep_sequences(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
-    """The same for each sequence: a completion with branches has several."""
+    """Return the same for each sequence; a completion with branches has several."""
     completions = [completion for group in groups for completion in group.completions]
     pairs = zip(completions, keep_mask(groups, config), strict=True)
     return [keep for completion, keep in pairs for _ in range(completion.num_sequences)]
@@ -80,7 +78,7 @@ def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
     lengths, wanted = [len(row) for row in found], [len(group.completions) for group in groups]
     if lengths != wanted:
         raise ConfigError(
-            f"algorithm.filters.function ({spec}) says of each completion of each group whether it is kept",
+            f"algorithm.filters.function ({spec}) must return one bool per completion of each group",
             seen=f"{sum(lengths)} answers for {len(found)} groups; there are {sum(wanted)} in {len(wanted)}",
             action="return [[... for completion in group.completions] for group in groups]",
         )
@@ -94,15 +92,15 @@ def split_minibatches(
     num_minibatches: int,
     seed: int,
 ) -> list[list[TrainSequence]]:
-    """The kept sequences of one epoch by optimizer step, weighted so that each step is a mean of its own.
+    """Return the kept sequences of one epoch by optimizer step; each step is a weighted mean.
 
-    Groups stay whole, and those of which anything is kept are dealt out as evenly as can be, in an order of `seed`:
-    with 9 of 32 groups, four steps have 3, 2, 2 and 2. One minibatch keeps the order of sampling. Where fewer groups
-    are left than minibatches were asked for, there are fewer steps.
+    Groups stay whole. Those with kept completions are distributed evenly, in an order that follows from `seed`: with 9
+    of 32 groups, four steps have 3, 2, 2 and 2. One minibatch keeps the order of sampling. With fewer groups than
+    minibatches there are fewer steps.
 
     Args:
         sequences: in order of groups, then completions, then branches.
-        seed: of this step and epoch.
+        seed: seed of this step and epoch.
     """
     places, kept = iter(range(len(sequences))), keep_sequences(groups, config.filters)
     by_group = [
@@ -123,27 +121,26 @@ def split_minibatches(
 def weigh(
     sequences: Sequence[TrainSequence], config: AlgorithmConfig, owners: Sequence[int] | None = None
 ) -> list[TrainSequence]:
-    """The sequences of one optimizer step with their weights; those without a token have none and are left out.
+    """Return the sequences of one optimizer step with their weights, without empty sequences.
 
     Args:
-        owners: the completion that each sequence is of: one that is split into branches weighs what it does whole.
-            None: each of one of its own.
+        owners: index of the completion of each sequence, so that branches do not change its weight; None: one sequence
+            per completion.
     """
-    whose = range(len(sequences)) if owners is None else owners
+    owners = range(len(sequences)) if owners is None else owners
     lengths: dict[int, int] = {}
-    for sequence, owner in zip(sequences, whose, strict=True):
+    for sequence, owner in zip(sequences, owners, strict=True):
         lengths[owner] = lengths.get(owner, 0) + sequence.num_trained
     found = aggregation_weights(config.aggregation, [*lengths.values()], config.aggregation_length)
     weights = dict(zip(lengths, found.tolist(), strict=True))
-    pairs = zip(sequences, whose, strict=True)
+    pairs = zip(sequences, owners, strict=True)
     return [replace(sequence, weight=weights[owner]) for sequence, owner in pairs if weights[owner] > 0]
 
 
 def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
-    """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
+    """Return the sequences that have a gradient: not all advantages are 0, or the loss has a KL or entropy term.
 
-    Weights were made from the whole minibatch before, so the gradient is the same in every digit but rounding.
-    With a KL term in the loss, or an entropy bonus, each sequence has a gradient.
+    Weights come from the whole minibatch, so the gradient does not change.
     """
     if (config.kl.coef > 0 and config.kl.apply_to == "loss") or config.entropy_coef > 0:
         return list(sequences)

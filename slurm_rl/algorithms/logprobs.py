@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 Temperature: TypeAlias = float | Tensor
-"""Of all rows, or [N] float32 of each."""
+"""One for all rows, or [N] float32."""
 
-# Rows whose softmax is held at once for the entropy: with a vocabulary of 150k, 512 rows are 0.3 GB.
 _ENTROPY_ROWS = 512
+"""Rows per softmax of the entropy: 0.3 GB with a vocabulary of 150k."""
 
 
 def compute_token_logprobs(
@@ -19,14 +19,13 @@ def compute_token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """`log softmax(logits / temperature)[target]` and the entropy `-sum p log p` of each row, in nats.
 
-    Float32 whatever the logits are: in bfloat16 a ratio of two logprobs is mostly rounding. The temperature is
-    that of the sampling, or the ratio would compare two different distributions.
+    Always float32: in bfloat16 a ratio of two logprobs is mostly rounding error.
 
     Args:
         logits: [N, V] any float type, each row the one that predicts its target.
         targets: [N] int64.
-        temperature: > 0, of all rows or of each.
-        entropy_gradient: the entropy is differentiable, too.
+        temperature: > 0; must be that of the sampling.
+        entropy_gradient: make the entropy differentiable.
 
     Returns:
         logprobs [N] float32, differentiable, and entropy [N] float32.
@@ -42,7 +41,7 @@ def compute_token_hits(
 ) -> tuple[Tensor, Tensor]:
     """As `compute_token_logprobs`, but in place of the entropy 1.0 where the target is the likeliest token, else 0.0.
 
-    A sequence of hits alone is what greedy decoding writes, for each of its tokens is chosen after those before it.
+    Greedy decoding produces a sequence exactly if all its tokens are hits.
     """
     scaled = _over(logits, temperature)
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -50,7 +49,7 @@ def compute_token_hits(
 
 
 def _over(logits: Tensor, temperature: Temperature) -> Tensor:
-    """[N, V] float32. One temperature in either form gives the same bits on CPU; on GPUs the last one may differ."""
+    """Return [N, V] float32."""
     return logits.float() / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
 
 

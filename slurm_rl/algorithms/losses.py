@@ -1,23 +1,19 @@
-"""Policy losses of single tokens, and the weights that make them one number.
+"""Policy losses per token, their aggregation weights, and importance corrections.
 
-A loss maps `LossInputs` and `ClipRange` to a `TokenLoss`. The total is `sum(loss * weight)` over all
-tokens of the global batch, with weights from `aggregation_weights`: a plain sum, so it does not matter
-how sequences are dealt to workers and micro-batches. To add a loss, write a function and a row in
-`POLICY_LOSSES` of config/registry.py. A loss is linear in the advantages: the importance correction scales these.
+A loss maps `LossInputs` and `ClipRange` to a `TokenLoss`. The total is `sum(loss * weight)` over all tokens of the
+global batch with weights from `aggregation_weights`, so it does not depend on the distribution over workers and
+micro-batches. To add a loss, write a function and a row in `POLICY_LOSSES` of config/registry.py. Losses must be linear
+in the advantages, because the importance correction scales these.
 
-Importance correction: how much a token counts whose sampler was not quite the policy.
+Importance correction: the sampler differs from the policy because its weights are older, its distribution is truncated
+or penalised (top_p, top_k, min_p, repetition penalty), or vLLM and torch round differently. With
+`w_t = proximal(t) / sampler(t)`, where proximal is the policy at the start of the step, the loss of a token is
+multiplied by `f(w_t)`, and the policy ratio is relative to proximal (decoupled PPO, AReaL,
+https://arxiv.org/abs/2505.24298), so clipping ignores rounding. To add a correction, write a function and a row in
+`CORRECTIONS` of config/registry.py: it maps the tokens of a micro-batch to weights [N], float32 and >= 0.
 
-The sampler differs from the policy because its weights are older, because it samples from a distribution cut or bent
-on purpose (top_p, top_k, min_p, a repetition penalty), or because vLLM and torch round the same weights differently.
-With the ratio `w_t = proximal(t) / sampler(t)`, where proximal is the policy at the start of the step, a token's loss
-is multiplied by `f(w_t)`; the policy's own ratio is then taken to proximal (decoupled PPO, AReaL,
-https://arxiv.org/abs/2505.24298), so that clipping sees what training changed and not what rounding did. To add one,
-write a function and a row in `CORRECTIONS` of config/registry.py: it maps the tokens of a micro-batch to their weights
-[N], float32 and never negative.
-
-A sequence is what the model reads at once: a completion, or one branch of an episode that has several. Ratios and
-masks of sequences (gspo, sequence_mask, geometric_mask) are per branch. Weights are per completion, so at ratio 1 the
-gradient of gspo does not depend on how an episode is split.
+A sequence is a completion or one branch of an episode. Sequence ratios and masks (gspo, sequence_mask, geometric_mask)
+are per branch. Weights are per completion, so at ratio 1 the gradient of gspo does not depend on the branches.
 """
 
 from __future__ import annotations
@@ -33,8 +29,7 @@ from torch import Tensor
 from slurm_rl.config.algorithm import AggregationName
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) is 5e8: far beyond any sane ratio, and far from the infinity whose gradient, times the zero
-that clipping gives it, would be NaN."""
+"""exp(20) is 5e8; infinite ratios would have NaN gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +55,15 @@ class ClipRange:
     low: float
     high: float
     dual: float | None
-    """Read by grpo alone: with a negative advantage no ratio counts for more than this (> 1); None: no bound."""
+    """grpo only: upper bound (> 1) of the ratio for negative advantages; None: no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLoss:
-    """What a loss says about each token."""
+    """Loss of each token."""
 
     loss: Tensor
-    """[N], to be weighted and summed."""
+    """[N], before weights."""
     clipped: Tensor
     """[N] 1.0 where the clip changed the loss, else 0.0; no gradient."""
 
@@ -95,8 +90,7 @@ def gspo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 def gspo_token(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """GSPO-token (same paper, eq. 14): `s_t = sg[s] * policy(t) / sg[policy(t)]`, sg the stopped gradient.
 
-    Its value is gspo's, but each token's gradient carries its own advantage; the two are the same
-    when all tokens of a sequence share one.
+    Its value is gspo's, but the gradient of each token carries its own advantage.
     """
     own_gradient = torch.exp(inputs.logprobs - inputs.logprobs.detach())
     return _clip_surrogate(_compute_sequence_ratio(inputs).detach() * own_gradient, inputs.advantages, clip)
@@ -105,10 +99,9 @@ def gspo_token(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """CISPO (MiniMax-M1, https://arxiv.org/abs/2506.13585): `-sg[min(r_t, 1 + high)] A log policy(t)`.
 
-    The weight is clipped, never the gradient: every token keeps learning. As in the paper's runs there is
-    no lower bound, so `clip.low` has no part in it. `1 + high` is TRL's `epsilon_high` and ScaleRL's eps_max:
-    their recommended 5.0 is `clip_ratio_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
-    metric counts positive ones.
+    The weight is clipped, not the gradient, so every token keeps learning. `clip.low` is not used, as in the paper's
+    runs. `1 + high` is TRL's `epsilon_high` and ScaleRL's eps_max: their 5.0 is `clip_ratio_high=4.0` here. `clipped`
+    counts both signs of the advantage; TRL's metric counts positive ones.
     """
     ratio = exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)
     weight = ratio.clamp(max=1 + clip.high)
@@ -119,7 +112,7 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 def aggregation_weights(
     mode: AggregationName, lengths: Sequence[int], constant_length: int | None = None
 ) -> npt.NDArray[np.float64]:
-    """Weight [S] of each trained token of each of the S sequences of one optimizer step, over all workers.
+    """Return the weight [S] of the trained tokens of each of the S sequences of one optimizer step, over all workers.
 
     token-mean                 1 / sum(lengths)       DAPO: long completions weigh more
     sequence-mean-token-mean   1 / (S * length)       GRPO: each completion weighs the same
@@ -128,7 +121,7 @@ def aggregation_weights(
     Args:
         mode: a row of the table above.
         lengths: [S] number of trained tokens; an empty completion counts in S and weighs nothing.
-        constant_length: read by sequence-mean alone.
+        constant_length: for sequence-mean only.
     """
     num_tokens = np.asarray(lengths, dtype=np.float64)
     at_least_one = np.maximum(num_tokens, 1.0)  # an empty completion has no token to carry its weight
@@ -141,10 +134,7 @@ def aggregation_weights(
 
 
 def _clip_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange, dual: float | None = None) -> TokenLoss:
-    """`-min(ratio A, clamp(ratio) A)` [N]: the pessimistic of the two, so moving too far earns nothing.
-
-    With `dual`, no more pessimistic than `-dual A` where A < 0.
-    """
+    """Return `-min(ratio A, clamp(ratio) A)` [N]; with `dual`, at most `-dual A` where A < 0."""
     free = ratio * advantages
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
     worse, clipped = torch.minimum(free, bounded), bounded < free
@@ -172,7 +162,7 @@ def mean_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -
 
 
 def exp_bounded(log_ratio: Tensor) -> Tensor:
-    """The ratio, far from infinity."""
+    """Return the ratio, bounded by MAX_LOG_RATIO."""
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
@@ -209,7 +199,7 @@ def sequence_mask(inputs: CorrectionInputs) -> Tensor:
 
 
 def geometric_mask(inputs: CorrectionInputs) -> Tensor:
-    """Return 1 for each token of a sequence whose geometric mean of `w_t` lies in [low, high], else 0.
+    """Return 1 for each token of a sequence with a geometric mean of `w_t` in [low, high], else 0.
 
     The mean that gspo clips; the bounds do not depend on the length.
     """

@@ -2,10 +2,10 @@
 
     tokens    a  b  I  I  I  I  c         I: an image of 2 x 2 tokens that starts at position 2
     time      0  1  2  2  2  2  4
-    height    0  1  2  2  3  3  4         text goes on after the longer side of the image
+    height    0  1  2  2  3  3  4         text continues after the longer side
     width     0  1  2  3  2  3  4
 
-Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1. Still images only: their time stands still.
+Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1. Still images have one time.
 """
 
 from __future__ import annotations

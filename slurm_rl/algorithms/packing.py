@@ -11,9 +11,9 @@ Completions of one prompt that are trained on together may read it once:
     prompt p1 p2 p3, completions a1 a2 and b1      one row   p1 p2 p3 a1 a2 b1
                                                    position   0  1  2  3  4  3
 
-A token sees the prompt and its own completion up to itself, so every number is what it would be in a sequence of its
-own, and gradients into the prompt add up as they would over its copies. With G completions of L tokens after a
-prompt of P that is P + G L tokens in place of G (P + L). Known as Prefix Grouper (https://arxiv.org/abs/2506.05433).
+A token attends to the prompt and its own completion, so the results equal those of separate sequences. G completions
+of L tokens after a prompt of P take P + G L tokens instead of G (P + L). Prefix Grouper,
+https://arxiv.org/abs/2506.05433.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
 
 
 def count_shared(sequences: Sequence[TrainSequence]) -> list[int]:
-    """For each sequence how many tokens of its prompt are those of the sequence before it: all, or 0."""
+    """Return for each sequence the number of prompt tokens shared with the previous one: all, or 0."""
     return [0] + [
         later.trained_from if _same_prompt(earlier, later) else 0 for earlier, later in itertools.pairwise(sequences)
     ]
@@ -43,7 +43,7 @@ def _same_prompt(one: TrainSequence, other: TrainSequence) -> bool:
 
 
 def unite(lengths: Sequence[int], shared: Sequence[int], budget: int) -> tuple[list[list[int]], list[int]]:
-    """Neighbours that share a prompt, together as far as they fit the budget: their indices, and tokens.
+    """Merge neighbours with the same prompt within the budget; return their indices and tokens.
 
     >>> unite([5, 5, 5, 4], [0, 3, 3, 0], budget=8)
     ([[0, 1], [2], [3]], [7, 5, 4])
@@ -63,10 +63,10 @@ def unite(lengths: Sequence[int], shared: Sequence[int], budget: int) -> tuple[l
 def pack_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
     """First-fit-decreasing: the indices 0..S-1 in bins of at most `budget` tokens.
 
-    A sequence longer than the budget gets a bin of its own: refusing it is the data's business, not ours.
+    A sequence longer than the budget gets its own bin.
 
     Args:
-        padded: each counts as many tokens as the longest of its bin, as in rows of one sequence each.
+        padded: each sequence counts as many tokens as the longest of its bin.
 
     >>> pack_by_tokens([5, 3, 3, 2], 10), pack_by_tokens([5, 3, 3, 2], 10, padded=True)
     ([[0, 1, 3], [2]], [[0, 1], [2, 3]])
@@ -85,12 +85,11 @@ def pack_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False)
 
 
 def distribute(lengths: Sequence[int], num_workers: int, budget: int, *, padded: bool = False) -> list[list[list[int]]]:
-    """Per worker its micro-batches (lists of indices 0..S-1); every worker has the same number of them.
+    """Return the micro-batches of each worker (lists of indices 0..S-1), the same number for all workers.
 
-    Sharded backends run one collective a micro-batch on all workers at once, so the k-th micro-batches
-    should be about equally long, and so should the workers' totals: bins go out in rounds of similar
-    length, in each round the longest to the worker with the fewest tokens so far. A micro-batch may be empty:
-    the engine then runs a dummy of weight zero.
+    Sharded backends run each micro-batch on all workers at once, so the k-th micro-batches and the totals should have
+    similar lengths: bins are distributed in rounds of similar length, the longest to the worker with the fewest tokens.
+    For an empty micro-batch the engine runs a dummy of weight zero.
 
     Args:
         padded: see `pack_by_tokens`.
@@ -113,10 +112,10 @@ def distribute(lengths: Sequence[int], num_workers: int, budget: int, *, padded:
 
 
 def build_packed_batch(sequences: Sequence[TrainSequence], *, prefix_sharing: bool = False) -> PackedBatch:
-    """The sequences end to end in one row of T tokens with N trained ones, as CPU tensors.
+    """Concatenate the sequences in one row of T tokens with N trained ones, as CPU tensors.
 
     Args:
-        prefix_sharing: note which prompts are read but once.
+        prefix_sharing: mark shared prompts.
     """
     assert sequences, "a micro-batch without sequences is the engine's dummy, not ours to build"
     lengths = np.array([len(s.token_ids) for s in sequences])
@@ -148,7 +147,7 @@ def build_packed_batch(sequences: Sequence[TrainSequence], *, prefix_sharing: bo
 
 
 def _repeat_temperatures(num_trained: npt.NDArray[np.int64], sequences: Sequence[TrainSequence]) -> Tensor | None:
-    """[N] float32, or None when no sequence says its own; only where nothing is trained may it be missing."""
+    """Return [N] float32, or None if no sequence has its own temperature."""
     trained = {sequence.temperature for sequence in sequences if sequence.num_trained}
     if trained <= {None}:
         return None
@@ -157,10 +156,7 @@ def _repeat_temperatures(num_trained: npt.NDArray[np.int64], sequences: Sequence
 
 
 def split_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> list[FloatArray]:
-    """Values [N] of a packed row back to one array [num_trained] a sequence, empty where nothing is trained.
-
-    `sequence_ids` [N] ascends, as `build_packed_batch` makes it.
-    """
+    """Split values [N] of a packed row into one array [num_trained] per sequence. `sequence_ids` [N] ascends."""
     counts = torch.bincount(sequence_ids, minlength=num_sequences)
     parts = values.detach().float().cpu().split(counts.tolist())
     return [part.numpy() for part in parts]
@@ -171,14 +167,14 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def _cost(lengths: Sequence[int], members: Sequence[int], index: int, padded: bool) -> int:
-    """Tokens that a bin grows by; the first of its members is the longest."""
+    """Return the tokens that `index` adds to a bin; the first member is the longest."""
     return lengths[members[0]] if padded and members else lengths[index]
 
 
 def _spread(lengths: Sequence[int], num_bins: int, budget: int, padded: bool) -> list[list[int]] | None:
-    """Exactly `num_bins` bins of about equal tokens: longest first into the emptiest; None if one overflows.
+    """Return exactly `num_bins` bins of similar size; None if one overflows.
 
-    First-fit fills bins to the brim and leaves the last one nearly empty; that one would idle a worker.
+    First-fit would leave the last bin nearly empty, and its worker idle.
     """
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     emptiest_first = [(0, b) for b in range(num_bins)]  # a heap of (tokens, bin)
@@ -193,7 +189,7 @@ def _spread(lengths: Sequence[int], num_bins: int, budget: int, padded: bool) ->
 
 
 def _concatenate(num_trained: npt.NDArray[np.int64], arrays: Sequence[FloatArray | None]) -> Tensor | None:
-    """[N] float32, or None when no sequence has the field; only where nothing is trained may it be missing."""
+    """Return [N] float32, or None if no sequence has the field; sequences without trained tokens may lack it."""
     given = [array for array in arrays if array is not None]
     if not given:
         return None

@@ -28,7 +28,7 @@ _MAX_EXPONENT = 40.0
 class LogRatios:
     """`log policy(answer) - log reference(answer)`, summed over the answer's tokens.
 
-    A reference-free loss takes `log policy(answer)` alone: a reference that gives every answer the same probability.
+    A reference-free loss takes `log policy(answer)`, as with a uniform reference.
     """
 
     chosen: Tensor
@@ -51,9 +51,9 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margins: Tensor | None = Non
 
 
 def center_scores(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """`(chosen + rejected)^2` [P], least where scores lie around 0, which Bradley-Terry's difference says nothing of.
+    """`(chosen + rejected)^2` [P], which keeps scores around 0: https://arxiv.org/abs/2312.09244, section 5.
 
-    https://arxiv.org/abs/2312.09244, section 5; TRL's center_rewards_coefficient weighs the same term.
+    TRL weighs it by center_rewards_coefficient.
     """
     return (chosen + rejected).square()
 
@@ -82,7 +82,7 @@ def dpo_hinge(ratios: LogRatios, config: DPOConfig) -> Tensor:
 def dpo_ipo(ratios: LogRatios, config: DPOConfig) -> Tensor:
     """`(chosen/length - rejected/length - 1 / (2 beta))^2` [P]: IPO, https://arxiv.org/abs/2310.12036, eq. 17.
 
-    The ratios are means over tokens, as the authors told TRL, so that long answers do not overshoot the target.
+    The ratios are means over tokens as in TRL, so that long answers do not overshoot the target.
     """
     return (_difference_of_means(ratios) - 1 / (2 * config.beta)).square()
 
@@ -90,7 +90,7 @@ def dpo_ipo(ratios: LogRatios, config: DPOConfig) -> Tensor:
 def dpo_robust(ratios: LogRatios, config: DPOConfig) -> Tensor:
     """`(-(1 - e) log sigmoid(h) + e log sigmoid(-h)) / (1 - 2 e)` [P]: https://arxiv.org/abs/2403.00409, eq. 7.
 
-    Its expectation over labels of which a share e is swapped is the loss of the right labels.
+    Its expectation over labels with a share e swapped is the loss of the right labels.
     """
     h, e = _difference(ratios, config), config.label_smoothing
     return (-(1 - e) * logsigmoid(h) + e * logsigmoid(-h)) / (1 - 2 * e)

@@ -1,7 +1,7 @@
-"""What depends on the step alone: the learning rate, and every random number. Without torch: the driver imports little.
+"""Learning rate and seeds as pure functions of the step.
 
-A random number comes from the run's seed and a place, never from a generator's history. So nothing random has to be
-saved: step 37 samples the same whether the run began at step 0 or 30.
+A random number follows from the run's seed and its place, not from the history of a generator, so no random state has
+to be saved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slurm_rl.config.train import OptimConfig
 
 
 def derive_seed(*place: int | str) -> int:
-    """A seed in 0 .. 2^63 - 1 for a place such as (run seed, "rollout", step, engine)."""
+    """Return a seed in 0 .. 2^63 - 1 for a place such as (run seed, "rollout", step, engine)."""
     digest = hashlib.sha256(":".join(map(str, place)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -30,10 +30,9 @@ def count_steps(config: SupervisedConfig, num_rows: int) -> int:
 
 
 def schedule_lr(config: OptimConfig, step: int, num_steps: int) -> float:
-    """Learning rate of step 0..num_steps-1.
+    """Return the learning rate of step 0..num_steps-1.
 
-    With 2 steps of warm-up out of 6 and a linear schedule, in units of `config.lr`:
-    0.5, 1, 1, 0.75, 0.5, 0.25: no step is wasted at 0, which is reached as the last one ends.
+    With 2 warm-up steps of 6 and a linear schedule, in units of `config.lr`: 0.5, 1, 1, 0.75, 0.5, 0.25.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

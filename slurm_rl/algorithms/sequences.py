@@ -1,4 +1,4 @@
-"""The nouns that losses, packing and the policy engine share.
+"""Types shared by losses, packing and the policy engine.
 
 Worked example: the prompt `3+4=` (tokens 5 12 6 13) and the completion `7<eos>` (tokens 9 1) make
 
@@ -37,7 +37,7 @@ class ImageSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPrompt:
-    """What a model reads of a prompt."""
+    """Prompt as the model reads it."""
 
     token_ids: list[int]
     """An image has as many placeholders as the model has tokens for it."""
@@ -55,25 +55,24 @@ class TrainSequence:
     trained: npt.NDArray[np.int64] | None = None
     """[num_trained] ascending positions of the trained tokens, the first of them trained_from; None: all from there."""
     weight: float = 0.0
-    """Weight of each trained token in the loss; made by `aggregation_weights` from all sequences of an optimizer step,
-    so that the loss is the plain sum over tokens, micro-batches and workers."""
+    """Weight of each trained token in the loss, from `aggregation_weights`."""
     advantages: FloatArray | None = None
     """[num_trained] advantage of each trained token."""
     old_logprobs: FloatArray | None = None
-    """[num_trained] the denominator of the policy's ratio: logprobs under the sampler, or under the policy at the start
-    of the step (proximal). None with sampler_logprobs: those of the forward pass that trains, before its step."""
+    """[num_trained] denominator of the policy ratio: logprobs under the sampler, or under the policy at the start of
+    the step (proximal). None with sampler_logprobs: logprobs of the training pass."""
     sampler_logprobs: FloatArray | None = None
-    """[num_trained] logprobs under what sampled them, where that is corrected for; else None."""
+    """[num_trained] logprobs under the sampler; None without importance correction."""
     ref_logprobs: FloatArray | None = None
     """[num_trained] logprobs under the reference; None when there is no KL term."""
     old_values: FloatArray | None = None
     """[num_trained] the critic's values when the step began; None without a critic."""
     returns: FloatArray | None = None
-    """[num_trained] what those values should have been."""
+    """[num_trained] targets of the values."""
     temperature: float | None = None
-    """Of its sampling, by which its logits are divided; None: that of the engine, for all of a row."""
+    """Sampling temperature, which divides the logits; None: that of the engine."""
     margin: float = 0.0
-    """By how much a chosen answer should score above its rejected one; read by reward models alone."""
+    """Least difference of scores between chosen and rejected answer; for reward models only."""
     noise_seed: int | None = None
     """Seed of the noise on this sequence's embeddings; None adds none."""
     images: Sequence[ImageSpan] = ()
@@ -91,7 +90,7 @@ class TrainSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """Several sequences laid end to end in one row; the attention restarts where positions restart."""
+    """Several sequences in one row; the attention restarts where positions restart."""
 
     token_ids: torch.Tensor
     """[T] int64."""
@@ -118,9 +117,9 @@ class PackedBatch:
     returns: torch.Tensor | None = None
     """[N] float32."""
     temperatures: torch.Tensor | None = None
-    """[N] float32, of the sampling of each trained token; None: one of all, which the engine knows."""
+    """[N] float32, sampling temperature of each trained token; None: that of the engine."""
     shared: torch.Tensor | None = None
-    """[S] int64, how many first tokens are those of the sequence before, and are read but once; None: each apart."""
+    """[S] int64, number of first tokens shared with the previous sequence; None: no sharing."""
     margins: torch.Tensor | None = None
     """[S] float32."""
     noise_seeds: torch.Tensor | None = None
@@ -134,7 +133,7 @@ class PackedBatch:
     image_positions: torch.Tensor | None = None
     """[I] int64, index in the row of each image's first token."""
     lone_placeholders: torch.Tensor | None = None
-    """[K] int64, index in the row of each placeholder without an image: nothing keeps a model from sampling one."""
+    """[K] int64, index in the row of each sampled placeholder, which has no image."""
 
     @property
     def num_sequences(self) -> int:

@@ -1,4 +1,4 @@
-"""What episodes of several turns need of a model's chat template, asked before anything is started."""
+"""Check the chat template for episodes of several turns, before anything is started."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slurm_rl.models.model_folder import load_text_config
 
 
 def check_turns(config: RunConfig, model_path: str, tokenizer: Any, tools: Sequence[Schema]) -> None:
-    """Nothing where no environment, no tool and no program goes on behind a reply.
+    """Check that a conversation can continue after a reply; no-op for single turns.
 
     Raises:
-        ConfigError: the template cannot be gone on with (see `TurnRenderer`), or sampling does not end where it ends a
-            turn: such a reply would go on with what others say.
+        ConfigError: the template cannot continue a conversation (see `TurnRenderer`), or sampling does not stop where
+            the template ends a turn.
     """
     if not config.env.is_on:
         return
@@ -38,10 +38,10 @@ def check_turns(config: RunConfig, model_path: str, tokenizer: Any, tools: Seque
 
 
 def find_stops(config: RunConfig, model_path: str, tokenizer: Any) -> set[int]:
-    """Tokens at which vLLM ends a reply: those of the tokenizer, of generation_config.json and of the run."""
+    """Return the stop tokens of vLLM: from the tokenizer, generation_config.json and the run."""
     from slurm_rl.models.load_model import load_generation_config
 
     text = load_text_config(model_path, config.model.trust_remote_code)
-    said = load_generation_config(model_path, text, config.model).eos_token_id
-    own = said if isinstance(said, list) else [] if said is None else [said]
+    eos = load_generation_config(model_path, text, config.model).eos_token_id
+    own = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return {tokenizer.eos_token_id, *own, *config.rollout.stop_token_ids}

@@ -1,4 +1,4 @@
-"""The critic: per-token values, in workers of its own."""
+"""The critic: workers that compute values per token."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class CriticWorker(TrainWorker):
-    """Holds one rank of the critic, and a reward model where one shares its device. Runs as a Ray actor."""
+    """One rank of the critic, and a reward model if it shares the device. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, place: WorkerRank) -> None:
         self.config, self.place = config, place
 
     def find_rendezvous(self) -> tuple[str, int]:
-        """Return the rendezvous of rank 0: as planned on the head node, whose ports were tested; else a free port."""
+        """Return the rendezvous of rank 0: the planned port on the head node, a free port elsewhere."""
         place = self.place
         return (place.master_address, place.master_port) if place.master_port else find_address()
 
     def build(self, rendezvous: tuple[str, int], model_path: str, init_from: str | None) -> RowCheck:
-        """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
+        """Load architecture and tokenizer of `model_path`, and weights of `init_from` if it is set."""
         from slurm_rl.models.distributed import init_process_group
         from slurm_rl.models.policy import PolicyEngine
 
@@ -45,7 +45,7 @@ class CriticWorker(TrainWorker):
         init_process_group(place.rank, place.world_size, *rendezvous, timeout_s=self.config.trainer.step_timeout_s)
         self.engine = PolicyEngine(
             model_path,
-            # Whole, also where the policy trains adapters: its head is new.
+            # Without adapters: the value head is new.
             self.config.model.model_copy(update={"init_from": init_from, "lora": None}),
             self.config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             self.config.critic.optim,
@@ -58,12 +58,12 @@ class CriticWorker(TrainWorker):
         return self.engine.rows
 
     def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        """Values at the trained positions."""
+        """Return the values at the trained positions."""
         found = self.engine.compute_scores(micro_batches)
         return found if self.unit is None else [[self.unit.normalize(values) for values in batch] for batch in found]
 
     def train(self, micro_batches: MicroBatches, clip: float | None, lr: float) -> dict[str, float]:
-        """One optimizer step of the value loss."""
+        """Take one optimizer step of the value loss."""
         return self.engine.train(micro_batches, build_critic_loss(clip, self.unit), lr)
 
     def rewards(self, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
@@ -74,7 +74,7 @@ class CriticWorker(TrainWorker):
         from slurm_rl.models.distributed import get_device
 
         model = self.config.reward.model.model_copy(update={"device": str(get_device())})
-        # On CPU the two models of this process take turns on its threads.
+        # On CPU the two models of this process share its threads.
         num_cores = len(os.sched_getaffinity(0))
         num_sharing = max(1, num_cores // (self.place.num_threads or num_cores))
         return specify_model(model, num_sharing)
@@ -95,7 +95,7 @@ class Critic:
         return self.workers.note_rows(found)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Rewards by the reward models in the critic's processes; see `Scorer`."""
+        """Score by the reward models in the critic's processes; see `Scorer`."""
         outcomes = self.workers.deal("rewards", items)
         return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, outcomes, strict=True)]
 
@@ -104,7 +104,7 @@ class Critic:
         return self.workers.compute("values", [read_before(sequence) for sequence in sequences])
 
     def train(self, batches: Sequence[Sequence[TrainSequence]], clip: float | None, lr: float) -> dict[str, float]:
-        """One optimizer step a batch; the numbers of them together."""
+        """Take one optimizer step per batch; return metrics over all of them."""
         totals: dict[str, float] = {}
         for batch in batches:
             add_totals(totals, self.workers.train("train", [read_before(sequence) for sequence in batch], clip, lr))
@@ -120,8 +120,7 @@ class Critic:
 def read_before(sequence: TrainSequence) -> TrainSequence:
     """Return the sequence with each trained position moved one token back, where the critic's value is read.
 
-    Tokens of an environment have no value: the value before a turn's first token is read at the last token that the
-    environment wrote.
+    The value before the first token of a turn is read at the last token of the environment.
     """
     return TrainSequence(
         token_ids=sequence.token_ids,
@@ -135,9 +134,9 @@ def read_before(sequence: TrainSequence) -> TrainSequence:
 
 
 def read_unit(config: RunConfig) -> ScoreStatistics | None:
-    """How the scores of the reward model that the critic begins as become rewards; None where they are rewards.
+    """Return the normalization of the reward model that the critic starts from; None if its scores are not normalized.
 
-    Else its first values would be off by the mean that normalization takes from every reward.
+    Without it, the first values would be off by the mean of the rewards.
     """
     from transformers import AutoConfig
 
@@ -167,7 +166,7 @@ def build_critic_loss(clip: float | None, unit: ScoreStatistics | None = None) -
 
 
 def value_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
-    """How good the critic was before it learned of this batch."""
+    """Return metrics of the values before this batch was learned."""
     values = [sequence.old_values for sequence in sequences if sequence.old_values is not None]
     returns = [sequence.returns for sequence in sequences if sequence.returns is not None]
     if not sum(map(len, values)):

@@ -1,4 +1,4 @@
-"""Environments on all nodes of a run: processes of the trainer on the head node, of a Ray actor on each other node."""
+"""Environments on all nodes of a run: child processes of the trainer, and of a Ray actor on each other node."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _LATE_S = 90.0
 
 
 class EnvironmentHost:
-    """The environments of one node. Runs as a Ray actor, several calls at once.
+    """The environments of one node. Runs as a Ray actor with concurrent calls.
 
     Args:
-        config: `num_workers` of this node.
-        schemas: of the tools of env.tools.
+        config: with the `num_workers` of this node.
+        schemas: tool schemas of env.tools.
     """
 
     def __init__(self, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
-        # Each process that multiprocessing starts would import this one's main module, which is Ray's, and Ray with it.
+        # Otherwise multiprocessing would import Ray's main module in each process.
         vars(sys.modules["__main__"]).pop("__file__", None)
         self._pool = EnvironmentPool(config, schemas)
 
     def start(self) -> Facts:
-        """Return when the processes are up; raises the errors of EnvironmentPool."""
+        """Return once the processes are up; raise the errors of EnvironmentPool."""
         self._pool.__enter__()
         return self._pool.facts
 
@@ -51,7 +51,7 @@ class EnvironmentHost:
         self._pool.submit(calls)
 
     def listen(self, wait_s: float, linger_s: float) -> list[Answer]:
-        """Answers that have come; waits for the first so long, and for others a little."""
+        """Return answers; wait `wait_s` for the first, and `linger_s` for others."""
         deadline = time.monotonic() + wait_s
         while not (found := self._pool.listen(wait_s)) and time.monotonic() < deadline and not self._pool.is_closed:
             pass
@@ -115,13 +115,14 @@ def open_environments(
     report: Callable[..., None],
     number: int,
 ) -> Iterator[Environments]:
-    """The environments of a source, on the nodes of the run.
+    """Open the environments of a source on the nodes of the run.
 
     Args:
-        number: of the source, in the names of its actors.
+        number: number of the source, for the names of its actors.
 
     Raises:
-        ConfigError: the user's file cannot be run, or is another on another node; RewardError: they are not up in time.
+        ConfigError: the user's file cannot be run, or differs between nodes.
+        RewardError: the environments are not up in time.
     """
     num_nodes = cluster.plan.num_nodes
     counts = count_workers_by_node(config.num_workers, num_nodes)

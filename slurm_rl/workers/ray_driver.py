@@ -51,8 +51,7 @@ class Cluster:
         """Join the Ray cluster and wait until the nodes of the run have joined."""
         import ray
 
-        # Ray puts the working directory first on the path of every worker. Where that is a checkout, actors would run
-        # other code than the driver, which runs the snapshot.
+        # Ray puts the working directory first on the path of workers. They must run the snapshot, like the driver.
         with contextlib.chdir(Path(slurm_rl.__file__).parents[1]):
             ray.init(
                 address=os.environ["RAY_ADDRESS"],
@@ -67,12 +66,12 @@ class Cluster:
 
         Args:
             generation: number of earlier starts in this attempt.
-            max_concurrency: calls that run at once, each in a thread; 1 keeps their order.
+            max_concurrency: concurrent calls; 1 keeps their order.
         """
         import ray
 
         name = f"{actor.role}-{actor.index}"
-        # The name of one that is being killed is still taken.
+        # Ray reserves the name of an actor that is being killed.
         own = f"{name}.{generation}" if generation else name
         before = self._life(name, generation - 1) if generation else ""
         remote = ray.remote(with_heartbeat(cls, own)).options(
@@ -121,15 +120,15 @@ class Cluster:
         stoppable: bool = True,
         on_ready: Callable[[int], None] = lambda count: None,
     ) -> list[Any]:
-        """Results of remote calls in order.
+        """Return the results of remote calls in order.
 
         Args:
             calls: (actor, object reference) pairs.
-            stoppable: raise StopRequested as soon as a stop signal comes; false while weights change.
-            on_ready: is given the number of results so far, each time there are more.
+            stoppable: raise StopRequested at a stop signal; False while weights change.
+            on_ready: called with the number of results when it grows.
 
         Raises:
-            TrainingError: an actor died, raised, or was silent at the deadline; it is named.
+            TrainingError: an actor died, raised, or did not answer before the deadline; the message names it.
         """
         import ray
 

@@ -1,5 +1,4 @@
-"""The nodes of a run as its driver sees them: those that our agents brought up, or those that an existing Ray cluster
-sets aside for it."""
+"""The nodes of a run in Ray: started by our agents, or reserved in an existing cluster."""
 
 from __future__ import annotations
 
@@ -53,16 +52,15 @@ class OwnRayNodes:
         return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
 
     def num_cpus(self, node: int) -> int:
-        """Cores of ours on that node."""
+        """Return the number of our cores on that node."""
         return self.cpus[node]
 
     def host(self) -> str:
-        """Address of the driver's node that the others reach."""
+        """Return the address of the driver's node."""
         return os.environ["RAY_ADDRESS"].rpartition(":")[0]
 
     def rendezvous(self, role: str, node: int) -> tuple[str, int]:
-        """Address and free port where the ranks of a role meet; the first of them is on `node`."""
-        # On the head node ports were proven free; elsewhere the first rank finds one itself.
+        """Return the rendezvous of a role with rank 0 on `node`; port 0 if rank 0 must find a free one."""
         return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
 
 
@@ -78,16 +76,16 @@ def find_ours(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mappin
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Return the facts that a node of an existing cluster reports."""
+    """Facts about a node of an existing cluster."""
 
     name: str
     ip: str
     gpus: list[str]
-    """The names by which Ray knows the GPUs that it gave us there."""
+    """Ray's ids of our GPUs there."""
     ports: dict[str, int]
-    """Role -> a port that is free now."""
+    """Free port by role."""
     sees_run: bool
-    """The run directory is there, too."""
+    """Whether the run directory is visible there."""
 
 
 class NodeHolder:
@@ -104,7 +102,7 @@ class NodeHolder:
 class SharedRayNodes:
     """Nodes of an existing cluster: a placement group reserves them, each with all resources of one node of the run.
 
-    It waits while others hold the resources or the cluster grows, and is removed when the driver ends.
+    It waits until the resources are free, and is removed when the driver ends.
     """
 
     namespace: str | None = None  # a fresh one: several runs share the cluster
@@ -199,10 +197,10 @@ def describe_nodes(nodes: Sequence[dict[str, Any]]) -> str:
 
 
 def check_all_see(facts: Sequence[NodeFacts], run_dir: str) -> None:
-    """Workers write their checkpoints themselves, and read the model that the driver made.
+    """Check that all nodes see the run directory, which workers read and write.
 
     Raises:
-        ConfigError: naming the nodes that do not see the run directory.
+        ConfigError: some nodes do not see it; the message names them.
     """
     blind = [node.name for node in facts if not node.sees_run]
     if blind:
@@ -215,7 +213,6 @@ def check_all_see(facts: Sequence[NodeFacts], run_dir: str) -> None:
 
 def _free_ports(roles: dict[str, str]) -> dict[str, int]:
     with ExitStack() as stack:
-        # All open at once, so that they differ.
         sockets = {role: stack.enter_context(socket.socket()) for role in roles}
         for probe in sockets.values():
             probe.bind(("", 0))
@@ -223,7 +220,7 @@ def _free_ports(roles: dict[str, str]) -> dict[str, int]:
 
 
 def find_address() -> tuple[str, int]:
-    """The address in the Ray cluster of the node of this process, and a port that is free there now."""
+    """Return the address of this node in the Ray cluster, and a free port."""
     import ray
 
     return ray.util.get_node_ip_address(), _free_ports({"here": ""})["here"]

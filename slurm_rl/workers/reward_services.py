@@ -38,7 +38,6 @@ class ServiceHost:
         alone = config.service.model_copy(update={"num_replicas": 1})
         run = RunDir(run_dir)
         self._stack = ExitStack()
-        # Of this node, mode 0700.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="reward-"))
         self._services = RewardServices(
             config.model_copy(update={"service": alone}),
@@ -56,11 +55,11 @@ class ServiceHost:
         return self._stack.enter_context(self._services).urls[0]
 
     def check(self) -> None:
-        """Raise RewardError, with the end of its log, when it was given up."""
+        """Raise RewardError with the end of its log if the service was abandoned."""
         self._services.check()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the service."""
         self._stack.close()
 
 

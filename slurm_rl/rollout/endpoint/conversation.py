@@ -38,7 +38,7 @@ class Said:
     name: str
     """Name of its position in the dialogue, independent of the order of requests."""
     parent: Said | None
-    """Turn whose tokens it continues; None: it begins with the whole dialogue."""
+    """Turn that it continues; None: it begins with the whole dialogue."""
     read: list[int]
     """Token ids behind the parent's; without one, the prompt."""
     reply: Trajectory
@@ -197,14 +197,14 @@ class Conversation:
         said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)
         self.turns.append(said)
         answered = _extend(place.key, message)
-        # Of two replies with the same text the first is continued.
+        # If two replies have the same text, the first is continued.
         self._by_messages.setdefault(answered, said)
         return said
 
     def branches(self) -> list[list[Said]]:
         """Return the received turns as branches of turns with contiguous tokens.
 
-        A branch whose first turn has a parent begins with tokens of another branch.
+        A branch begins with tokens of another branch if its first turn has a parent.
         """
         known: set[int] = set()
         for said in self.turns:
@@ -246,7 +246,7 @@ def text_of(message: Message) -> str:
 
 
 def message_keys(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Iterator[str]:
-    """A key of the first message, of the first two, and so on; of other tools it is another."""
+    """Yield a key for each prefix of the messages; it depends on the tools, too."""
     key = _digest(json.dumps(tools, sort_keys=True)) if tools else ""
     for message in messages:
         key = _extend(key, message)
@@ -254,7 +254,7 @@ def message_keys(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> I
 
 
 def _extend(key: str, message: Message) -> str:
-    """Programs keep of a reply its text, often without the spaces around it, and say nothing in several ways."""
+    """Return the key with a message added; spaces around the text and forms of an empty text do not matter."""
     calls = [call["function"] for call in read_calls(message).get("tool_calls", ())]
     plain = [message["role"], text_of(message).strip(), calls, message.get("tool_call_id"), message.get("name")]
     return _digest(key + json.dumps(plain, sort_keys=True))

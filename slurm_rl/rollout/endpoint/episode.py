@@ -158,7 +158,7 @@ class LiveEpisode:
         if call.num_retries == 0:
             return None
         same = [one for one in self._answers if one.call.digest == call.digest]
-        # Of several requests with the same body: one without a received answer.
+        # Among requests with the same body, prefer one without a received answer.
         return next((one for one in same if not one.heard), next(reversed(same), None))
 
     async def _sample(self, request: ReplyRequest) -> list[Said]:

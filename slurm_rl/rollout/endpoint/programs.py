@@ -32,9 +32,9 @@ from slurm_rl.rewards.values import read_number, read_numbers
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
 
 EPISODE = "SLURM_RL_EPISODE"
-"""Environment variable: the name of the episode, the same when it is played again; all that it starts inherits it."""
+"""Environment variable with the name of the episode; child processes inherit it."""
 ADAPTER, ADAPTERS = "adapter:", Path(__file__).parent / "adapters"
-"""`adapter:NAME` among the words of a program is the file play_NAME.py there."""
+"""`adapter:NAME` in a command means the file play_NAME.py there."""
 _KEPT_BYTES = 256_000
 """Number of bytes kept from the end of a program's output."""
 _SHOWN_CHARS = 400
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def find_argv(program: Sequence[str]) -> list[str]:
-    """The words to start: Python files as the run's copy of them, where there is one, and adapters of ours by name."""
+    """Return the command, with the run's copies of Python files and the paths of our adapters."""
     return [_find_word(word) for word in program]
 
 
@@ -67,7 +67,7 @@ def _find_word(word: str) -> str:
 
 
 def find_version(argv: Sequence[str]) -> str:
-    """A hash of the words; of files of Python their bytes, which are the same in another folder."""
+    """Return a hash of the command, with the bytes of Python files in place of their paths."""
     found = hashlib.sha256()
     for word in argv:
         file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
@@ -87,7 +87,6 @@ def build_environment(environ: Mapping[str, str], url: str, key: str, episode: s
     return {
         **env,
         "PATH": f"{here}{os.pathsep}{env.get('PATH', os.defpath)}",
-        # Proxies are for the outside world.
         **{name: ",".join(filter(None, [value, "127.0.0.1"])) for name, value in around.items()},
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
@@ -96,7 +95,7 @@ def build_environment(environ: Mapping[str, str], url: str, key: str, episode: s
 
 
 def start_program(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, so that all it starts can be ended with it; OSError where that cannot be."""
+    """Start a process in its own session, so that its children can be killed with it; may raise OSError."""
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
@@ -104,11 +103,11 @@ def start_program(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Pop
 def run_program(
     argv: Sequence[str], env: Mapping[str, str], row: Mapping[str, Any], timeout_s: float, stop: threading.Event
 ) -> Verdict | Failure:
-    """Run it to its end, or to the deadline, and end whatever is left of it.
+    """Run a program to its end or the deadline, and kill its session.
 
     Args:
-        row: goes to its standard input, as JSON.
-        stop: ends it before.
+        row: written to standard input, as JSON.
+        stop: ends the program early.
     """
     try:
         process = start_program(argv, env)
@@ -132,7 +131,7 @@ def run_program(
 
 
 def _listen(process: subprocess.Popen[bytes], row: bytes, is_over: Callable[[], bool]) -> tuple[list[bytes], bool]:
-    """The end of its output and of its errors, when it has ended; and whether it was late."""
+    """Return the last bytes of stdout and stderr, and whether the program was late."""
     assert process.stdin and process.stdout and process.stderr
     pipes, printed = [process.stdout, process.stderr], [b"", b""]
     with selectors.DefaultSelector() as waiting:
@@ -190,7 +189,7 @@ def describe_end(status: int, errors: bytes) -> Failure:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to its session, before it is waited for and its number may become another's."""
+    """Kill the session, before the process is reaped and its pid may be reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -207,7 +206,7 @@ def end_strays(episodes: Sequence[str], environ: Mapping[str, str]) -> list[int]
     """Kill child processes that left the session of their program; return them.
 
     Args:
-        environ: environment of this process; processes with the mark of another attempt are left alone.
+        environ: environment of this process; processes with the mark of another attempt are ignored.
     """
     wanted, own = {f"{EPISODE}={name}".encode() for name in episodes}, environ.get(MARK)
     found = []
@@ -240,7 +239,7 @@ def parse_verdict(printed: str) -> Verdict | Failure:
 
 
 def read_verdict(tree: Mapping[str, Any]) -> Verdict | Failure:
-    """Return what an object with `reward`, and perhaps `scores`, says; also one in the journal of an older version."""
+    """Return the verdict of a JSON object with `reward` and optional `scores`."""
     reward = tree.get("reward")
     try:
         said = None if reward is None else read_number(reward)

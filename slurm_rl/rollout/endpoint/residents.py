@@ -39,10 +39,10 @@ _NOT_IN_TIME = "the program had not ended the episode after {:g} s"
 
 
 class Resident:
-    """One process, and the episodes that it plays."""
+    """One process and its episodes."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it; OSError where that cannot be."""
+        """Start the process; may raise OSError."""
         self.process = start_program(argv, env)
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
@@ -57,10 +57,10 @@ class Resident:
             thread.start()
 
     def play(self, name: str, row: Mapping[str, Any], timeout_s: float, stop: threading.Event) -> Verdict | Failure:
-        """Have it play an episode, to its end or to the deadline.
+        """Play an episode to its end or the deadline.
 
         Args:
-            row: goes to its standard input as a line of JSON; its `episode` is `name`.
+            row: written to standard input as a line of JSON; its `episode` is `name`.
         """
         deadline, done = time.monotonic() + timeout_s, Future[Verdict | Failure]()
         with self._lock:
@@ -88,7 +88,7 @@ class Resident:
             end_session(self.process)
             for thread in self._threads:
                 thread.join(_EXIT_S)
-            # One that still listens hears a process that left the session, and that is ended with the batch.
+            # A thread that still reads waits for a process that left the session, which `end_strays` kills.
             if not any(thread.is_alive() for thread in self._threads):
                 close_pipes(self.process)
 
@@ -111,7 +111,7 @@ class Resident:
             found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
             if found is not None and not self.is_over:
                 status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                # Its last words are in the pipe; only a child that outlives it holds that open for longer.
+                # The pipe stays open longer only if a child process outlives the program.
                 self._error_listener.join(_EXIT_S)
                 told = describe_end(status, self._errors)
         with self._lock:
@@ -126,7 +126,7 @@ class Resident:
                 self._errors = (self._errors + data)[-_KEPT_BYTES:]
 
     def _take(self, line: str) -> None:
-        """Take a line of its output; a bad one costs the episode that it is of, and no other."""
+        """Parse a line of output; an invalid one fails its own episode only."""
         try:
             tree = json.loads(line) if line.lstrip().startswith("{") else None
         except (ValueError, RecursionError):
@@ -168,7 +168,7 @@ class Residents:
         self._load: dict[Resident, int] = {}
 
     def play(self, name: str, row: Mapping[str, Any], timeout_s: float, stop: threading.Event) -> Verdict | Failure:
-        """Have one of them play an episode."""
+        """Play an episode in one of the processes."""
         try:
             resident = self._take()
         except OSError as error:
@@ -185,7 +185,7 @@ class Residents:
             resident.end()
 
     def _take(self) -> Resident:
-        """The busiest that has room, so that few are needed."""
+        """Return the busiest process with room, so that few are needed."""
         with self._lock:
             free = [one for one, load in self._load.items() if load < self.rows and not one.is_over]
             chosen = max(free, key=lambda one: self._load[one]) if free else Resident(self.argv, self.env)

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _COPYING = "GptOssForCausalLM"
-"""Model of vLLM whose `load_weights` copies experts and attention sinks into the parameters, past their loaders."""
+"""vLLM model with a `load_weights` that copies experts and attention sinks into the parameters, past their loaders."""
 _COPIED = {"w13_weight", "w2_weight", "w13_bias", "w2_bias", "sinks"}
 
 

@@ -1,13 +1,9 @@
-"""One row a step, to metrics.jsonl, TensorBoard and, when asked, Weights & Biases.
+"""Metrics: one row per step in metrics.jsonl, TensorBoard and Weights & Biases.
 
     {"step": 412, "stage": "grpo", "reward/mean": 0.53, ..., "time/step_s": 2.1, "time/stamp": 1795223958.8}
 
-Steps count on over the whole run: with 400 warm-up steps the first GRPO step is 401, and an
-evaluation carries the step after which it was made. So one number says which step a checkpoint is of,
-and `rewind` needs no second one.
-
-Keys under `time/` are wall-clock. All others must be equal digit for digit in a resumed run, so
-floats are written with all their digits.
+Steps count over the whole run: after 400 warm-up steps the first GRPO step is 401. An evaluation has the number of the
+step before it. Except for `time/`, all values are equal digit for digit in a resumed run.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from slurm_rl.run_dir.step_log import StepLog
 
 
 class TensorBoardRun:
-    """One event file an attempt; TensorBoard reads all files of the folder as one run."""
+    """Event file of an attempt; TensorBoard reads all files of the folder as one run."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -39,7 +35,7 @@ class TensorBoardRun:
             self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, values: Mapping[str, float], wall_time: float) -> None:
-        """Add one point to the curve of each key."""
+        """Add a point to the curve of each key."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -48,7 +44,7 @@ class TensorBoardRun:
         self._add(Event(step=step, wall_time=wall_time, summary=Summary(value=points)))
 
     def purge_after(self, step: int) -> None:
-        """Tell readers to drop earlier points after `step`, so that a resumed curve has no double end."""
+        """Make readers drop earlier points after `step`."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         restart = SessionLog(status=SessionLog.START)
@@ -68,11 +64,10 @@ STAMP = "time/stamp"
 
 
 class MetricsLogger:
-    """Owned by the trainer alone; two writers of one run would double its rows.
+    """Writes the metrics of a run; there must be one writer.
 
-    At the start of every attempt call `rewind`, with the step of the checkpoint that was loaded or
-    -1 when there was none. Log the rows of a step before its checkpoint is saved: a row that comes
-    after it is lost when the run dies in between.
+    At the start of every attempt call `rewind` with the step of the loaded checkpoint, or -1. Log the rows of a step
+    before its checkpoint is saved, or a crash in between loses them.
     """
 
     def __init__(
@@ -83,10 +78,6 @@ class MetricsLogger:
         config_dict: dict[str, Any],
         attempt: AttemptDir | None = None,
     ) -> None:
-        """Args:
-        attempt: whose steps.jsonl gets the times; None: nobody's.
-        """
-
         from slurm_rl.trainers.common.wandb_run import open_wandb
 
         self._run = run
@@ -96,7 +87,7 @@ class MetricsLogger:
         self._wandb = open_wandb(run, wandb, run_name, config_dict)
 
     def log(self, step: int, stage: str, values: Mapping[str, float]) -> None:
-        """Append one row; leave a value that is missing out of `values`."""
+        """Append a row; `values` leaves out missing values."""
         if step < self._last_step:
             raise TrainingError(
                 f"metrics of step {self._last_step} are logged, so the next step must not be before it",
@@ -107,7 +98,7 @@ class MetricsLogger:
         stamp = numbers.pop(STAMP, time.time())
         append_row(self._run, self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
         self._last_step = step
-        # Into the trainer's log, which is what `logs -f` shows of a healthy run.
+        # For `logs -f`.
         print(render_row(step, stage, numbers, stamp), flush=True)
         self._tensorboard.log(step, numbers, stamp)
         if self._wandb:
@@ -115,21 +106,20 @@ class MetricsLogger:
         self.steps.add(step, stage, numbers)
 
     def rewind(self, step: int, num_rows: int | None = None) -> None:
-        """Forget every row after `step`, the step of the checkpoint that was loaded.
+        """Remove the rows after `step`, the step of the loaded checkpoint.
 
         Args:
-            num_rows: length of metrics.jsonl when that checkpoint was made; an evaluation after it may
-                bear the same step.
+            num_rows: length of metrics.jsonl at that checkpoint; a later evaluation may have the same step.
         """
         self._run.require_ours()
         keep_rows_up_to(self._run.samples, step)
         keep_rows_up_to(self._run.metrics, step, num_rows)
         self._last_step = _last_step(self._run.metrics)
-        # W&B needs nothing: it drops rows of steps it holds, and ours would be equal to them.
+        # W&B ignores rows of steps that it has, and ours are equal.
         self._tensorboard.purge_after(step)
 
     def close(self) -> None:
-        """Flush and close; later calls of `log` are an error."""
+        """Flush and close."""
         self._tensorboard.close()
         if self._wandb:
             self._wandb.sum_up(load_function("slurm_rl.plugins.goodput.read:summarize_goodput")(self._run))
@@ -137,9 +127,9 @@ class MetricsLogger:
 
 
 def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
-    """Drop the rows with a larger step, those after the first `num_rows`, and a last line that a crash cut.
+    """Drop the rows with a larger step, those after the first `num_rows`, and an incomplete last line.
 
-    The other lines keep their bytes; a damaged one in their midst goes the way of the row before it.
+    Other lines keep their bytes; a damaged line is treated like the row before it.
     """
     if not path.is_file():
         return
@@ -160,7 +150,7 @@ def _last_step(path: Path) -> int:
 
 
 def _finite(key: str, value: float, step: int) -> float:
-    """A plain Python number, exact also when it came as a numpy or tensor scalar."""
+    """Return a plain Python number, also for a numpy or tensor scalar."""
     number: float = value.item() if hasattr(value, "item") else value
     if isinstance(number, (int, float)) and math.isfinite(number):
         return number

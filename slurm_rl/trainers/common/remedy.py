@@ -1,4 +1,4 @@
-"""The plan of a run, with what an attempt that ran out of memory has changed of it."""
+"""Plan of a run, adapted after an out-of-memory failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 
 def load_plan(run: RunDir) -> JobPlan:
-    """plan.json; micro-batches are smaller once the run was out of memory (see launch/controller/ends.py)."""
+    """Read plan.json, with smaller micro-batches after an out-of-memory failure (see launch/controller/ends.py)."""
     plan = JobPlan.from_json(read_json(run.plan))
     if not run.remedy.is_file():
         return plan

@@ -1,9 +1,9 @@
-"""Weights & Biases, as a guest: whatever it does, the training goes on.
+"""Weights & Biases. Its failures never stop the training.
 
-* The API key stays in the environment or in netrc; it is never handed over, logged or written.
-* One W&B run a run directory: its id is made once and every attempt goes on with it.
-* No network: after `INIT_TIMEOUT_S` the run is kept on disk, and an event says how to upload it.
-* Nothing but config, metrics and system load leaves: no code, no git state, no console, no argv.
+* The API key stays in the environment or in netrc; it is never passed on, logged or written.
+* A run directory has one W&B run, which every attempt resumes.
+* Without network, after `INIT_TIMEOUT_S` the run stays on disk, and an event has the command to upload it.
+* Only config, metrics and system load are sent: no code, git state, console or argv.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 15.0
 
 
 class WandbRun:
-    """An open W&B run; after its first failure it is silent."""
+    """An open W&B run; it is disabled after its first failure."""
 
     def __init__(self, run: RunDir, wandb_run: Any) -> None:
         self._run = run
@@ -44,7 +44,7 @@ class WandbRun:
         self._guard(lambda: self._wandb_run.summary.update(dict(values)))
 
     def close(self) -> None:
-        """Upload what is left, for a bounded time."""
+        """Upload the rest within FINISH_TIMEOUT_S."""
         self._guard(lambda: self._wandb_run.finish())
         _stop_service()
 
@@ -53,14 +53,13 @@ class WandbRun:
             return
         try:
             call()
-        # Any failure of a logging service must cost the run nothing but its curve there.
         except Exception as error:
             self._wandb_run = None
             append_event(self._run, "wandb/failed", cause=_cause(error), sync=f"wandb sync {shlex.quote(self._folder)}")
 
 
 def open_wandb(run: RunDir, config: WandbConfig, run_name: str, config_dict: dict[str, Any]) -> WandbRun | None:
-    """Open or resume the W&B run, offline where online does not work; None when disabled."""
+    """Open or resume the W&B run, offline if online fails; None if disabled."""
     key = find_key()
     if config.mode == "disabled" or (config.mode == "auto" and not key):
         return None
@@ -76,7 +75,7 @@ def _try_open(
 ) -> WandbRun | None:
     mode = "online" if online else "offline"
     try:
-        # An image may come without the package; that too must not end the run.
+        # An image may lack the package.
         wandb = importlib.import_module("wandb")
         run.wandb.mkdir(parents=True, exist_ok=True)
         opened = wandb.init(
@@ -84,7 +83,7 @@ def _try_open(
             entity=config.entity,
             name=run_name,
             id=load_id(run),
-            # Offline there is nobody to ask whether the id exists; the upload joins the attempts.
+            # The upload of offline runs joins the attempts.
             resume="allow" if online else None,
             mode=mode,
             dir=str(run.wandb),
@@ -103,11 +102,10 @@ def _try_open(
 
 
 def _stop_service() -> None:
-    """End W&B's helper process; a later init starts a new one.
+    """Stop W&B's helper process: before a second init, because it holds the id of a failed one, and before the end,
+    because `finish` may return while it writes.
 
-    It must go before a second init, since it still holds the id of one that failed, and before the
-    trainer leaves, since `finish` returns while it may still be writing. W&B waits for it without a
-    limit and can call `sys.exit`, so that happens in a thread which nobody has to wait for.
+    W&B waits for it without a timeout and may call `sys.exit`, hence the thread.
     """
 
     def teardown() -> None:
@@ -138,7 +136,7 @@ def _private_settings() -> dict[str, Any]:
 
 
 def load_id(run: RunDir) -> str:
-    """The W&B id of this run; made by the first attempt and kept."""
+    """Return the W&B id of this run, created by the first attempt."""
     path = run.path / "wandb_id"
     if not path.is_file():
         write_text(path, secrets.token_hex(8) + "\n")
@@ -146,7 +144,7 @@ def load_id(run: RunDir) -> str:
 
 
 def find_key() -> str | None:
-    """The API key that W&B itself would find without asking."""
+    """Return the API key that W&B would use."""
     if key := os.environ.get("WANDB_API_KEY"):
         return key
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -159,13 +157,12 @@ def find_key() -> str | None:
 
 
 def _report_offline(run: RunDir, cause: str) -> None:
-    # Uploads what every offline attempt kept on disk, in order, into the one W&B run.
     sync = f"wandb sync --id {load_id(run)} {shlex.quote(str(run.wandb / 'wandb'))}/offline-run-*"
     append_event(run, "wandb/offline", cause=cause, sync=sync)
 
 
 def _cause(error: Exception) -> str:
-    """The error in words, without the key should the service echo it."""
+    """Return the error as text, without the key."""
     text = f"{type(error).__name__}: {error}"
     key = find_key()
     return text.replace(key, "<key>") if key else text

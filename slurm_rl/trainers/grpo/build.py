@@ -43,8 +43,8 @@ def start_engine(
 
     max_model_len = config.max_sequence_tokens
     any_time = config.has_async_engines
-    told = {"weight_transfer": cluster.plan.weight_transfer, "inflight_weight_updates": any_time}
-    rollout = config.rollout.model_copy(update=told)
+    chosen = {"weight_transfer": cluster.plan.weight_transfer, "inflight_weight_updates": any_time}
+    rollout = config.rollout.model_copy(update=chosen)
     actor = _actors(cluster, "rollout")[index]
     return cluster.place(
         actor,

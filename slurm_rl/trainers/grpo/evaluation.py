@@ -1,4 +1,4 @@
-"""Evaluation in the loop: held-out prompts sampled and scored when it is due, and what the run remembers of it."""
+"""Evaluation in the loop, on held-out prompts and evaluation sets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Evaluator:
-    """Measures the policy on prompts that it is not trained on.
+    """Measures the policy on prompts outside of training.
 
     Args:
-        write_row: takes stage and numbers of a line of metrics.jsonl.
+        write_row: writes a row of metrics.jsonl.
     """
 
     def __init__(
@@ -39,8 +39,7 @@ class Evaluator:
         self.rollouts, self.sync, self.write_row = rollouts, sync, write_row
 
     def run_if_due(self, state: TrainerState) -> None:
-        """Evaluate before the first step, after the last, and every `eval.interval` steps; never without rows for
-        it."""
+        """Evaluate before the first step, after the last, and every `eval.interval` steps."""
         done, every = state.step - self.config.warmup.num_steps, self.config.eval.interval
         due = done in (0, self.config.trainer.num_steps) or (every and done % every == 0)
         if not due or state.evaluated_step == state.step or not (self.held_out or self.sets):
@@ -51,11 +50,11 @@ class Evaluator:
             state.best_step, state.best_accuracy = state.step, found["sampled"]
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
+        """Measure and log the accuracy, sampled and greedy, with pass@k and all sets."""
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
         timer = Timer()
-        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
+        self.sync.verify()  # asynchronous engines might still have older weights
         with timer.phase("eval"):
             for name in self._ways():
                 count = self.config.eval.num_samples if name == "sampled" else 1
@@ -70,7 +69,7 @@ class Evaluator:
         return found
 
     def _ways(self) -> tuple[str, ...]:
-        """In which the held-out rows are answered."""
+        """Return how held-out prompts are sampled."""
         if not self.held_out:
             return ()
         return ("sampled", "greedy") if self.config.eval.greedy else ("sampled",)

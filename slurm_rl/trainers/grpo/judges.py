@@ -24,9 +24,9 @@ class Judge:
     """Scorer and environments of one source."""
 
     scorer: Scorer | None
-    """None where environments give all rewards, or the critic's processes do."""
+    """None if environments give all rewards, or the critic's processes do."""
     environments: Environments | None
-    """None of single turns."""
+    """None for single turns."""
 
 
 def open_judges(
@@ -40,9 +40,8 @@ def open_judges(
     """Start the judges of each source and evaluation set; equal reward configs share processes.
 
     Args:
-        stack: stops them.
-        cluster: its nodes run environments and planned services.
-        schemas: tool schemas of each source.
+        stack: closes them.
+        schemas: tool schemas by source.
     """
 
     from slurm_rl.workers.environment_hosts import open_environments

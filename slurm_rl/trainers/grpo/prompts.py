@@ -1,4 +1,4 @@
-"""All prompts of a run, of one source or of several: loaded, checked and tokenised before anything is trained."""
+"""Load, check and tokenize all prompts of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PromptEncoder:
-    """Rows of any source to prompts of one model."""
+    """Encodes rows of any source for one model."""
 
     def __init__(self, config: RunConfig, model_path: str) -> None:
         from slurm_rl.models.load_model import load_tokenizer
@@ -39,13 +39,13 @@ class PromptEncoder:
     def encode(
         self, rows: Sequence[PromptRow], config: RunConfig, source: str = "", tools: Sequence[Schema] = ()
     ) -> list[EncodedPrompt]:
-        """The prompts of rows that `config` describes.
+        """Encode rows.
 
         Args:
-            tools: that the model is told of.
+            tools: tool schemas in the prompt.
 
         Raises:
-            DataError: a row that cannot be read or does not fit; see `encode_prompts`.
+            DataError: a row is invalid or does not fit; see `encode_prompts`.
         """
         data = config.data
         if data.image_key is not None and self.images is None:
@@ -69,7 +69,7 @@ class PromptEncoder:
 
 
 def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
-    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    """Load, check and tokenize all rows."""
 
     from slurm_rl.envs.schemas import read_schemas
     from slurm_rl.rollout.chat_template_check import check_turns
@@ -113,11 +113,11 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
 
 
 def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tokenizer: Any) -> ToolSyntax | None:
-    """How the model calls the tools of all sources; one model has one way."""
+    """Return the syntax of tool calls, which is the same for all sources."""
 
     from slurm_rl.data.tool_syntax import ToolSyntax
 
-    known = {schema["function"]["name"]: schema for told in schemas.values() for schema in told}
+    known = {schema["function"]["name"]: schema for some in schemas.values() for schema in some}
     parts = (*each_source(config).values(), *each_set(config).values())
     parsers = {one.env.tool_parser for one in parts if one.env.tools is not None}
     if len(parsers) > 1:
@@ -133,13 +133,13 @@ def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tok
 def load_sets(
     config: RunConfig, encoder: PromptEncoder, schemas: Mapping[str, Sequence[Schema]]
 ) -> dict[str, list[EncodedPrompt]]:
-    """The prompts of each set of the evaluation.
+    """Return the prompts of each evaluation set.
 
     Args:
-        schemas: of the tools of each.
+        schemas: tool schemas by source and set.
 
     Raises:
-        DataError: a row that cannot be read or does not fit.
+        DataError: a row is invalid or does not fit.
     """
     found = {}
     for name, one in each_set(config).items():
@@ -157,10 +157,10 @@ def encode_answers(
     sees_images: bool = False,
     tools: Sequence[Schema] = (),
 ) -> list[list[int]]:
-    """Return the token ids of each reference answer and of its end, as SFT trains them, for the warm-up.
+    """Return the token ids of each reference answer with its end, as in SFT.
 
     Raises:
-        DataError: the chat template or the tokenizer loses a part of an answer; the row is named.
+        DataError: the chat template or the tokenizer loses a part of an answer; the message names the row.
     """
 
     from slurm_rl.data.encode_answers import encode_answer

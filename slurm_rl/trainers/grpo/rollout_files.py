@@ -39,21 +39,21 @@ def load_rollouts(folder: Path) -> dict[int, list[Group]]:
 
 
 def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:
-    """Write the scored groups of one step; one taken again after a crash replaces its file."""
+    """Write the scored groups of one step; a repeated step replaces its file."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(asdict(group), allow_nan=False) + "\n" for group in groups]
     write_text(_file(folder, step), "".join(lines))
 
 
 def replay_groups(folder: Path, step: int) -> list[Group]:
-    """The groups that `dump_groups` wrote.
+    """Read the groups that `dump_groups` wrote.
 
     Raises:
-        DataError: there are none of this step, or they were written by another version.
+        DataError: the step is missing, or was written by another version.
     """
     path = _file(folder, step)
     try:
-        # A damaged line, which is None, is a TypeError: a step is replayed whole or not at all.
+        # A damaged line is None and raises a TypeError.
         groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(

@@ -1,6 +1,6 @@
-"""A job that evaluates and trains nothing: engines with the model's own weights answer the sets of `eval.sets`.
+"""Evaluation without training (`eval.only`): each set of `eval.sets` becomes a row of metrics.jsonl.
 
-Each set is a row of metrics.jsonl as soon as it is measured; an attempt that comes after measures the others.
+A later attempt measures only the missing sets.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def evaluate_alone(
     metrics: MetricsLogger,
     attempt: AttemptDir,
 ) -> None:
-    """Measure what no attempt before has measured.
+    """Measure the sets that no earlier attempt has measured.
 
     Raises:
-        StopRequested: a signal asked for it; what was measured stays.
+        StopRequested: at a stop signal; finished sets are kept.
     """
     engines = start_engines(cluster, config, model_path, prompts)
     start_timeout_s = config.rollout.start_timeout_s

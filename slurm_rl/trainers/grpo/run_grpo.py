@@ -1,4 +1,4 @@
-"""One attempt of the trainer: everything is built here, handed to the loop, and closed again."""
+"""One attempt of the GRPO trainer: builds all components, runs the loop, and closes them."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _PROBE_TOKENS = 64
 
 
 def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
-    """Tokens of the first training prompts, end to end: text of the right vocabulary.
+    """Return a probe for the weight sync: tokens of the first training prompts.
 
-    With images it is the shortest of the first prompts that have one, whole: it also shows what the vision tower does.
+    With images it is the shortest of the first prompts with an image, which also tests the vision tower.
     """
     seeing = [prompt.tokens for prompt in prompts.train[:_PROBE_TOKENS] if prompt.images]
     if seeing:
@@ -67,7 +67,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
-        StopRequested: a signal asked for it; all is saved.
+        StopRequested: at a stop signal; the state is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
 
@@ -112,7 +112,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
 def _start_models(
     run: RunDir, config: RunConfig, cluster: Cluster, model_path: str
 ) -> tuple[WorkerGroup, WorkerGroup, Critic | None]:
-    """Policy, reference and critic, when all of them are up."""
+    """Start policy, reference and critic, and wait until they are ready."""
     policy = start_policy(cluster, config, model_path)
     reference = start_reference(cluster, config, policy)
     critic = start_critic(cluster, config)
@@ -169,7 +169,7 @@ def _train(
         run,
         attempt,
         start_timeout_s=start_timeout_s,
-        # vLLM counts what is free on its GPU when it starts, and the policy is there already.
+        # vLLM needs free GPU memory at its start.
         can_replace=not config.rollout.colocate,
     )
     sampler = build_sampler(cluster, engines, config, supervisor)
@@ -179,8 +179,8 @@ def _train(
         append_event(run, "engine/ready", num_engines=len(engines))
 
     if config.rollout.colocate:
-        # vLLM takes for its own whatever becomes less free on its GPU while it starts, and has the less for its cache;
-        # and it ends when more becomes free (determine_available_memory in vllm/v1/worker/gpu_worker.py).
+        # While vLLM starts, other processes must not change the free GPU memory (determine_available_memory in
+        # vllm/v1/worker/gpu_worker.py).
         wait_for_engines()
         sampler.sleep()
     policy, reference, critic = _start_models(run, config, cluster, model_path)

@@ -1,4 +1,4 @@
-"""The numbers of one step, from what the phases returned. Pure."""
+"""Metrics of one step. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from slurm_rl.data.mixing import Rates
 
 _MOST_SCORES = 256
-"""Names of scores in one step; each episode may say others."""
+"""Largest number of score names in one step."""
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards and lengths of one step's completions."""
+    """Return metrics of rewards and lengths."""
 
     from slurm_rl.trainers.grpo.agent_metrics import agent_metrics
 
@@ -52,7 +52,7 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def score_metrics(results: Sequence[RewardResult]) -> dict[str, float]:
-    """Return the mean of each score, of the names that most results have: one metric each, over the whole run."""
+    """Return the mean of each of the most frequent scores."""
     counts = Counter(name for result in results for name in result.parts if is_name(name))
     names = dict(counts.most_common(_MOST_SCORES))
     found = {f"score/{name}": float(np.mean([r.parts[name] for r in results if name in r.parts])) for name in names}
@@ -60,7 +60,7 @@ def score_metrics(results: Sequence[RewardResult]) -> dict[str, float]:
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each source, in order of names."""
+    """Return the groups of each source, sorted by name."""
     names = sorted({group.prompt.source for group in groups})
     return {name: [group for group in groups if group.prompt.source == name] for name in names}
 
@@ -79,7 +79,7 @@ def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> 
 
 
 def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """The same of each source by itself, where there are several; nothing of one."""
+    """Return metrics per source; empty without named sources."""
     found: dict[str, float] = {}
     for name, part in by_source(groups).items():
         if name:
@@ -100,7 +100,7 @@ def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def episode_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
-    """Of episodes: how many turns they had, and how much of them the environment said; nothing of single turns."""
+    """Return metrics of turns and environment tokens; empty for single turns."""
     if not any(completion.turns for completion in completions):
         return {}
     turns = [len(completion.turns) for completion in completions]
@@ -117,7 +117,7 @@ def episode_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def tool_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
-    """Of episodes with calls of tools: how many there were, and how many of them went wrong, by cause."""
+    """Return the number of tool calls per episode and the share of failed ones by cause."""
 
     from slurm_rl.envs.environment import ToolError
 
@@ -130,10 +130,10 @@ def tool_metrics(completions: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, float]:
-    """Of the completions that the loss has: their tokens, and the entropy that their sampling shows.
+    """Return the number of tokens of kept completions, and their mean `-log p`.
 
-    That is the mean of `-log p` of the sampled tokens. Its expectation is the entropy, of every token kept and without
-    a forward pass; `entropy/mean` is exact, but of the tokens computed on alone.
+    `entropy/sampled` is an unbiased estimate of the entropy over all kept tokens without a forward pass; `entropy/mean`
+    is exact, over the tokens with a gradient.
     """
     completions = [completion for group in groups for completion in group.completions]
     pairs = zip(completions, keep_mask(groups, config), strict=True)
@@ -143,17 +143,16 @@ def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, flo
 
 
 def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num_kept: int) -> dict[str, float]:
-    """Means over the optimizer steps of one step of what `PolicyWorker.train_*` returned.
+    """Return means over the optimizer steps of one step.
 
-    `entropy/mean`, `mismatch/*`, `correction/*` and `kl/reference` are over the tokens computed on: those that are
-    known to have no gradient (of groups without signal) cost no forward pass. `tokens/computed` beside
-    `tokens/trained` says how many these are. The clip changes nothing where the advantage is 0, so
-    `policy/clip_fraction` is a share of all tokens kept.
+    `entropy/mean`, `mismatch/*`, `correction/*` and `kl/reference` are means over the computed tokens
+    (`tokens/computed`); tokens without a gradient need no forward pass. `policy/clip_fraction` is a share of all kept
+    tokens, since the clip has no effect where the advantage is 0.
 
     Args:
-        totals: one an optimizer step: the loss, the gradient norm, and sums over tokens.
-        num_tokens: tokens computed on in all of them.
-        num_kept: tokens that the loss has, in all of them.
+        totals: loss, gradient norm and sums over tokens of each optimizer step.
+        num_tokens: computed tokens in all of them.
+        num_kept: kept tokens in all of them.
     """
     metrics = {
         "policy/loss": float(np.mean([total["loss"] for total in totals])),
@@ -168,7 +167,7 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num
 
 
 def pass_sizes(num_samples: int) -> list[int]:
-    """The powers of 2 up to the number of samples of a prompt, but 1.
+    """Return the powers of 2 from 2 to the number of samples of a prompt.
 
     >>> pass_sizes(1), pass_sizes(6)
     ([], [2, 4])
@@ -177,7 +176,7 @@ def pass_sizes(num_samples: int) -> list[int]:
 
 
 def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
+    """Return `accuracy/pass@k` for `pass_sizes`."""
 
     from slurm_rl.algorithms.estimates import pass_at_k
 
@@ -190,17 +189,17 @@ def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def accuracy(groups: Sequence[Group]) -> float:
-    """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
+    """Return the share of right answers, or the mean reward without a verifier; a failed reward counts as wrong."""
     return float(np.mean([score for scores in judge_groups(groups) for score in scores]))
 
 
 def source_accuracy(groups: Sequence[Group], name: str) -> dict[str, float]:
-    """That of each source by itself, where there are several: `source/<source>/<name>`."""
+    """Return the accuracy per source as `source/<source>/<name>`."""
     return {f"source/{source}/{name}": accuracy(part) for source, part in by_source(groups).items() if source}
 
 
 def judge_groups(groups: Sequence[Group]) -> list[list[float]]:
-    """How right each completion of each group is: by its source's verifier of answers, else by its reward."""
+    """Return the correctness of each completion: the score of its source's verifier, else its reward."""
     judges = {
         name: _find_judge([result for group in part for result in group.results])
         for name, part in by_source(groups).items()
@@ -209,7 +208,7 @@ def judge_groups(groups: Sequence[Group]) -> list[list[float]]:
 
 
 def score_rows(groups: Sequence[Group]) -> list[tuple[str, list[float | None]]]:
-    """(id of its row, how right each completion is) of each group; None of a failure."""
+    """Return row id and correctness of each completion by group; None for a failure."""
     return [
         (
             group.prompt.row_id,
@@ -220,7 +219,7 @@ def score_rows(groups: Sequence[Group]) -> list[tuple[str, list[float | None]]]:
 
 
 def curriculum_metrics(rates: Rates, config: CurriculumConfig) -> dict[str, float]:
-    """How many rows were sampled, and how many of them are passed over, as too easy and as too hard."""
+    """Return the number of sampled, too easy and too hard rows."""
     judged = [known for known in rates.values() if known[1] >= config.min_samples]
     return {
         "curriculum/sampled": float(len(rates)),

@@ -224,7 +224,7 @@ class GRPOTrainer:
             "policy/packed": float(self.learner.packed),
             **learned.metrics,
             **kept,
-            # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
+            # Without tokens whose gradient is 0.
             "tokens/computed": float(learned.num_tokens),
         }
         if config.data.curriculum is not None:

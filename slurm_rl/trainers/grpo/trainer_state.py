@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainerState:
-    """The part of a run's state that is not in the policy. Small and JSON.
-
-    Data position, sampling and data order all follow from `step` and the seed (see algorithms/schedule.py), so there
-    is no random state to save.
-    """
+    """State of a run outside of the models, as JSON. Data order and sampling follow from `step` and the seed."""
 
     step: int = 0
-    """Optimizer stages done: warm-up steps, then GRPO steps."""
+    """Steps done: warm-up steps, then GRPO steps."""
     stage: str = "warmup"
     """Which optimizer the policy holds: `warmup` or `grpo`."""
     evaluated_step: int = -1
@@ -38,18 +34,18 @@ class TrainerState:
     """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.interval."""
     best_accuracy: float = -1.0
     kl_coefficient: float | None = None
-    """What the controller has made of algorithm.kl.coef; None without a target."""
+    """Adapted algorithm.kl.coef; None without a target."""
     solve_rates: dict[str, list[float]] = field(default_factory=dict)
-    """Of each row that was sampled the sum of its scores and their number; with data.curriculum alone."""
+    """Sum and number of scores by sampled row; only with data.curriculum."""
     num_metric_rows: int = 0
-    """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
+    """Length of metrics.jsonl; later rows belong to lost steps."""
 
 
 class RunSaver(StepSaver):
     """Saves and restores policy and state together.
 
     Args:
-        stopped_s: seconds since the run was asked to leave; None: it was not.
+        stopped_s: returns the seconds since the stop signal; None without one.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class RunSaver(StepSaver):
         )
 
     def settle_s(self) -> float:
-        """Seconds that batches in flight have from now on, after a stop, so that the measured save fits behind them."""
+        """Return the seconds that batches in flight may take after a stop, so that the save still fits."""
         learned = read_learned(self.run_dir)
         return max(0.0, learned.settle_s(lead_s(self.run_dir, self.config)) - (self.stopped_s() or 0.0))
 
@@ -87,7 +83,7 @@ class RunSaver(StepSaver):
         return None if stopped_s is None else lead_s(self.run_dir, self.config) - END_S - stopped_s
 
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
-        """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""
+        """Load the newest valid checkpoint; return state and batches in flight, or None."""
         newest = self.newest()
         if self.journal is not None:
             self.journal.resume(*(0, None) if newest is None else (newest.step, newest.path))
@@ -103,13 +99,13 @@ class RunSaver(StepSaver):
         return state, load_rollouts(newest.path)
 
     def restore_critic(self) -> None:
-        """Load the critic of that checkpoint, once there is a critic; one of the warm-up has none."""
+        """Load the critic of that checkpoint; a checkpoint of the warm-up has none."""
         folder = None if self.restored is None else self.restored / "critic"
         if self.critic is not None and folder is not None and folder.is_dir():
             self.critic.workers.call("load", folder)
 
     def save_run(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
-        """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
+        """Write a checkpoint of this step unless it exists; see `StepSaver.save`."""
         models = {"policy": self.policy}
         if self.critic is not None and self.critic.is_built:
             models["critic"] = self.critic.workers
@@ -129,11 +125,11 @@ class RunSaver(StepSaver):
         self._whole = before if self.background else state.step
 
     def tidy(self, step: int) -> None:
-        """Remove what the journal has of batches that no resumed run would go on with; `step` is to come."""
+        """Remove logged turns that no resumed run needs; `step` is the next step."""
         if self.journal is not None:
             self.journal.prune(step, self._whole)
 
 
 def lead_s(run: RunDir, config: RunConfig) -> int:
-    """Seconds from a stop signal to the limit, as the controller has it now."""
+    """Return the seconds between stop signal and time limit."""
     return lead_in_force(run, config.job.planned_lead_s, learns=config.job.checkpoint_lead_s == "auto")

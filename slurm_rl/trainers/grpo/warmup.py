@@ -1,4 +1,4 @@
-"""What comes before the first GRPO step: the warm-up, and the models that begin as the policy it leaves."""
+"""Before the first GRPO step: supervised warm-up, reference and critic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warm_up(
     state: TrainerState,
     write_row: Callable[[str, dict[str, float]], None],
 ) -> None:
-    """Supervised steps on reference answers, from `state` on, then a fresh optimizer."""
+    """Take the remaining supervised steps on reference answers, then start a fresh optimizer."""
     warmup = config.warmup
     size = warmup.batch_size
     order = PromptOrder(len(prompts.train), derive_seed(config.seed, "warmup"))
@@ -49,7 +49,7 @@ def warm_up(
 
 
 def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunSaver) -> None:
-    """Load the reference and build the critic, where there are any.
+    """Load the reference and build the critic, if the algorithm has them.
 
     They start as the policy after the warm-up, except for the reference of reference.path. Without a warm-up, adapters
     need no copy of the reference: it is the policy without them.
@@ -71,7 +71,6 @@ def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunS
             require_same_tokens("reference.path", other, model_folder(run, config), config.model.trust_remote_code)
         tell_rows(run, "reference", reference.note_rows(reference.call("load_reference", other or begun_as)))
     if critic is not None:
-        # What the warm-up made is in the same folder as its config.
         weights = None if warmed_up else config.model.init_from
         tell_rows(run, "critic", critic.build(begun_as, config.critic.init_from or weights))
         saver.restore_critic()

@@ -1,11 +1,10 @@
 """One rank of a supervised run, of a run directory or from overrides.
 
-    python -m slurm_rl.trainers.supervised <run> [--attempt <n>]                 what a node agent's torchrun starts
+    python -m slurm_rl.trainers.supervised <run> [--attempt <n>]                 started by a node agent's torchrun
     python -m slurm_rl.trainers.supervised +exp=sft_tiny run_dir=runs/a          one rank, by hand
     torchrun --nproc-per-node 8 -m slurm_rl.trainers.supervised +exp=dpo_llama3_8b run_dir=/shared/runs/a ...
 
-The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see node/stop.py), and
-all else that a run directory holds. `python -m slurm_rl` does more: it submits, brings up, starts again.
+The same command resumes the run. Rank 0 writes the run directory, and always outcome.json (see node/stop.py).
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from slurm_rl.run_dir.run_lock import LockHolder
 from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info
 
 BY_HAND = "torchrun"
-"""The launcher of a run that nobody submitted."""
+"""Launcher of a run that was started by hand."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What this rank is to do."""
+    """Run, attempt and config of this rank."""
 
     run: RunDir
     attempt: AttemptDir
     read: Callable[[], RunConfig]
     is_by_hand: bool
-    """No controller holds the run, so rank 0 does."""
+    """Whether rank 0 holds the run lock, because there is no controller."""
 
 
 def main() -> int:
@@ -72,10 +71,10 @@ def _train(start: Start, rank_info: RankInfo) -> int:
 
 @contextlib.contextmanager
 def hold(run: RunDir) -> Iterator[None]:
-    """The run is this process's meanwhile, as it is a controller's that starts ranks.
+    """Hold the run lock.
 
     Raises:
-        LeaseError: another has it and lives.
+        LeaseError: a running process holds it.
         RunDirError: the run directory cannot be written.
     """
     own = LockHolder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
@@ -85,7 +84,7 @@ def hold(run: RunDir) -> Iterator[None]:
 
 
 def open_run(words: Sequence[str]) -> Start:
-    """A run directory that is there, and the attempt that a node agent names; by hand the newest."""
+    """Open an existing run directory, with the given or the newest attempt."""
     parser = argparse.ArgumentParser(
         "python -m slurm_rl.trainers.supervised", description="One rank of the supervised trainer."
     )
@@ -101,7 +100,7 @@ def open_run(words: Sequence[str]) -> Start:
 
 
 def begin_run(words: Sequence[str], rank_info: RankInfo) -> Start:
-    """The run directory that overrides name, made by rank 0 where it is not there; a new attempt."""
+    """Start a new attempt in the run directory of the overrides; rank 0 creates it."""
     config = load_config(list(words))
     run = find_run(config)
     if rank_info.rank == 0:
@@ -111,15 +110,15 @@ def begin_run(words: Sequence[str], rank_info: RankInfo) -> Start:
 
 
 def read_config(run: RunDir) -> RunConfig:
-    """Typed, so that what an earlier version did not know yet is at its default."""
+    """Return the config of a run."""
     return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
 
 
 def find_run(config: RunConfig) -> RunDir:
-    """The run directory, which every rank must know by itself.
+    """Return the run directory of the config.
 
     Raises:
-        ConfigError: it is not named, or the task is not one for torchrun.
+        ConfigError: run_dir is missing, or the task is not one for torchrun.
     """
     if config.task not in TORCHRUN_TASKS:
         raise ConfigError(
@@ -133,11 +132,11 @@ def find_run(config: RunConfig) -> RunDir:
 
 
 def begin(run: RunDir, config: RunConfig) -> None:
-    """Write down what is asked for, or find that the run began with it.
+    """Write config and plan, or check that the run has the same config.
 
     Raises:
-        ConfigError: the run began with another config.
-        RunDirError: the folder holds something else.
+        ConfigError: the run has another config.
+        RunDirError: the folder is not a run directory.
     """
     tree = config.model_dump(mode="json")
     if run.plan.is_file():

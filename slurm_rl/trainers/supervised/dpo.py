@@ -1,7 +1,4 @@
-"""DPO: the policy itself as a reward model, `beta log policy(answer) / reference(answer)`.
-
-The pairs of answers are those of reward models, too.
-"""
+"""DPO, and pairs of answers for DPO and reward models."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ from slurm_rl.models.policy import LossFn
 from slurm_rl.trainers.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
 
 Encode = Callable[..., EncodedAnswer]
-"""(prompt, answer, name=of the row, tools=of the row) -> its tokens, and which of them the loss reads."""
+"""(prompt, answer, name=, tools=) -> tokens and trained positions."""
 
 
 def build_pair_examples(
     config: RunConfig, encode: Encode, images: ImageCounter | None = None
 ) -> tuple[list[Example], list[Example], RowCounts]:
-    """Of the rows of the data section; see `build_split`."""
+    """Return the pairs of the data section; see `build_split`."""
 
     def build(rows: Sequence[PairRow]) -> list[Example]:
         both = [_encode(row, encode) for row in rows]
@@ -63,21 +60,21 @@ def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]
 
 
 def split_pairs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [S] of sequences to those [P] of the chosen and [P] of the rejected ones.
+    """Split values [S] of sequences into those of chosen [P] and rejected [P] answers.
 
-    Behind pairs of text alone a vision-language model reads one sequence more, of a blank image, which is in no pair.
+    A vision-language model may read one more sequence with a blank image, which is ignored.
     """
     chosen, rejected = values[: len(values) // 2 * 2].view(-1, 2).unbind(-1)
     return chosen, rejected
 
 
 def share(values: Tensor, num_pairs: int) -> float:
-    """What these pairs add to the mean over all pairs of the global batch."""
+    """Return the contribution of these pairs to the mean over the global batch."""
     return float(values.detach().sum()) / num_pairs
 
 
 def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
-    """Pairs, each with the tokens of its answers."""
+    """Return the objective of DPO."""
     template = open_template(tokenizer, config.data)
     encode = partial(encode_answer, tokenizer=tokenizer, template=template, sees_images=images is not None)
     build_loss = partial(build_dpo_loss, config=config.dpo)
@@ -86,10 +83,10 @@ def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) ->
 
 
 def build_dpo_loss(examples: Sequence[Example], config: DPOConfig) -> LossFn:
-    """Mean over the pairs of the global batch, plus `sft_coef` times the mean over its chosen tokens.
+    """Return the mean over the pairs of the global batch, plus `sft_coef` times the mean over its chosen tokens.
 
-    Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
-    reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
+    Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference, or logprobs
+    without one; `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is per answer.
     """
 
     num_pairs, num_chosen_tokens = len(examples), sum(example.sequences[0].num_trained for example in examples)

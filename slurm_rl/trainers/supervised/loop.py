@@ -1,7 +1,6 @@
-"""One loop for SFT, reward models and DPO: train, evaluate, save. Every rank runs it with the same state.
+"""Loop of SFT, reward models and DPO: train, evaluate, save. Every rank runs it with the same state.
 
-Whatever happens between two lines, the run can be resumed at the last saved step and goes on as if nothing
-had been.
+The run resumes from the last checkpoint with identical metrics.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from slurm_rl.trainers.supervised.state import LoopState, PolicySaver
 
 
 class SupervisedLoop:
-    """Owns the order of things; every piece of machinery is handed in.
+    """Supervised training loop; all components are injected.
 
     Args:
-        metrics: on rank 0 alone.
+        metrics: on rank 0 only.
         budget: tokens of a micro-batch.
-        add_reference: asks a reference that is in memory; None where none is needed or the examples have it.
+        add_reference: computes reference logprobs in each step; None if they are not needed or cached.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class SupervisedLoop:
         self.cadence = open_cadence(run, config)
 
     def run(self) -> LoopState:
-        """Train to the end, or save and raise StopRequested when asked to stop."""
+        """Train to the end, or save and raise StopRequested at a stop signal."""
         restored = self.saver.restore()
         self.state = restored or self.state
         self.cadence.resume(self.state.step)
@@ -80,7 +79,7 @@ class SupervisedLoop:
         return self.state
 
     def train_step(self) -> None:
-        """One optimizer step, from rows to logged numbers."""
+        """Take one optimizer step and log its metrics."""
         timer = Timer()
         with timer.phase("step"), timer.phase("train"):
             size = self.config.supervised.batch_size
@@ -107,7 +106,7 @@ class SupervisedLoop:
         )
 
     def prepare(self, row: int) -> Example:
-        """The example of a row, with the noise of this step where there is noise."""
+        """Return the example of a row, with the noise seed of this step for NEFTune."""
         example = self.objective.train[row]
         if self.config.task != "sft" or self.config.sft.neftune_alpha == 0:
             return example
@@ -115,7 +114,7 @@ class SupervisedLoop:
         return Example(tuple(replace(sequence, noise_seed=seed) for sequence in example.sequences))
 
     def share_of(self, examples: Sequence[Example]) -> MicroBatches:
-        """This rank's micro-batches."""
+        """Return this rank's micro-batches."""
         shares = deal(examples, self.num_ranks, self.budget, packed=self.engine.rows.packed)
         batches = micro_batches_of(examples, shares[self.rank])
         return self.add_reference(batches) if self.add_reference else batches
@@ -135,7 +134,7 @@ class SupervisedLoop:
         self.event("eval/done", step=step, **found)
 
     def note(self, found: dict[str, float]) -> None:
-        """Keep what later steps depend on: the first and newest evaluation, the best one, and since when."""
+        """Update the best evaluation and the number of evaluations without improvement."""
         state = self.state
         state.evaluated_step = state.step
         if not self.config.eval.interval:
@@ -147,32 +146,32 @@ class SupervisedLoop:
             state.num_worse += 1
 
     def is_stalled(self) -> bool:
-        """Whether `patience` evaluations in a row were no better."""
+        """Return whether `patience` evaluations in a row did not improve."""
         patience = self.config.supervised.patience
         return patience is not None and self.state.num_worse >= patience
 
     def save_if_due(self) -> None:
         due = self.cadence.is_due(self.state.step)
         if not self.cadence.is_fixed:
-            # Clocks differ, and all ranks save or none does.
+            # Clocks differ; either all ranks save or none.
             due = distributed.call_on_rank_0(lambda: due)
         if due or self.state.best_step == self.state.step:
             self.save()
 
     def save(self) -> None:
-        """A checkpoint of this step, unless there is one."""
+        """Save a checkpoint of this step unless it exists."""
         self.saver.save(self.state)
         if self.metrics:
             self.metrics.steps.add(self.state.step, SAVE)
             self.cadence.saved(self.state.step, self.metrics.steps)
 
     def leave_if_asked(self) -> None:
-        """Save and raise StopRequested, on all ranks, once a signal reached one of them."""
+        """Save and raise StopRequested on all ranks once one of them got a stop signal."""
         error: Exception | None = None
         try:
             self.stop.check()
-        except StopRequested as asked:
-            error = asked
+        except StopRequested as stopped:
+            error = stopped
         try:
             distributed.raise_anywhere(error)
         except StopRequested:

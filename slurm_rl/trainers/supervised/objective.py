@@ -28,10 +28,10 @@ from slurm_rl.models.policy import LossFn, PolicyEngine
 
 MicroBatches = list[list[TrainSequence]]
 AddReference = Callable[[MicroBatches], MicroBatches]
-"""This rank's micro-batches to the same with the reference's logprobs."""
+"""Adds reference logprobs to the micro-batches of this rank."""
 
-# Examples per call, whose logprobs are gathered together.
 _CHUNK = 4096
+"""Examples per gathered chunk of logprobs."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Example:
 
     @property
     def content(self) -> bytes:
-        """All that is learned from, whatever the policy is."""
+        """Bytes of all training data of the example."""
         return join_parts(*(part for sequence in self.sequences for part in _content_of(sequence)))
 
     def with_reference(self, logprobs: Sequence[FloatArray]) -> Example:
-        """The same with the reference's logprobs of each sequence."""
+        """Return the example with reference logprobs of each sequence."""
         pairs = zip(self.sequences, logprobs, strict=True)
         return Example(tuple(replace(sequence, ref_logprobs=values) for sequence, values in pairs))
 
@@ -67,8 +67,7 @@ class Objective:
     held_out: list[Example]
     counts: RowCounts
     build_loss: Callable[[Sequence[Example]], LossFn]
-    """From the whole global batch to the loss of any part of it: constants such as the number of tokens come from
-    here. Metrics are shares of the batch, so that their sum over all parts is the value to log."""
+    """Returns the loss of any part of the given global batch. Metrics are contributions to the value of the batch."""
     build_eval_loss: Callable[[Sequence[Example]], LossFn]
     """Loss for `PolicyEngine.evaluate`, with the metrics of held-out rows."""
     is_reward_model: bool = False
@@ -86,16 +85,16 @@ def _content_of(sequence: TrainSequence) -> list[bytes]:
 def build_split(
     split: Split[Row], build: Callable[[Sequence[Row]], list[Example]]
 ) -> tuple[list[Example], list[Example], RowCounts]:
-    """Training and held-out examples, and the counts of rows: the start of an `Objective`."""
+    """Return training examples, held-out examples and row counts."""
     train, held_out = build(split.train), build(split.held_out)
     return train, held_out, count_rows(split, len(train), len(held_out))
 
 
 def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bool = True) -> list[list[list[int]]]:
-    """Per rank its micro-batches, as indices of examples; as many for every rank, some may be empty.
+    """Return the micro-batches of each rank as indices of examples, the same number for all ranks.
 
     Args:
-        packed: several sequences share one row; else padding counts in the budget.
+        packed: several sequences share a row; otherwise padding counts in the budget.
     """
     if packed:
         return distribute([example.num_tokens for example in examples], num_ranks, budget)
@@ -105,18 +104,18 @@ def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bo
 
 
 def micro_batches_of(examples: Sequence[Example], share: Sequence[Sequence[int]]) -> MicroBatches:
-    """One rank's share as the engine takes it."""
+    """Return the sequences of one rank's share."""
     return [[sequence for i in batch for sequence in examples[i].sequences] for batch in share]
 
 
 def keep_fitting(examples: Sequence[tuple[str, Example]], config: RunConfig) -> list[Example]:
-    """Return the examples whose sequences fit supervised.max_tokens.
+    """Return the examples that fit supervised.max_tokens.
 
     Args:
-        examples: with the name of each row.
+        examples: row name and example.
 
     Raises:
-        DataError: one does not fit, and rows must not be left out.
+        DataError: an example does not fit, and data.overlong_prompts=refuse.
     """
     longest = config.supervised.max_tokens
     kept = []
@@ -134,12 +133,12 @@ def keep_fitting(examples: Sequence[tuple[str, Example]], config: RunConfig) -> 
 
 
 def make_sequence(token_ids: Any, trained: Any, **fields: Any) -> TrainSequence:
-    """A sequence with these trained positions."""
+    """Return a sequence with these trained positions."""
     return TrainSequence(token_ids=token_ids, trained_from=int(trained[0]), trained=np.asarray(trained), **fields)
 
 
 def add_cached_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: int, folder: Path) -> list[Example]:
-    """The examples with the logprobs in `folder`; computes and writes them when those of these rows are not there yet.
+    """Return the examples with reference logprobs, cached in `folder`.
 
     Called on all ranks, with an engine that has not trained yet.
     """
@@ -147,7 +146,7 @@ def add_cached_logprobs(examples: Sequence[Example], engine: PolicyEngine, budge
     if not distributed.call_on_rank_0(file.is_file):
         computed = compute_logprobs(examples, engine, budget)
         distributed.call_on_rank_0(lambda: _write(file, computed))
-    values: FloatArray = np.load(file)  # no pickle in it
+    values: FloatArray = np.load(file)
     lengths = [sequence.num_trained for example in examples for sequence in example.sequences]
     parts = iter(np.split(values, np.cumsum(lengths)[:-1]))
     return [example.with_reference([next(parts) for _ in example.sequences]) for example in examples]
@@ -176,7 +175,7 @@ def _write(file: Path, arrays: Sequence[FloatArray]) -> None:
 
 
 def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine) -> AddReference:
-    """A frozen copy of the model the run began with, whole on every rank."""
+    """Load a frozen copy of the initial model on every rank."""
     from slurm_rl.models.frozen import FrozenModel
 
     reference = FrozenModel(model_path, config.model, config.policy, engine.temperature, engine.device)

@@ -1,4 +1,4 @@
-"""Which rank this process is, from the variables that torchrun sets."""
+"""Rank of this process, from torchrun's variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """One rank; every rank is a data-parallel one."""
+    """A data-parallel rank."""
 
     rank: int = 0
     local_rank: int = 0
@@ -21,32 +21,32 @@ class RankInfo:
     local_world_size: int = 1
     master_address: str = "127.0.0.1"
     master_port: int = 0
-    """0: any free one, for a single process."""
+    """0: any free port, for a single process."""
 
     def join(self, timeout_s: float) -> None:
-        """Take this rank's GPU, if there are any, and join the process group.
+        """Select this rank's GPU and join the process group.
 
         Raises:
-            BringUpError: the others did not come in time.
+            BringUpError: the other ranks did not join in time.
         """
         import torch
 
         from slurm_rl.models.distributed import init_process_group
 
         if torch.cuda.is_available():
-            # An agent may let each rank see its own GPU alone.
+            # An agent may show each rank only its own GPU.
             torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
         init_process_group(self.rank, self.world_size, self.master_address, self.master_port, timeout_s)
 
 
 def read_rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
-    """The rank torchrun gave this process; without torchrun, the only one.
+    """Return the rank that torchrun set; without torchrun, the only one.
 
     >>> read_rank_info({})
     RankInfo(rank=0, local_rank=0, world_size=1, local_world_size=1, master_address='127.0.0.1', master_port=0)
 
     Raises:
-        ConfigError: some of the variables are missing, or are no numbers.
+        ConfigError: some variables are missing or invalid.
     """
     env = os.environ if environment is None else environment
     if "RANK" not in env and "WORLD_SIZE" not in env:

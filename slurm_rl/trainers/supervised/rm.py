@@ -25,7 +25,7 @@ from slurm_rl.trainers.supervised.objective import Example, MicroBatches, Object
 
 
 def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:
-    """Pairs of text, each answer with its last token as the one that is scored."""
+    """Return the objective of reward models, which score the last token of each answer."""
     template = open_template(tokenizer, config.data)
     pairs = build_pair_examples(config, partial(encode_for_training, tokenizer=tokenizer, template=template))
     build_loss = partial(build_rm_loss, centering=config.rm.center_rewards_coef)
@@ -41,10 +41,10 @@ def encode_for_training(
     template: ChatTemplate | None,
     tools: Sequence[dict[str, Any]] = (),
 ) -> EncodedAnswer:
-    """What scoring will read, with an error for what the tokenizer cannot write.
+    """Encode a conversation as for scoring.
 
     Raises:
-        DataError: a row has tools, which a reward does not read when it scores.
+        DataError: the row has tools, or text that the tokenizer cannot encode.
     """
     if tools:
         raise DataError(
@@ -61,7 +61,7 @@ def encode_for_training(
 
 
 def build_rm_loss(examples: Sequence[Example], centering: float = 0.0) -> LossFn:
-    """Mean over the pairs of the global batch; `accuracy` is the share of pairs in the right order.
+    """Return the mean over the pairs of the global batch; `accuracy` is the share of pairs in the right order.
 
     Args:
         centering: weight of `center_scores`.
@@ -88,12 +88,12 @@ def build_rm_loss(examples: Sequence[Example], centering: float = 0.0) -> LossFn
 def measure_scores(
     engine: PolicyEngine, objective: Objective, share_of: Callable[[Sequence[Example]], MicroBatches]
 ) -> ScoreStatistics:
-    """Mean and deviation of the scores of all held-out answers, or where none were held out, of those trained on.
+    """Return mean and deviation of the scores of held-out answers, or of training answers without held-out rows.
 
     Called on all ranks.
 
     Args:
-        share_of: this rank's micro-batches of examples.
+        share_of: returns this rank's micro-batches of examples.
     """
 
     def add_up(_: PackedBatch, scores: Tensor, __: Tensor) -> tuple[Tensor, dict[str, float]]:

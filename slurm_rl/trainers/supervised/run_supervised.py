@@ -1,4 +1,4 @@
-"""One attempt of a supervised run on one rank: everything is built here, handed to the loop, and closed again."""
+"""One attempt of a supervised run on one rank: builds all components, runs the loop, and closes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: A
     """Run the loop to its end, or to the stop signal.
 
     Raises:
-        StopRequested: a signal asked for it; all is saved.
+        StopRequested: at a stop signal; the state is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
     start_heartbeat(f"rank-{rank_info.rank}")
@@ -49,7 +49,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: A
 def train(
     run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag, attempt: AttemptDir | None = None
 ) -> None:
-    """What follows once this rank has joined the process group."""
+    """Train in the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     config = as_planned(run, config)
     objective = build_objective(config, model_path)
@@ -87,7 +87,7 @@ def train(
 
 
 def build_objective(config: RunConfig, model_path: str) -> Objective:
-    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    """Load, check and tokenize all rows."""
     name = TASKS[config.task].objective
     if name is None:
         action = f"one of {', '.join(TORCHRUN_TASKS)}"
@@ -107,7 +107,7 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
 
 
 def check_same_examples(run: RunDir, objective: Objective) -> None:
-    """Raise DataError when the run began with other rows."""
+    """Raise DataError if the run began with other rows."""
     contents = (example.content for example in (*objective.train, *objective.held_out))
     check_same_rows(run, len(objective.train), len(objective.held_out), contents)
 
@@ -115,9 +115,9 @@ def check_same_examples(run: RunDir, objective: Objective) -> None:
 def prepare_reference(
     run: RunDir, config: RunConfig, model_path: str, objective: Objective, engine: PolicyEngine, budget: int
 ) -> tuple[Objective, AddReference | None]:
-    """The objective with the reference's logprobs, or what asks a reference in each step; neither where none is needed.
+    """Return the objective with cached reference logprobs, or a function that computes them in each step.
 
-    The engine must not have trained or loaded a checkpoint yet: it is the reference.
+    The engine must not have trained or loaded a checkpoint, because it is the reference.
     """
     if not objective.needs_reference:
         return objective, None
@@ -129,7 +129,7 @@ def prepare_reference(
 
 
 def build_engine(config: RunConfig, model_path: str, objective: Objective, rank_info: RankInfo) -> PolicyEngine:
-    """The one engine of all tasks."""
+    """Return the engine of any task."""
     # The ranks of this machine share its cores.
     policy = config.policy.model_copy(update={"num_workers": rank_info.local_world_size})
     return PolicyEngine(
@@ -145,7 +145,7 @@ def build_engine(config: RunConfig, model_path: str, objective: Objective, rank_
 
 
 def as_planned(run: RunDir, config: RunConfig) -> RunConfig:
-    """With the sizes that the plan chose; without a plan, those that are safe on CPU."""
+    """Return the config with the sizes of the plan; without a plan, with sizes for CPU."""
     if run.plan.is_file():
         return load_plan(run).layout.fill_in(config)
     return fill_in(config, sparing=False)

@@ -23,7 +23,7 @@ from slurm_rl.trainers.supervised.objective import Example, Objective, build_spl
 
 
 def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
-    """Conversations, each with its learned tokens."""
+    """Return the objective of SFT."""
 
     template = open_template(tokenizer, config.data)
     encode = partial(encode_answer, tokenizer=tokenizer, template=template, sees_images=images is not None)
@@ -37,7 +37,7 @@ def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) ->
 
 
 def make_example(answer: EncodedAnswer, config: RunConfig) -> Example:
-    """One row as the policy trains on it; the placeholders of images are never learned."""
+    """Return the example of a row; image placeholders are never trained on."""
     trained = answer.answered
     if config.sft.train_on == "all":
         inside = [np.arange(span.start, span.start + span.num_tokens) for span in answer.images]
@@ -46,7 +46,7 @@ def make_example(answer: EncodedAnswer, config: RunConfig) -> Example:
 
 
 def build_sft_loss(examples: Sequence[Example]) -> LossFn:
-    """Mean over the learned tokens of the global batch of `-log policy(token)`; `entropy` is such a mean, too."""
+    """Return the mean of `-log policy(token)` over the trained tokens of the global batch; `entropy` is a mean, too."""
     num_tokens = sum(example.num_trained for example in examples)
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -56,11 +56,7 @@ def build_sft_loss(examples: Sequence[Example]) -> LossFn:
 
 
 def build_sft_eval(examples: Sequence[Example]) -> LossFn:
-    """Return the loss with `token_accuracy` and `exact_match`: the share of rows in which every trained token is the
-    likeliest.
-
-    These are the rows that greedy decoding would produce, so nothing is decoded.
-    """
+    """Return the loss with `token_accuracy` and `exact_match`, the share of rows that greedy decoding reproduces."""
     num_tokens, num_examples = sum(example.num_trained for example in examples), len(examples)
 
     def compute(batch: PackedBatch, logprobs: Tensor, hits: Tensor) -> tuple[Tensor, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose every rank writes its own part."""
+"""Checkpoints of supervised runs; every rank writes its own part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 @dataclass
 class LoopState:
-    """The part of a run's state that is not in the policy. Small and JSON.
-
-    Which rows come next, and their noise, follow from `step` and the seed.
-    """
+    """State of a run outside of the model, as JSON. Data order and noise follow from `step` and the seed."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -28,9 +25,9 @@ class LoopState:
     """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.interval."""
     best_loss: float | None = None
     num_worse: int = 0
-    """Evaluations in a row that brought no lower loss."""
+    """Evaluations in a row without a lower loss."""
     num_metric_rows: int = 0
-    """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
+    """Length of metrics.jsonl; later rows belong to lost steps."""
 
 
 class PolicySaver:
@@ -42,7 +39,7 @@ class PolicySaver:
         self.saved_step = -1
 
     def restore(self) -> LoopState | None:
-        """Load the newest checkpoint that verifies; None when there is none."""
+        """Load the newest valid checkpoint; None without one."""
         newest = distributed.call_on_rank_0(self.saver.newest)
         if newest is None:
             return None
@@ -54,7 +51,7 @@ class PolicySaver:
         return state
 
     def save(self, state: LoopState) -> None:
-        """Write a checkpoint of this step unless there is one; older ones go after it verifies."""
+        """Write a checkpoint of this step unless it exists; older ones are removed after it verifies."""
         if state.step == self.saved_step:
             return
         folder = distributed.call_on_rank_0(lambda: self._begin(state.step))
@@ -73,10 +70,10 @@ class PolicySaver:
         return folder
 
     def load_step(self, step: int) -> None:
-        """Take the policy of an older checkpoint, for the export.
+        """Load the policy of an older checkpoint, for the export.
 
         Raises:
-            CheckpointError: it is not there any more, or damaged.
+            CheckpointError: it is missing or damaged.
         """
 
         def find() -> Path:

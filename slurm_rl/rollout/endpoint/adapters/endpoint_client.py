@@ -52,7 +52,7 @@ def find_in_file(word: str) -> Any:
 
 
 def serve(play: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Play the rows of standard input, one thread per row, and print each result; nothing else may print to stdout.
+    """Play the rows of standard input, one thread per row, and print each result. Other output goes to stderr.
 
     Args:
         play: maps a row to `reward` and `scores`.
