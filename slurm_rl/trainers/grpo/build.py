@@ -13,7 +13,6 @@ from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.sampling import AsyncSampler, Rollouts, Sampler, SingleTurn
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.run_dir.run_dir import RunDir, append_event
-from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from slurm_rl.plan.job import ActorPlan
     from slurm_rl.rewards.scorer import Scorer
     from slurm_rl.rollout.turn_log import TurnLog
+    from slurm_rl.trainers.grpo.judges import Judge
     from slurm_rl.workers.critic import Critic
 
 _ASYNC_CALLS = 1000

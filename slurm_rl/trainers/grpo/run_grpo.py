@@ -37,7 +37,6 @@ from slurm_rl.trainers.grpo.build import (
     start_reference,
     wait_until_ready,
 )
-from slurm_rl.trainers.grpo.judges import Judge, open_judges
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.trainers.grpo.prompts import prepare_prompts
 from slurm_rl.trainers.grpo.trainer import GRPOTrainer
@@ -46,6 +45,7 @@ from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.train_workers import WorkerGroup
 
 if TYPE_CHECKING:
+    from slurm_rl.trainers.grpo.judges import Judge
     from slurm_rl.workers.critic import Critic
 
 _PROBE_TOKENS = 64
@@ -73,6 +73,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
 
     from slurm_rl.config.engine_args import check_engine_args
     from slurm_rl.models.lora_layers import check_targets
+    from slurm_rl.trainers.grpo.judges import open_judges
     from slurm_rl.trainers.grpo.run_eval import evaluate_alone
 
     start_heartbeat("driver")
