@@ -1,53 +1,53 @@
-"""`python -m slurm_rl [verb] ...`: a verb (submit when none is given), then Hydra overrides or a run.
+"""`python -m slurm_rl [verb] ...`: a verb (submit if none is given), then Hydra overrides or a run.
 
-Light on purpose: the verb's module is imported after it is known, torch and ray never.
+The module of a verb is imported after the verb is known; torch and ray are never imported here.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 from slurm_rl import __version__
-from slurm_rl.cli.told import run_told
-from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
-from slurm_rl.cli.words import render_help, render_verb_help
+from slurm_rl.cli.output import catch_errors
+from slurm_rl.cli.parser import load_verbs, parse, render_help
+from slurm_rl.cli.verbs import OLD_COMMANDS
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 
 _HELP_FLAGS = {"-h", "--help"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
+    """Run one verb. Return the exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return run_told(lambda: run_verb(words))
+    return catch_errors(lambda: run_verb(words))
 
 
 def run_verb(words: list[str]) -> int:
-    """Choose the verb, then hand it its words.
+    """Parse the words and run their verb.
 
     Raises:
-        SlurmRLError: of all that is wrong with the words.
+        SlurmRLError: the words are wrong, or the verb failed.
     """
     _check_text(words)
     if words and words[0] in OLD_COMMANDS:
         new = OLD_COMMANDS[words[0]]
         raise ConfigError("this verb has a new name", seen=words[0], action=f"python -m {new}")
-    is_named = bool(words) and words[0] in VERBS
-    verb, rest = (words[0], words[1:]) if is_named else ("submit", words)
+    verbs = load_verbs().by_name
+    verb, rest = (words[0], words[1:]) if words and words[0] in verbs else (None, words)
     own = rest[: rest.index("--")] if "--" in rest else rest
     if own[:1] in (["--version"], ["-V"]):
         print(f"slurm_rl {__version__}")
         return 0
     if _HELP_FLAGS & set(own):
-        print(render_verb_help(verb) if is_named else render_help())
+        print(verbs[verb].format_help() if verb is not None else render_help())
         return 0
-    module = importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}")
-    return int(module.run(rest))
+    args = parse(verb or "submit", rest)
+    return int(load_function(args.run)(args))
 
 
 def _check_text(words: list[str]) -> None:
-    """Refuse what no file name and no config can hold, before anything is printed that holds it."""
+    """Refuse words that no file name and no config can contain, before anything prints them."""
     for word in words:
         try:
             word.encode()

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_rl.cli.config import name_readers
-from slurm_rl.cli.verbs import VERBS
-from slurm_rl.cli.words import render_help, render_verb_help
+from slurm_rl.cli.parser import load_verbs, render_help
 from slurm_rl.config.keys import Key, list_keys, show_value
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir
 from slurm_rl.config.presets import describe_preset, list_presets
@@ -74,7 +73,10 @@ def _verbs() -> Iterator[str]:
     yield f"# Every verb\n\n{_MADE}"
     yield "What `--help` prints. Exit codes: 0 finished, 1 failed, 2 bad input (found before anything is queued), 76"
     yield "another controller has the run, 130 interrupted and saved.\n"
-    for title, text in [("python -m slurm_rl", render_help()), *((verb, render_verb_help(verb)) for verb in VERBS)]:
+    for title, text in [
+        ("python -m slurm_rl", render_help()),
+        *((verb, parser.format_help()) for verb, parser in load_verbs().by_name.items()),
+    ]:
         yield f"## {title}\n\n```text\n{text.rstrip()}\n```\n"
 
 

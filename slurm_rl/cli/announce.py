@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.told import tell
+from slurm_rl.cli.output import note
 from slurm_rl.launch.runs.start import Started
 from slurm_rl.plan.image_file import describe_image
 
@@ -23,5 +23,5 @@ def announce_and_follow(started: Started) -> int:
         f"cancel  python -m slurm_rl cancel {path}",
         describe_image(plan),
     ]
-    tell("\n".join(filter(None, lines)))
+    note("\n".join(filter(None, lines)))
     return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import sys
@@ -9,7 +10,6 @@ from typing import Any, NoReturn
 
 from slurm_rl.cli.find import find_run, load_live
 from slurm_rl.cli.tunnel import run_dashboard
-from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
@@ -21,24 +21,23 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 from slurm_rl.run_dir.run_secret import token_file
 
 
-def run(words: list[str]) -> int:
-    told = read_words("attach", words)
-    if told.flags.dashboard:
-        return run_dashboard(told)
-    return _open_shell(told)
+def run(args: argparse.Namespace) -> int:
+    if args.dashboard:
+        return run_dashboard(args)
+    return _open_shell(args)
 
 
-def _open_shell(told: Words) -> NoReturn:
-    directory = require_own_run(find_run(told.rest))
+def _open_shell(args: argparse.Namespace) -> NoReturn:
+    directory = require_own_run(find_run(args.rest))
     plan, attempt = load_live(directory)
     if plan.address:
         raise ConfigError(
             "attach goes to machines of ours", seen=f"a run on {plan.address}", action="kubectl exec, or its provider's"
         )
-    record = find_agent(plan, attempt, told.flags.node)
+    record = find_agent(plan, attempt, args.node)
     found = build_attach(
         plan,
-        told.command or ["/bin/bash"],
+        args.command or ["/bin/bash"],
         job_key=str(read_json(attempt.start)["job"]),
         attempt=attempt.number,
         host=find_host(plan, str(record["host"])),

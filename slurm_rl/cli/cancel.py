@@ -5,14 +5,14 @@ It answers within seconds also where the run directory does not; see fs_probe.py
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.cli.find import find_target, open_target
-from slurm_rl.cli.told import run_told
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.output import catch_errors
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
 from slurm_rl.launch.runs.find import read_recent
@@ -24,10 +24,10 @@ from slurm_rl.run_dir.run_dir import RunDir
 _SAVES = "asked to save and end"
 
 
-def run(words: list[str]) -> int:
-    rest = read_words("cancel", words).rest
+def run(args: argparse.Namespace) -> int:
+    rest = args.rest
     folder = _guess_folder(rest)
-    status = run_in_child(lambda: run_told(lambda: _cancel(rest)), folder or Path())
+    status = run_in_child(lambda: catch_errors(lambda: _cancel(rest)), folder or Path())
     return _cancel_blindly(rest, folder) if status is None else status
 
 

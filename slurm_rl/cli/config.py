@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.words import PROGRAM, read_words
+from slurm_rl.cli.parser import PROGRAM
 from slurm_rl.config.keys import Key, list_keys, nearest_keys, show_value
 from slurm_rl.config.load import compose, conf_dir, site_dirs
 from slurm_rl.config.parse import parse_config
@@ -20,18 +21,17 @@ Presets = Mapping[str, Mapping[str, Path]]
 WIDTH = 80
 
 
-def run(words: list[str]) -> int:
-    told = read_words("config", words)
-    if told.flags.completion:
+def run(args: argparse.Namespace) -> int:
+    if args.completion:
         from slurm_rl.cli.completion import run_completion
 
-        return run_completion(told)
-    overrides = [word for word in told.rest if "=" in word or word.startswith("~")]
-    names = [word for word in told.rest if word not in overrides]
+        return run_completion(args)
+    overrides = [word for word in args.rest if "=" in word or word.startswith("~")]
+    names = [word for word in args.rest if word not in overrides]
     if len(names) > 1:
         action = f"one at a time: {PROGRAM} config {names[0]}"
         raise ConfigError("`config` takes the name of one section, key or group", seen=" ".join(names), action=action)
-    folder = told.flags.config_dir
+    folder = args.config_dir
     presets = list_presets([conf_dir(), *site_dirs(folder)])
     config = parse_config(compose(overrides, config_dir=folder)) if overrides else None
     print("\n".join(_answer(names[0], presets, config) if names else _overview(presets, config)))
@@ -88,9 +88,9 @@ def _show_section(section: Key, values: Mapping[str, Any] | None, presets: Prese
             yield from _paragraph(f"{key.name}: {key.details}" + (" By default null." if "null" in key.type else ""), 0)
             continue
         value, default = find_value(key, values), show_value(key.default)
-        told = f"{key.name}={value}" + ("" if value == default else f"  (default {default})")
-        is_short = len(told) + len(key.type) + 2 <= WIDTH
-        yield from [f"{told}{key.type:>{WIDTH - len(told)}}"] if is_short else _paragraph(told, 0, hanging=2)
+        text = f"{key.name}={value}" + ("" if value == default else f"  (default {default})")
+        is_short = len(text) + len(key.type) + 2 <= WIDTH
+        yield from [f"{text}{key.type:>{WIDTH - len(text)}}"] if is_short else _paragraph(text, 0, hanging=2)
         if not is_short:
             yield from _paragraph(f"({key.type})", 4)
         more = name_readers(key.name)

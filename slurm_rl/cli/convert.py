@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.words import read_words
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.user_files.load import import_heavy
 from slurm_rl.errors import CheckpointError, ConfigError
@@ -17,9 +17,8 @@ from slurm_rl.run_dir.meter import measure
 from slurm_rl.run_dir.run_dir import RunDir
 
 
-def run(words: list[str]) -> int:
-    told = read_words("convert", words)
-    args, directory = told.flags, find_run(told.rest)
+def run(args: argparse.Namespace) -> int:
+    directory = find_run(args.rest)
     with measure("checking the checkpoint"):
         checkpoint = find_checkpoint(directory, args.step)
     out = args.out or directory.path / f"export-step-{checkpoint.step}"

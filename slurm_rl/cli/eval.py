@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ from slurm_rl.cli import convert
 from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run, resolve
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.output import note
 from slurm_rl.config.inherit import inherit
 from slurm_rl.config.load import compose, load_config
 from slurm_rl.config.parse import parse_config
@@ -26,19 +26,18 @@ from slurm_rl.run_dir.run_dir import RunDir
 _PATH = "model.path="
 
 
-def run(words: list[str]) -> int:
-    told = read_words("eval", words)
-    step = told.flags.step
-    directory, overrides = _split(told.rest)
+def run(args: argparse.Namespace) -> int:
+    step = args.step
+    directory, overrides = _split(args.rest)
     if directory is None:
         if step is not None:
             action = "python -m slurm_rl eval <run> --step N, or model.path=<run directory>"
             raise ConfigError("--step needs a run", seen=str(step), action=action)
-        config = load_config([*check_overrides(overrides), "eval.only=true"], config_dir=told.flags.config_dir)
-        return announce_and_follow(start_run(config, tell))
+        config = load_config([*check_overrides(overrides), "eval.only=true"], config_dir=args.config_dir)
+        return announce_and_follow(start_run(config, note))
     model = _find_model(directory, step)
-    config = _configure(directory, model, overrides, told.flags.config_dir)
-    return announce_and_follow(start_run(config, tell, model.convert))
+    config = _configure(directory, model, overrides, args.config_dir)
+    return announce_and_follow(start_run(config, note, model.convert))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Find the run, sweep or pipeline that a command line names, and the newest attempt of a running run."""
+"""Find the run, sweep or pipeline of a command line, and the newest attempt of a running run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.parser import load_verbs
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.controller.record import load_job
 from slurm_rl.launch.jobs import read_states
@@ -29,9 +29,21 @@ def find_target(words: Sequence[str]) -> Path:
         words: nothing, or one path, name or job id.
 
     Raises:
-        ConfigError, RunDirError: there are several words or a verb, or nothing was submitted.
+        ConfigError, RunDirError: there are several words, an override or a second verb, or nothing was submitted.
     """
-    return _resolve_one(words, "run") if words else _find_newest(_FILES, "run", "python -m slurm_rl")
+    if not words:
+        return _find_newest()
+    path = resolve(words[0])
+    if len(words) > 1:
+        raise ConfigError("name one run directory", seen=" ".join(words), action="leave out the others")
+    if path.exists():
+        return path
+    if words[0] in load_verbs().by_name:
+        raise ConfigError("one verb a command", seen=f"{words[0]} behind another", action="leave out either")
+    if "=" in words[0]:
+        action = "name the run; overrides are for a new one"
+        raise ConfigError("this verb takes the directory of a run, and no overrides", seen=words[0], action=action)
+    return path
 
 
 def find_run(words: Sequence[str]) -> RunDir:
@@ -47,7 +59,7 @@ def open_target(path: Path) -> RunDir:
     """Return the run in this directory.
 
     Raises:
-        ConfigError, RunDirError: there is none; names runs that may be meant.
+        ConfigError, RunDirError: there is none; the message suggests similar runs.
     """
     if not RunDir(path).plan.is_file() and (stages := find_stages(path)):
         names = ", ".join(shlex.quote(str(stage.path)) for stage in stages)
@@ -55,27 +67,8 @@ def open_target(path: Path) -> RunDir:
     return open_run(path)
 
 
-def find_sweep(words: Sequence[str]) -> SweepDir | None:
-    """Return the sweep that the words name, or the newest submission if it is a sweep; else None."""
-    if len(words) > 1:
-        return None
-    sweep = SweepDir(find_target(words))
-    return sweep if sweep.is_sweep else None
-
-
-def require_sweep(words: Sequence[str]) -> SweepDir:
-    """Return the sweep that the words name, or the user's newest one.
-
-    Raises:
-        ConfigError, RunDirError: the words name no sweep, or there is none.
-    """
-    if words:
-        return SweepDir(_resolve_one(words, "sweep"))
-    return SweepDir(_find_newest(("sweep.json",), "sweep", "python -m slurm_rl -m optim.lr=1e-4,6e-4"))
-
-
 def resolve(word: str) -> Path:
-    """Return the directory that a path, a name or a job id means; the path itself if nothing is known of it.
+    """Return the directory of a path, a name or a job id; the path itself if it is unknown.
 
     Raises:
         ConfigError: this machine could not have such a path.
@@ -85,16 +78,16 @@ def resolve(word: str) -> Path:
         return path
     recent = read_recent()
     roots = dict.fromkeys((_DEFAULT_ROOT, *(Path(known.path).parent for known in recent)))
-    if ".." not in path.parts and (named := next((root / path for root in roots if _is_ours(root / path)), None)):
+    if ".." not in path.parts and (named := next((root / path for root in roots if is_ours(root / path)), None)):
         return named
     return _find_job(word, recent) or path
 
 
 def _find_job(word: str, recent: Sequence[Submission]) -> Path | None:
-    """Return the run or sweep whose job this is; of `12_3` the run of that element of a sweep's array."""
+    """Return the run or sweep of a job; for `12_3` the run of that element of a sweep's array."""
     array, _, index = word.partition("_")
     for known in recent:
-        if word in known.jobs and _is_ours(Path(known.path)):
+        if word in known.jobs and is_ours(Path(known.path)):
             return Path(known.path)
         if index and array in known.jobs and (sweep := SweepDir(known.path)).is_sweep:
             for run in load_ledger(sweep).runs:
@@ -104,19 +97,20 @@ def _find_job(word: str, recent: Sequence[Submission]) -> Path | None:
     return next((run.path for run in runs if (job := load_job(run)) is not None and job.job_id == word), None)
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
+    """Return whether the directory holds a run, a sweep or a pipeline."""
     return any((path / file).is_file() for file in _FILES)
 
 
 def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
-    """Plan and newest attempt of a run that is going: what `attach` reaches into.
+    """Return plan and newest attempt of a running run.
 
     Raises:
-        RunDirError: the run does not run, with its state.
+        RunDirError: the run is not running.
     """
     plan, [state] = load_plan(run), read_states([run])
     numbers = run.attempt_numbers()
-    # `unknown` is a Slurm that does not answer; the nodes may.
+    # `unknown` means that Slurm does not answer; the nodes may.
     if not numbers or not (state.is_alive or state.word == "unknown"):
         path = shlex.quote(str(run.path))
         raise RunDirError(
@@ -128,7 +122,7 @@ def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
 
 
 def load_head(attempt: AttemptDir) -> HeadRecord:
-    """Where the attempt's Ray is.
+    """Return the address of the attempt's Ray cluster.
 
     Raises:
         RunDirError: it is not up yet.
@@ -140,46 +134,16 @@ def load_head(attempt: AttemptDir) -> HeadRecord:
     return HeadRecord(**read_json(attempt.head))
 
 
-def is_run_or_sweep(word: str) -> bool:
-    try:
-        path = parse_path(word)
-    except ConfigError:
-        return False
-    return RunDir(path).plan.is_file() or SweepDir(path).is_sweep
-
-
-def _resolve_one(words: Sequence[str], what: str) -> Path:
-    """Return the directory that the only word means.
-
-    Raises:
-        ConfigError: there are more, or it is an override or a second verb.
-    """
-    path = resolve(words[0])
-    if len(words) > 1:
-        raise ConfigError(f"name one {what} directory", seen=" ".join(words), action="leave out the others")
-    if path.exists():
-        return path
-    if words[0] in VERBS:
-        raise ConfigError("one verb a command", seen=f"{words[0]} behind another", action="leave out either")
-    if "=" in words[0]:
-        raise ConfigError(
-            f"this verb takes the directory of a {what}, and no overrides",
-            seen=words[0],
-            action=f"name the {what}; overrides are for a new one",
-        )
-    return path
-
-
-def _find_newest(files: Sequence[str], what: str, start: str) -> Path:
-    """Return the directory with one of these files that was submitted last, by this user or below ./runs."""
-    times = {plan.parent: plan.stat().st_mtime for file in files for plan in _DEFAULT_ROOT.glob(f"*/{file}")}
+def _find_newest() -> Path:
+    """Return the directory that was submitted last, by this user or below ./runs."""
+    times = {plan.parent: plan.stat().st_mtime for file in _FILES for plan in _DEFAULT_ROOT.glob(f"*/{file}")}
     for known in read_recent():
-        if any(Path(known.path, file).is_file() for file in files):
+        if is_ours(Path(known.path)):
             times[Path(known.path)] = known.time
             break
     if not times:
         raise RunDirError(
-            f"no {what} is known: none is below ./{_DEFAULT_ROOT}, and you submitted none from this account",
-            action=f"name its directory, or start one: {start}",
+            f"no run is known: none is below ./{_DEFAULT_ROOT}, and you submitted none from this account",
+            action="name its directory, or start one: python -m slurm_rl",
         )
     return max(times, key=times.__getitem__)

@@ -12,17 +12,18 @@ import time
 from types import FrameType
 from typing import Any
 
+from slurm_rl.cli.output import catch_errors, note
 from slurm_rl.cli.progress import follow
-from slurm_rl.cli.told import run_told, tell
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.launch.controller.agents import OURS
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.launch.hooks import write_report
 from slurm_rl.node.processes import die_with_parent
-from slurm_rl.plugins.report.html import write_report
-from slurm_rl.plugins.report.summary import render_summary, write_summary
 from slurm_rl.run_dir.fs_probe import ANSWER_S, ForkedTask, SubprocessProbe
 from slurm_rl.run_dir.io_errors import explain_io_error
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
+PRINT_SUMMARY = "slurm_rl.plugins.report.summary:print_summary"
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
 _LEAVE_TEXT = (
     "slurm_rl: this command got SIGTERM and ends; the run continues. Next: python -m slurm_rl logs -f {path}; "
@@ -39,7 +40,7 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
     A child process reads the run directory, which may hang; this process only handles Ctrl-C and polls the job.
     """
     ours, theirs = socket.socketpair()
-    display = ForkedTask(lambda: run_told(lambda: _display(run, job, ours, theirs)))
+    display = ForkedTask(lambda: catch_errors(lambda: _display(run, job, ours, theirs)))
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # with nohup the user wants the run to continue
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
@@ -51,13 +52,13 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
         _close_display(ours)
         stop(job)
         with contextlib.suppress(OSError):  # the terminal is closed
-            tell(_STOP_TEXT)
+            note(_STOP_TEXT)
         return _wait(run, job, display, ours)
     except _Left:
         _close_display(ours)
         path = shlex.quote(str(run.path))
         with contextlib.suppress(OSError):  # the terminal is closed
-            tell(_LEAVE_TEXT.format(path=path))
+            note(_LEAVE_TEXT.format(path=path))
         raise SystemExit(_EXIT_SIGTERM) from None
     finally:
         display.leave()
@@ -181,20 +182,16 @@ def _finish(run: RunDir) -> int:
         print(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}", file=sys.stderr)
         return code or EXIT_FAILED
     if code == EXIT_FINISHED:
-        from rich.console import Console
-
-        Console().print(render_summary(summary))
+        load_function(PRINT_SUMMARY)(summary)
     return code
 
 
 def _read_or_write_summary(run: RunDir) -> dict[str, Any]:
     """Return the summary that the controller wrote; write summary and report if it could not."""
     files = (run.end, run.summary, run.report)
-    if all(file.is_file() for file in files) and run.end.stat().st_mtime <= run.report.stat().st_mtime:
-        summary: dict[str, Any] = read_json(run.summary)
-        return summary
-    summary = write_summary(run)
-    write_report(run)
+    if not all(file.is_file() for file in files) or run.end.stat().st_mtime > run.report.stat().st_mtime:
+        write_report(run)
+    summary: dict[str, Any] = read_json(run.summary)
     return summary
 
 

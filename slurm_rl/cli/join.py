@@ -9,6 +9,7 @@ directory and runs the controller and an agent; the others connect to it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import secrets
@@ -23,8 +24,7 @@ from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.foreground import stop_like_ctrl_c
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import Words, read_words
+from slurm_rl.cli.output import note
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose
 from slurm_rl.config.parse import parse_config
@@ -48,16 +48,14 @@ from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json
 _SEE_S = 3.0
 
 
-def run(words: list[str]) -> int:
-    told = read_words("join", words)
-    args = told.flags
+def run(args: argparse.Namespace) -> int:
     flags = Flags(args.rank, args.nodes, args.head, args.port)
     identity = discover(os.environ, flags)
-    config = _load(told, identity)
+    config = _load(args, identity)
     print(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}", file=sys.stderr, flush=True)
     if identity.is_head:
-        return _run_head(config, identity, resumed=args.run)
-    return _run_worker(config, identity, named=args.run or config.run_dir)
+        return _run_head(config, identity, resumed=args.resumed)
+    return _run_worker(config, identity, named=args.resumed or config.run_dir)
 
 
 def _describe(identity: NodeIdentity) -> str:
@@ -65,14 +63,14 @@ def _describe(identity: NodeIdentity) -> str:
     return f"{what} of {identity.num_nodes}" if identity.num_nodes else what
 
 
-def _load(told: Words, identity: NodeIdentity) -> RunConfig:
+def _load(args: argparse.Namespace, identity: NodeIdentity) -> RunConfig:
     """Return the config with this machine's flags in place of the preset's values."""
-    named = told.flags.run
+    named = args.resumed
     if named is None:
-        overrides = check_overrides(told.rest)
-        tree = compose([*overrides, "cluster.launcher=manual"], config_dir=told.flags.config_dir)
-    elif told.rest:
-        raise ConfigError("a run that is resumed keeps its config", seen=" ".join(told.rest), action="leave out either")
+        overrides = check_overrides(args.rest)
+        tree = compose([*overrides, "cluster.launcher=manual"], config_dir=args.config_dir)
+    elif args.rest:
+        raise ConfigError("a run that is resumed keeps its config", seen=" ".join(args.rest), action="leave out either")
     else:
         tree = yaml.safe_load(find_run([named]).config.read_text(encoding="utf-8"))
     if identity.num_nodes is not None:
@@ -106,7 +104,7 @@ def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None)
 
 def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_resumed: bool) -> Started:
     plan = plan_in(config, directory)
-    check_inputs(config, tell, is_new=not is_resumed)
+    check_inputs(config, note, is_new=not is_resumed)
     check_image_is_there(plan)
     listen(config.cluster.head_port).close()  # print before anything starts
     if is_resumed:

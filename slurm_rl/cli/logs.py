@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.phase import describe_phase
-from slurm_rl.cli.told import show_plainly, tell
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.output import note, to_printable
+from slurm_rl.cli.run_facts import describe_phase
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.record import RunState, load_job
 from slurm_rl.launch.jobs import read_far_log, read_states
@@ -23,9 +23,8 @@ _ASK_EVERY_S = 5.0
 _ASK_FAR_EVERY_S = 3.0
 
 
-def run(words: list[str]) -> int:
-    told = read_words("logs", words)
-    args, directory = told.flags, find_run(told.rest)
+def run(args: argparse.Namespace) -> int:
+    directory = find_run(args.rest)
     if (text := read_far_log(directory)) is not None:
         return _print_far(directory, text, args.who, follow=args.follow)
     if args.follow:
@@ -35,7 +34,7 @@ def run(words: list[str]) -> int:
     if args.who == _DRIVER and (is_missing or not path.stat().st_size):
         state = read_states([directory])[0]
         phase = describe_phase(directory, time.time()) if state.word == "running" else ""
-        tell(show_plainly(f"# no log of the trainer yet; the run is {state}" + (f"; {phase}" if phase else "")))
+        note(to_printable(f"# no log of the trainer yet; the run is {state}" + (f"; {phase}" if phase else "")))
         return 0
     if is_missing:
         found = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none yet"
@@ -45,7 +44,7 @@ def run(words: list[str]) -> int:
             seen=f"a run that is {state}",
             action=f"wait, or choose one of its logs by --who: {found}; or job",
         )
-    sys.stdout.write(show_plainly(path.read_text(encoding="utf-8", errors="replace")))
+    sys.stdout.write(to_printable(path.read_text(encoding="utf-8", errors="replace")))
     return 0
 
 
@@ -70,7 +69,7 @@ def _follow(run: RunDir, who: str) -> int:
         offset = _copy(path, offset)
         if not offset and (news := _phase_without_age(run)) != phase:
             phase = news
-            tell(show_plainly(f"# {phase}"))
+            note(to_printable(f"# {phase}"))
         if is_last:
             _ask(run, state)
             return 0
@@ -89,7 +88,7 @@ def _ask(run: RunDir, before: RunState | None) -> RunState:
     if state.word == "unknown" and before is not None:
         return before  # Slurm is away for a moment
     if before is None or (state.word, state.is_alive) != (before.word, before.is_alive):
-        print(f"# {show_plainly(str(state))}", file=sys.stderr, flush=True)
+        print(f"# {to_printable(str(state))}", file=sys.stderr, flush=True)
     return state
 
 
@@ -99,7 +98,7 @@ def _copy(path: Path, offset: int) -> int:
         return offset
     with path.open("rb") as file:
         file.seek(offset)
-        sys.stdout.write(show_plainly(file.read().decode(errors="replace")))
+        sys.stdout.write(to_printable(file.read().decode(errors="replace")))
         sys.stdout.flush()
         return file.tell()
 
@@ -110,7 +109,7 @@ def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
         raise ConfigError("--who must be driver, since the other logs lie on the cluster", seen=who)
     shown = 0
     while True:
-        sys.stdout.write(show_plainly(text[shown:]))
+        sys.stdout.write(to_printable(text[shown:]))
         sys.stdout.flush()
         shown = len(text)
         if not follow:

@@ -5,6 +5,7 @@ On a cluster all of them are in the queue at once and wait there; on this machin
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,8 +13,7 @@ from pathlib import Path
 
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import Words
+from slurm_rl.cli.output import note
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.record import has_finished, load_job
@@ -24,23 +24,23 @@ from slurm_rl.launch.runs.start import create_stages, resume_run
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
 
-def run_pipeline(told: Words) -> int:
-    file, more = parse_path(told.rest[0]), told.rest[1:]
+def run_pipeline(args: argparse.Namespace) -> int:
+    file, more = parse_path(args.rest[0]), args.rest[1:]
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of a pipeline must be readable ({error})", seen=str(file)) from None
-    folder = (told.flags.dir or Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    folder = (args.dir or Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if folder.exists() and any(folder.iterdir()):
         action = f"resume it: python -m slurm_rl resume {shlex.quote(str(folder))}, or choose another --dir"
         raise ConfigError("--dir must be a new or empty folder", seen=str(folder), action=action)
     placed = place_stages(parse_stages(text, str(file)), folder, check_overrides(more) if more else [])
-    configs = [load_config(check_overrides(each), config_dir=told.flags.config_dir) for each in placed]
-    runs = create_stages(configs, tell)
+    configs = [load_config(check_overrides(each), config_dir=args.config_dir) for each in placed]
+    runs = create_stages(configs, note)
     write_text(folder / PIPELINE_FILE, text)
     remember(folder, [])
     quoted = shlex.quote(str(folder))
-    tell(f"pipeline  {folder}\nstatus    python -m slurm_rl status {quoted}")
+    note(f"pipeline  {folder}\nstatus    python -m slurm_rl status {quoted}")
     return start_stages(runs)
 
 
@@ -56,15 +56,15 @@ def start_stages(runs: Sequence[RunDir]) -> int:
             continue
         [state] = read_states([run])
         if state.is_alive and not is_moved:
-            tell(f"stage     {run.path.name} is {state}")
+            note(f"stage     {run.path.name} is {state}")
             continue
         if state.is_alive:
             cancel_runs([run])  # it waits for a job of the stage before that is no more
-        started = resume_run(run, tell).submitted if load_job(run) else submit_run(run, load_plan(run))
+        started = resume_run(run, note).submitted if load_job(run) else submit_run(run, load_plan(run))
         is_moved = True
-        tell(f"stage     {run.path.name}, job {started.job_id}")
+        note(f"stage     {run.path.name}, job {started.job_id}")
         if started.process is not None and (code := follow_to_the_end(run, started.process)):
             path = shlex.quote(str(run.path.parent))
-            tell(f"stage {run.path.name} has not finished, so those after it wait: python -m slurm_rl resume {path}")
+            note(f"stage {run.path.name} has not finished, so those after it wait: python -m slurm_rl resume {path}")
             return code
     return 0

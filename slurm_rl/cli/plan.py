@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import textwrap
 
-from slurm_rl.cli.columns import find_width
 from slurm_rl.cli.common import compose_run
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import Words, read_words
+from slurm_rl.cli.output import note
+from slurm_rl.cli.table import find_width
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
@@ -24,28 +25,25 @@ _LEAST = 30
 """Smallest width for a reason on the line of its variable."""
 
 
-def run(words: list[str]) -> int:
-    told = read_words("plan", words)
-    if told.flags.system:
-        from slurm_rl.cli.export import run_export
-
-        return run_export(told)
-    config, plan, directory = compose_run(told.rest, told.flags.config_dir)
-    print(_render(told, config, plan), flush=True)
-    check_submission(config, plan, directory, tell)
+def run(args: argparse.Namespace) -> int:
+    if args.system:
+        return int(load_function("slurm_rl.plugins.export.command:run")(args))
+    config, plan, directory = compose_run(args.rest, args.config_dir)
+    print(_render(args, config, plan), flush=True)
+    check_submission(config, plan, directory, note)
     try:
-        check_interpreter(plan, tell)
+        check_interpreter(plan, note)
     except ConfigError as error:
         # A plan may be made on another machine than the one that submits.
-        tell(f"warning: submit will refuse this: {error}")
+        note(f"warning: submit will refuse this: {error}")
     return 0
 
 
-def _render(told: Words, config: RunConfig, plan: JobPlan) -> str:
+def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
     """Return the plan as JSON, as a submission or as a summary."""
-    if told.flags.json:
+    if args.json:
         return json.dumps(plan.to_json(), indent=2)
-    if told.flags.script:
+    if args.script:
         text = fold_reasons(render_plan(plan), find_width())
         if (exactness := explain_exactness(config)) is not None:
             line = f"exactness  {exactness[0]} ({exactness[1]})"

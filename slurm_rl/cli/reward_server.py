@@ -13,9 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurm_rl.cli.flags import parse_finite, parse_server_port
-from slurm_rl.cli.told import run_told
-from slurm_rl.cli.words import Parser
+from slurm_rl.cli.output import catch_errors
+from slurm_rl.cli.parser import Parser, parse_finite, parse_port
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.user_files.load import import_heavy
@@ -26,7 +25,7 @@ from slurm_rl.launch.runs.model_checks import check_reward_model
 
 
 def main() -> int:
-    return run_told(lambda: run(sys.argv[1:]))
+    return catch_errors(lambda: run(sys.argv[1:]))
 
 
 def run(words: list[str]) -> int:
@@ -42,6 +41,10 @@ def run(words: list[str]) -> int:
     return int(service.serve(config, listener, token=token, failure_reward=args.failure_reward, answers=answers))
 
 
+def _parse_port(text: str) -> int:
+    return 0 if text == "0" else parse_port(text)
+
+
 def _build_parser() -> Parser:
     parser = Parser(
         prog="python -m slurm_rl.rewards.server",
@@ -54,7 +57,7 @@ def _build_parser() -> Parser:
     add = parser.add_argument
     add("--config-dir", metavar="DIR", help="a folder with presets of your own")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
-    add("--port", type=parse_server_port, default=5000, help="0 takes a free one and prints it")
+    add("--port", type=_parse_port, default=5000, help="0 takes a free one and prints it")
     token = parser.add_mutually_exclusive_group()
     token.add_argument("--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN")
     token.add_argument("--no-token", action="store_true", help="serve every client that reaches the port")

@@ -6,6 +6,7 @@ which runs the same script again, goes on with the same run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import replace
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import Words, read_words
+from slurm_rl.cli.output import note
 from slurm_rl.config.load import compose, shipped_dir
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
@@ -31,17 +31,16 @@ from slurm_rl.run_dir.run_dir import RunDir, read_json
 TEMPLATE = "job.sbatch"
 
 
-def run(words: list[str]) -> int:
-    told = read_words("run-in-job", words)
-    if told.flags.print_template:
+def run(args: argparse.Namespace) -> int:
+    if args.print_template:
         print((shipped_dir("sbatch_templates", TEMPLATE) / TEMPLATE).read_text(encoding="utf-8"), end="")
         return 0
     allocation = read_allocation(os.environ)
-    config = _configure(told, allocation)
+    config = _configure(args, allocation)
     directory = RunDir(config.run_dir or Path(config.cluster.run_root) / f"{config.name}-{allocation.job_id}")
     if not _is_ours(directory, allocation):
         plan = _with_the_jobs_options(plan_in(config, directory), allocation)
-        check_inputs(config, tell)
+        check_inputs(config, note)
         create_run(directory, config, plan, again=allocation.num_restarts > 0)
         record_job(directory, "slurm", allocation.job_id)
         remember(directory.path, [allocation.job_id])
@@ -49,10 +48,10 @@ def run(words: list[str]) -> int:
     return exec_controller(directory)
 
 
-def _configure(told: Words, allocation: GrantedJob) -> RunConfig:
+def _configure(args: argparse.Namespace, allocation: GrantedJob) -> RunConfig:
     """The config with the allocation's numbers in place of the preset's."""
-    overrides = [*check_overrides(told.rest), "cluster.launcher=slurm"]
-    tree = compose(overrides, config_dir=told.flags.config_dir)
+    overrides = [*check_overrides(args.rest), "cluster.launcher=slurm"]
+    tree = compose(overrides, config_dir=args.config_dir)
     on_cpu = tree["cluster"]["accelerator"] == "cpu"
     if not on_cpu and allocation.gpus_per_node == 0:
         raise ConfigError(

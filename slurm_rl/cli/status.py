@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shlex
 import time
@@ -9,134 +10,117 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.columns import find_screen
-from slurm_rl.cli.find import find_target, open_target, require_sweep
-from slurm_rl.cli.phase import describe_phase
-from slurm_rl.cli.results import find_total, last_row, run_leaderboard
-from slurm_rl.cli.status_picture import draw_runs
-from slurm_rl.cli.status_results import describe_results
-from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
-from slurm_rl.cli.told import show_plainly
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.find import find_target, open_target
+from slurm_rl.cli.output import to_printable
+from slurm_rl.cli.run_facts import END_BYTES, describe_phase, describe_results, read_newest_row, read_num_steps
+from slurm_rl.cli.table import STYLES, RunLine, draw_runs, find_screen, format_age, join_row, render_runs
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.controller.record import RunState, load_job, read_last_row
 from slurm_rl.launch.jobs import count_states, read_far_log, read_states
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
-from slurm_rl.plugins.goodput.read import read_ledger
-from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text
 from slurm_rl.run_dir.save_times import read_learned
 
-_TAIL_BYTES = 1 << 16
+LEADERBOARD = "slurm_rl.plugins.report.standings:print_leaderboard"
+GPU_TIME = "slurm_rl.plugins.goodput.read:describe_gpu_time"
 _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
-"""The first that a row has is in the table."""
+"""Metric -> its heading; the table shows the first that a row has."""
 
 
-def run(words: list[str]) -> int:
-    told = read_words("status", words)
-    flags = told.flags
-    is_ranked = flags.metric is not None or flags.json or flags.smallest_first is not None
-    sweep = require_sweep(told.rest) if is_ranked else SweepDir(find_target(told.rest))
-    if is_ranked or sweep.is_sweep:
-        run_leaderboard(told, sweep)
-        table = _build_table(sweep.path) if flags.svg else []
-    elif table := _build_table(sweep.path):
+def run(args: argparse.Namespace) -> int:
+    path = find_target(args.rest)
+    is_ranked = args.metric is not None or args.json or args.smallest_first is not None
+    is_sweep = is_ranked or SweepDir(path).is_sweep
+    if is_sweep:
+        load_function(LEADERBOARD)(SweepDir(path), args.metric, args.smallest_first, as_json=args.json)
+    table = [] if is_sweep and not args.svg else build_table(path)
+    if table and not is_sweep:
         _print_table(table)
-    else:
-        print(show_plainly(render_status(open_target(sweep.path))))
-    if flags.svg:
-        save_picture(flags.svg, table, show_plainly(" ".join(told.rest)) or str(sweep.path))
+    elif not is_sweep:
+        print(to_printable(render_status(open_target(path))))
+    if args.svg:
+        save_picture(args.svg, table, to_printable(" ".join(args.rest)) or str(path))
     return 0
 
 
-def _build_table(path: Path) -> list[RunLine]:
+def build_table(path: Path) -> list[RunLine]:
     """Return a row for each run of a sweep, a pipeline or a folder; nothing for a single run."""
     if (sweep := SweepDir(path)).is_sweep:
-        runs, names = runs_of(sweep), _name_runs(sweep)
+        runs, entries = runs_of(sweep), load_ledger(sweep).runs
+        swept = [{key.rpartition(".")[2]: value for key, value in one.items()} for one in swept_overrides(entries)]
+        names = [
+            " ".join([str(entry.index), *(f"{key}={value}" for key, value in one.items())])
+            for entry, one in zip(entries, swept, strict=True)
+        ]
     elif runs := find_stages(path):
         names = [run.path.name for run in runs]
     else:
-        return look_below(path)
+        return _look_below(path)
     now = time.time()
     return [_look(run, state, name, now) for run, state, name in zip(runs, read_states(runs), names, strict=True)]
 
 
-def save_picture(path: Path, table: list[RunLine], what: str) -> None:
-    """The table as a file.
+def save_picture(path: Path, table: list[RunLine], title: str) -> None:
+    """Write the table as a picture.
 
     Raises:
-        ConfigError: there is none, as of one run.
-        RunDirError: it cannot be written there.
+        ConfigError: there is no table, as for one run.
+        RunDirError: the file cannot be written.
     """
     if not table:
         action = "python -m slurm_rl status <folder> --svg FILE; a run has its pictures in report.html"
-        raise ConfigError("--svg is for a pipeline, a sweep or a folder of runs", seen=what, action=action)
+        raise ConfigError("--svg is for a pipeline, a sweep or a folder of runs", seen=title, action=action)
     with expect_writable(path, "or name another file", what="--svg"):
-        write_text(path, draw_runs(table, f"{what}, {time.strftime('%Y-%m-%d %H:%M')}"))
+        write_text(path, draw_runs(table, f"{title}, {time.strftime('%Y-%m-%d %H:%M')}"))
 
 
-def look_below(folder: Path) -> list[RunLine]:
-    """Runs and sweeps one or two levels below a folder that is no run itself, newest first; one question to Slurm."""
+def _look_below(folder: Path) -> list[RunLine]:
+    """Return runs and sweeps one or two levels below a folder, newest first, with one query to Slurm."""
     if (folder / "plan.json").is_file():
         return []
     found: dict[Path, list[RunDir]] = {}
     for plan in sorted([*folder.glob("*/plan.json"), *folder.glob("*/*/plan.json")]):
-        # The runs of a sweep are one line: a thousand of them would hide all others.
+        # A sweep is one line: a thousand runs of it would hide all others.
         place = plan.parent.parent if SweepDir(plan.parent.parent).is_sweep else plan.parent
         found.setdefault(place, []).append(RunDir(plan.parent))
-    runs = [run for those in found.values() for run in those]
+    runs = [run for group in found.values() for run in group]
     states = dict(zip((run.path for run in runs), read_states(runs), strict=True))
     lines, now = [], time.time()
-    for place, those in found.items():
-        name = str(place.relative_to(folder))
-        if SweepDir(place).is_sweep:
-            lines.append(_sum_up(name, those, [states[run.path] for run in those], now))
-        else:
-            lines.append(_look(those[0], states[those[0].path], name, now))
+    for place, group in found.items():
+        name, of_group = str(place.relative_to(folder)), [states[run.path] for run in group]
+        is_sweep = SweepDir(place).is_sweep
+        lines.append(_sum_up(name, group, of_group, now) if is_sweep else _look(group[0], of_group[0], name, now))
     return sorted(lines, key=lambda line: (line.age_s, line.name))
 
 
-def _name_runs(sweep: SweepDir) -> list[str]:
-    """Number and swept values of each run."""
-    runs = load_ledger(sweep).runs
-    short = [{key.rpartition(".")[2]: value for key, value in swept.items()} for swept in swept_overrides(runs)]
-    told = [" ".join(f"{key}={value}" for key, value in swept.items()) for swept in short]
-    return [f"{entry.index} {text}".rstrip() for entry, text in zip(runs, told, strict=True)]
-
-
 def _look(run: RunDir, state: RunState, name: str, now: float) -> RunLine:
-    job, last = load_job(run), last_row(run)
-    watched = next(((told, last[key]) for key, told in _WATCHED.items() if key in last), None)
-    total = find_total(run)
+    job, last, total = load_job(run), read_newest_row(run), read_num_steps(run)
     return RunLine(
         name=name,
         state=state.word,
-        age_s=now - _begin(run),
+        age_s=now - run.plan.stat().st_mtime,
         job=job.job_id if job else "-",
         done=last.get("step", 0 if total else None),
         total=total,
-        metric=watched,
+        metric=next(((heading, last[key]) for key, heading in _WATCHED.items() if key in last), None),
         why=state.detail,
     )
 
 
 def _sum_up(name: str, runs: Sequence[RunDir], states: Sequence[RunState], now: float) -> RunLine:
-    """A sweep as one line."""
+    """Return a sweep as one line."""
     ended = sum(not state.is_alive and state.word != "unknown" for state in states)
-    return RunLine(name, "sweep", now - max(map(_begin, runs)), done=ended, total=len(runs), why=count_states(states))
-
-
-def _begin(run: RunDir) -> float:
-    """When it was submitted first."""
-    return run.plan.stat().st_mtime
+    age_s = now - max(run.plan.stat().st_mtime for run in runs)
+    return RunLine(name, "sweep", age_s, done=ended, total=len(runs), why=count_states(states))
 
 
 def _print_table(lines: Sequence[RunLine]) -> None:
-    """Colours are for terminals, and for those without NO_COLOR; rich knows."""
+    """Print the table; rich adds colours on a terminal without NO_COLOR."""
     from rich.console import Console
     from rich.text import Text
 
@@ -150,8 +134,8 @@ def _print_table(lines: Sequence[RunLine]) -> None:
 
 
 def render_status(run: RunDir) -> str:
-    """State, job, step and the newest numbers, one a line."""
-    state, job, last = read_states([run])[0], load_job(run), last_row(run)
+    """Return state, job, step and the newest numbers, one per line."""
+    state, job, last = read_states([run])[0], load_job(run), read_newest_row(run)
     if not last and state.error is None:
         with contextlib.suppress(SlurmRLError):  # a cluster that no longer exists
             last = read_last_row(read_far_log(run) or "")
@@ -161,19 +145,19 @@ def render_status(run: RunDir) -> str:
     if state.word == "running" and (phase := describe_phase(run, time.time())):
         lines.append(f"phase   {phase}")
     if last:
-        lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
+        lines += _describe_row(last, read_num_steps(run), is_alive=state.is_alive, now=time.time())
     lines += describe_results(run)
-    lines += _tell_trouble(run, is_alive=state.is_alive)
-    if ledger := read_ledger(run):
-        lines.append(f"time    {render_line(ledger)}")
-    lines += _tell_learned(run)
+    lines += _describe_problems(run, is_alive=state.is_alive)
+    if gpu_time := load_function(GPU_TIME)(run):
+        lines.append(f"time    {gpu_time}")
+    lines += _describe_lead(run)
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
 
 
-def _tell_learned(run: RunDir) -> list[str]:
+def _describe_lead(run: RunDir) -> list[str]:
     """Return the lead time measured from the run's saves; empty before."""
     measured = read_learned(run)
     if measured.lead_s is None:
@@ -184,14 +168,13 @@ def _tell_learned(run: RunDir) -> list[str]:
     ]
 
 
-def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
+def _describe_problems(run: RunDir, *, is_alive: bool) -> list[str]:
     """Return silent ranks, and the smaller micro-batches after running out of memory."""
     lines = []
     if is_alive and (numbers := run.attempt_numbers()):
-        lines += [
-            f"silent  {words}" for words in describe_silent(read_node_reports(run.attempt(numbers[-1])), time.time())
-        ]
-        lines += _tell_silent_controller(run)
+        reports = read_node_reports(run.attempt(numbers[-1]))
+        lines += [f"silent  {text}" for text in describe_silent(reports, time.time())]
+        lines += _describe_silent_controller(run)
     if run.remedy.is_file():
         remedy = read_json(run.remedy)
         lines.append(
@@ -201,20 +184,20 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
     return lines
 
 
-def _tell_silent_controller(run: RunDir) -> list[str]:
-    """Explain a wait for Slurm, which alone can restart a job whose controller's node was lost."""
+def _describe_silent_controller(run: RunDir) -> list[str]:
+    """Explain a wait for Slurm, since only Slurm can restart a job whose controller's node was lost."""
     kinds = ("controller/silent", "controller/recovered", "attempt/started", "attempt/ended")
-    told = [row for row in read_last_rows(run.events, _TAIL_BYTES) if row.get("kind") in kinds]
-    if not told or told[-1]["kind"] != "controller/silent":
+    events = [row for row in read_last_rows(run.events, END_BYTES) if row.get("kind") in kinds]
+    if not events or events[-1]["kind"] != "controller/silent":
         return []
-    ago = format_age(time.time() - told[-1]["time"])
+    ago = format_age(time.time() - events[-1]["time"])
     return [
-        f"silent  {told[-1]['host']}, the controller's node, since {ago} and {told[-1]['seconds']:g} s; "
+        f"silent  {events[-1]['host']}, the controller's node, since {ago} and {events[-1]['seconds']:g} s; "
         "whoever lends the machines has to give it up first, Slurm after SlurmdTimeout (scontrol show config)"
     ]
 
 
-def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:
+def _describe_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:
     """Return step, pace and watched metrics of the newest row."""
     step = int(last["step"])
     of_all = f" of {total}, {min(1.0, step / total):.0%}" if total else ""
@@ -224,8 +207,5 @@ def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -
         left = f", about {format_seconds(seconds * max(0, total - step))} left" if total else ""
         ago = f", the last {format_age(now - last['time/stamp'])} ago" if "time/stamp" in last else ""
         lines.append(f"pace    {format_seconds(seconds)} a step{ago}{left}")
-    if "reward/mean" in last:
-        lines.append(f"reward  {last['reward/mean']:.3f}")
-    elif "policy/loss" in last:
-        lines.append(f"loss    {last['policy/loss']:.3f}")
+    lines += [f"{name:<8}{last[key]:.3f}" for key, name in _WATCHED.items() if key in last][:1]
     return lines

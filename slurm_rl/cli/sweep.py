@@ -5,6 +5,7 @@ On Slurm the runs are an array, on this machine they go one after the other.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +14,9 @@ from omegaconf import DictConfig
 
 from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.results import print_standings, read_standings
+from slurm_rl.cli.output import note
+from slurm_rl.cli.status import LEADERBOARD
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
-from slurm_rl.cli.told import tell
-from slurm_rl.cli.words import Words
 from slurm_rl.config.compose_errors import explain_hydra
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import open_hydra
@@ -32,8 +32,9 @@ from slurm_rl.launch.runs.start import Started
 from slurm_rl.launch.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, load_ledger
 from slurm_rl.launch.sweep.sweeper import Composer, Outcome, compose_sweep, run_sweeper
-from slurm_rl.plugins.report.leaderboard import read_metric
 from slurm_rl.run_dir.run_dir import RunDir
+
+READ_METRIC = "slurm_rl.plugins.report.leaderboard:read_metric"
 
 
 class SweepRuns:
@@ -62,7 +63,7 @@ class SweepRuns:
             self._submit(ledger, planned, load_function(submit_all))
             if not wait:
                 return [None] * len(planned)
-            wait_for_runs([self.directory.run(run.index) for run in planned], tell)
+            wait_for_runs([self.directory.run(run.index) for run in planned], note)
         self._has_ended = True
         runs = [self.directory.run(entry.index) for entry in planned]
         return [self._outcome(run, state) for run, state in zip(runs, read_states(runs), strict=True)]
@@ -80,21 +81,21 @@ class SweepRuns:
             raise
         remember(self.directory.path, list(dict.fromkeys(str(run.array_job) for run in self.ledger.runs)))
         if is_first:
-            tell(self._describe())
+            note(self._describe())
 
     def _run_here(self, planned: Sequence[PlannedRun]) -> None:
         for place, entry in enumerate(planned, start=1):
-            tell(f"\nrun {place} of {len(planned)}: {' '.join(entry.overrides)}")
+            note(f"\nrun {place} of {len(planned)}: {' '.join(entry.overrides)}")
             run = self.directory.run(entry.index)
             code = announce_and_follow(Started(run, entry.plan, submit_run(run, entry.plan)))
             self._exit_code = max(self._exit_code, code)
             if code == EXIT_INTERRUPTED:
                 left = len(planned) - place
-                tell(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
+                note(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
                 raise KeyboardInterrupt
 
     def _outcome(self, run: RunDir, state: RunState) -> Outcome:
-        name, value = run.path.name, read_metric(run, self.ledger.metric)
+        name, value = run.path.name, load_function(READ_METRIC)(run, self.ledger.metric)
         if state.word == "finished" and value is not None:
             return value
         seen = f"run {name}: {state}" if value is not None else f"run {name} without a value: {state}"
@@ -117,8 +118,7 @@ class SweepRuns:
     def finish(self) -> int:
         """Print the table of a sweep that has ended; the exit code."""
         if self._has_ended:
-            metric = self.ledger.metric
-            print_standings(read_standings(self.directory, self.ledger, metric), metric)
+            load_function(LEADERBOARD)(self.directory)
         return self._exit_code
 
 
@@ -138,9 +138,9 @@ def choose_metric(config: DictConfig, named: str | None, *, smallest_first: bool
     return row.sweep_metric, smallest_first or row.less_is_better
 
 
-def run_sweep(told: Words) -> int:
+def run_sweep(args: argparse.Namespace) -> int:
     """`submit -m`."""
-    args, overrides = told.flags, check_overrides(told.rest)
+    overrides = check_overrides(args.rest)
     with open_hydra(args.config_dir) as extra:
         config = compose_sweep(normalise_words(overrides), extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_rl.cli.told import tell
+from slurm_rl.cli.output import note
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
@@ -119,7 +119,7 @@ def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None
     if key not in seen:
         seen[key] = None
         try:
-            check_inputs(config, tell)
+            check_inputs(config, note)
         except SlurmRLError as error:
             seen[key] = error
     if (known := seen[key]) is not None:
@@ -158,7 +158,7 @@ def check_clusters(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     for group in group_runs(planned):
         try:
             check_image_is_there(planned[group[0]].plan)
-            plan = ask_cluster(planned[group[0]].plan, tell)
+            plan = ask_cluster(planned[group[0]].plan, note)
             for position in group:
                 taken[position] = _with_gres_of(planned[position], plan)
         except SlurmRLError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import shlex
@@ -10,7 +11,6 @@ import subprocess
 import sys
 
 from slurm_rl.cli.find import find_run, load_head, load_live
-from slurm_rl.cli.words import Words
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.node.ports import dashboard_port
@@ -22,8 +22,8 @@ from slurm_rl.run_dir.run_secret import token_file
 _END_S = 5.0
 
 
-def run_dashboard(told: Words) -> int:
-    args, directory = told.flags, require_own_run(find_run(told.rest))
+def run_dashboard(args: argparse.Namespace) -> int:
+    directory = require_own_run(find_run(args.rest))
     plan, attempt = load_live(directory)
     board = [sys.executable, "-m", "tensorboard.main", f"--logdir={directory.tensorboard}"]
     board += ["--host=127.0.0.1", f"--port={args.tensorboard_port}"]

@@ -16,8 +16,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.common import compose_run
-from slurm_rl.cli.verbs import VERBS
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.parser import load_verbs, parse
 from tests.docs.markdown import OF_COMMANDS, Block, pages, read_blocks, read_prose, words_in_code
 from tests.lock import ROOT
 
@@ -46,7 +45,7 @@ def is_ours(words: list[str]) -> bool:
 
 def name_verb(words: list[str]) -> str:
     """The verb of words after `python -m slurm_rl`."""
-    return words[0] if words and words[0] in VERBS else "submit"
+    return words[0] if words and words[0] in load_verbs().by_name else "submit"
 
 
 def is_checked_here(words: list[str]) -> bool:
@@ -151,17 +150,17 @@ def expect_accepted(words: list[str], shared: Path, place: str, capsys: pytest.C
 def check(words: list[str]) -> int:
     """Run what only prints, plan what would start something, read the words of the rest; an exit code."""
     verb = name_verb(words)
-    rest = words[1:] if words and words[0] in VERBS else words
+    rest = words[1:] if words and words[0] in load_verbs().by_name else words
     if verb in PRINTS or ONLY_PRINTS & set(words):
         return main(words)
-    told = read_words(verb, rest)
+    told = parse(verb, rest)
     if verb in COMPOSES:
         overrides = [word for word in told.rest if "=" in word]
-        compose_run(overrides, told.flags.config_dir, is_run=False)
+        compose_run(overrides, told.config_dir, is_run=False)
     if verb not in STARTS or (told.rest and told.rest[0].endswith(".yaml")):
         return 0
-    where = ["--config-dir", told.flags.config_dir] if told.flags.config_dir else []
-    if not getattr(told.flags, "multirun", False):
+    where = ["--config-dir", told.config_dir] if told.config_dir else []
+    if not getattr(told, "multirun", False):
         return main(["plan", *where, *told.rest])
     # A sweeper's own settings are no part of a run.
     swept = [word for word in told.rest if not word.startswith(("hydra.", "hydra/"))]

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.config.run import RunConfig
 from tests.docs.markdown import DOCS, read_tables, words_in_code
@@ -53,7 +53,7 @@ def test_what_stands_on_our_side_exists(page: Path, row: list[str]) -> None:
         key, equals, value = word.partition("=")
         if key.startswith("+"):
             assert (conf_dir() / key[1:] / f"{value}.yaml").is_file(), word
-        elif "." not in key and key in VERBS:
+        elif "." not in key and key in load_verbs().by_name:
             assert not equals
         else:
             assert find_field(key), f"{page.name}: no key {key}"

@@ -397,7 +397,7 @@ def site_nodes(folder: Path) -> Case:
 @writer(
     "nodes.jsonl",
     "plugins.health.evidence._append_rows",
-    "cli.nodes._write",
+    "plugins.health.nodes_command._write",
 )
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
@@ -841,7 +841,7 @@ def prepared_images(folder: Path) -> Case:
     "plugins.image.recipe.write_context",
     "plugins.image.rootfs.write_layout",
     "plugins.image.rootfs._write",
-    "cli.image.run_check",
+    "plugins.image.command.run_check",
 )
 def image(folder: Path) -> Case:
     from slurm_rl.plugins.image.formats import write_beside
@@ -857,9 +857,9 @@ def image(folder: Path) -> Case:
     return Case(write, path.is_file, lambda: not path.exists() or path.stat().st_size == len(content))
 
 
-@writer("export --out", "cli.export._write")
+@writer("export --out", "plugins.export.command._write")
 def exported_text(folder: Path) -> Case:
-    from slurm_rl.cli.export import _write
+    from slurm_rl.plugins.export.command import _write
 
     path = folder / "trainers.common.dstack.yml"
     return Case(
@@ -867,9 +867,9 @@ def exported_text(folder: Path) -> Case:
     )
 
 
-@writer("goodput --svg", "cli.goodput.save_bar")
+@writer("goodput --svg", "plugins.goodput.command.save_bar")
 def bar_of_a_ledger(folder: Path) -> Case:
-    from slurm_rl.cli.goodput import save_bar
+    from slurm_rl.plugins.goodput.command import save_bar
     from slurm_rl.plugins.goodput.types import Ledger
 
     path, total = folder / "bar.svg", Ledger("GPU", 1, 100.0, 10.0, 10.0, {"trained": 90.0, "bring_up": 10.0})
@@ -879,16 +879,16 @@ def bar_of_a_ledger(folder: Path) -> Case:
 @writer("status --svg", "cli.status.save_picture")
 def picture_of_runs(folder: Path) -> Case:
     from slurm_rl.cli.status import save_picture
-    from slurm_rl.cli.status_table import RunLine
+    from slurm_rl.cli.table import RunLine
 
     path, table = folder / "launch.runs.svg", [RunLine("a", "running", 60.0, done=3, total=4)]
     whole = lambda: path.read_text().endswith("</svg>\n")  # noqa: E731
     return Case(lambda: save_picture(path, table, "runs"), whole, old_or_new(path, b""))
 
 
-@writer("`site`'s preset", "cli.site.save_preset")
+@writer("`site`'s preset", "plugins.site.command.save_preset")
 def sites_preset(folder: Path) -> Case:
-    from slurm_rl.cli.site import save_preset
+    from slurm_rl.plugins.site.command import save_preset
 
     path = folder / "cluster" / "mysite.yaml"
     path.parent.mkdir()
@@ -902,12 +902,12 @@ OUTSIDE = {
     "node.agent.copy_out": "starts that with a log; where the log cannot be, that is told, and no more",
     "launch.controller.agents.start_copy_here": "after the attempt: an event reports a failed start",
     "launch.slurm.srun.start_slurm_copy": "likewise, by an srun",
-    "cli.told.run_told": "opens /dev/null",
+    "cli.output.catch_errors": "opens /dev/null",
     "launch.runs.find.remember": "a list outside the run; where it cannot be written, runs are named by their path",
-    "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
-    "cli.doctor.check_nodes": "a folder for one request; a failure is reported",
-    "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
-    "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
+    "cli.output.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "plugins.health.command.check_nodes": "a folder for one request; a failure is reported",
+    "plugins.health.command.run": "a folder for one question, which goes with it; where it cannot be, that is told",
+    "plugins.site.command.judge": "a preset in the temporary folder, to be composed and judged",
     "plugins.health.doctor_node.measure": "doctor's own folder; a node without an answer is named",
     "plugins.health.doctor_node.main": "likewise",
     "plugins.health.probes.main": "its own standard output",

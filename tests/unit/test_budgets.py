@@ -17,8 +17,8 @@ from tests.lock import ROOT
 
 MAX_LINES = 66_900
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 8_300
-"""Lines of slurm_rl/plugins. Goal: 9,000."""
+MAX_PLUGIN_LINES = 9_850
+"""Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
 MAX_TEST_LINES = 64_400
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 345
@@ -28,8 +28,6 @@ MAX_CLOSURE_MODULES, MAX_CLOSURE_LINES = 120, 15_000
 MAX_TOP_LEVEL, MAX_LAYERS = 16, 6
 MAX_CYCLES = 0
 """Groups of files that import each other in a circle; late imports count."""
-MAX_PLUGIN_IMPORTS = 34
-"""Imports of plugins by the layers, all of them in the CLI. Goal: 0."""
 MAX_DIALECT = 7.0
 """Dialect words per 1,000 words of docstrings, comments and docs. Goal: 2."""
 MAX_ALGORITHM_FILES = 4
@@ -123,10 +121,8 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
     assert len(cycles()) <= MAX_CYCLES, cycles()
 
 
-def test_only_the_cli_imports_plugins() -> None:
-    upward = upward_imports()
-    assert [line for line in upward if not line.startswith("cli/")] == []
-    assert len(upward) <= MAX_PLUGIN_IMPORTS
+def test_no_layer_imports_a_plugin() -> None:
+    assert upward_imports() == []
 
 
 def test_prose_stays_plain() -> None:

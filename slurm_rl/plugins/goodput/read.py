@@ -93,6 +93,12 @@ def find_runs(folder: Path) -> list[RunDir]:
     return [RunDir(plan.parent) for plan in sorted(plans)]
 
 
+def describe_gpu_time(run: RunDir) -> str | None:
+    """Return the time held and its shares in one line; None before the first attempt."""
+    ledger = read_ledger(run)
+    return None if ledger is None else render_line(ledger)
+
+
 def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
     """Return the MFU of a run from its metrics and config."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_rl.cli.columns import GAP, Shrink, fit
+from slurm_rl.cli.table import Shrink, fit, join_row
 from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.plugins.report.summary import summarize_run
 from slurm_rl.run_dir.jsonl import read_rows
@@ -134,4 +134,4 @@ def render_standings(standings: Sequence[RankedRun], metric: str, width: int | N
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     longest_first = sorted(range(_NUM_FIXED, len(widths)), key=lambda at: -widths[at])
     fitted = fit(rows, width, [Shrink(at, _LEAST, keeps_end=True) for at in longest_first])
-    return "\n".join(GAP.join(row).rstrip() for row in fitted)
+    return "\n".join(join_row(row) for row in fitted)

@@ -134,6 +134,12 @@ def render_summary(summary: dict[str, Any]) -> Table:
     return table
 
 
+def print_summary(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    Console().print(render_summary(summary))
+
+
 def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
     yield "model", summary["model"]

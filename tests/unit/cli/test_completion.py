@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.keys import list_keys
 from slurm_rl.config.load import conf_dir
 from slurm_rl.config.presets import list_presets
 
+VERBS = load_verbs().by_name
 PRESETS = list_presets([conf_dir()])
 OURS = "python -m slurm_rl "
 # What bash's readline hands over: `=` is a word of its own.
@@ -113,7 +114,7 @@ def test_a_tab_offers_what_may_follow(line: str, expected: list[str], script: Pa
 def test_every_verb_flag_preset_and_key_is_known(script: Path) -> None:
     verbs = [f"{OURS}{verb}" for verb in VERBS]
     assert all(f"{verb} " in found for verb, found in zip(VERBS, complete(script, *verbs), strict=True))
-    flags = [(verb, name) for verb, row in VERBS.items() for flag in row.flags for name in flag.names]
+    flags = [(verb, name) for verb, row in VERBS.items() for flag in row.list_flags() for name in flag.option_strings]
     lines = [f"{OURS}{verb} {name}" for verb, name in flags]
     assert all(f"{name} " in found for (_, name), found in zip(flags, complete(script, *lines), strict=True))
     presets = [(group, name) for group, names in PRESETS.items() for name in names]

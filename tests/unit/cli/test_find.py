@@ -11,7 +11,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli import cancel
-from slurm_rl.cli.find import find_run, find_sweep, require_sweep, resolve
+from slurm_rl.cli.find import find_run, find_target, resolve
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.controller.record import record_job
 from slurm_rl.launch.runs.find import read_recent, remember, state_file
@@ -98,8 +98,7 @@ def test_resolve_finds_sweeps_and_their_runs(tmp_path: Path) -> None:
 def test_commands_without_a_name_take_the_last_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a/run")
     sweep = make_sweep(tmp_path / "shared/lr", "40")
-    found = find_sweep([])
-    assert found is not None and found.path == sweep == require_sweep([]).path
+    assert find_target([]) == sweep
     assert main(["status"]) == 0
     assert f"sweep   {sweep}" in capsys.readouterr().out
     with pytest.raises(RunDirError, match=r"name one of its runs, as in .*lr/0"):

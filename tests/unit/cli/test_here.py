@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_rl.cli.parser import parse
 from slurm_rl.cli.run_in_job import run
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.slurm.granted import parse_counts, read_allocation
@@ -43,7 +44,7 @@ def test_outside_of_a_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENV:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="inside a Slurm job"):
-        run([])
+        run(parse("run-in-job", []))
 
 
 def test_an_allocation_without_gpus_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,5 +52,5 @@ def test_an_allocation_without_gpus_is_told_how_to_get_them(tmp_path: Path, monk
     for name, value in ENV.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"nvidia.*--gpus-per-node"):
-        run(["+cluster=nvidia_h100"])
+        run(parse("run-in-job", ["+cluster=nvidia_h100"]))
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.keys import list_keys
 
+VERBS = load_verbs().by_name
 # The same words each time: what a new seed finds is found by whoever changes `derandomize` for an hour.
 KEPT = settings(
     derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
@@ -53,7 +54,9 @@ SHORT = st.sampled_from(
 )
 FLAGS = st.builds(
     "{}{}".format,
-    st.sampled_from(sorted({name for row in VERBS.values() for flag in row.flags for name in flag.names} - {"-f"})),
+    st.sampled_from(
+        sorted({name for row in VERBS.values() for flag in row.list_flags() for name in flag.option_strings} - {"-f"})
+    ),
     st.sampled_from(["", "=", "=5", "=-1", "=nan", "=x", "=/nowhere", "=" + "9" * 5000, "=日本", "=job"]),
 )
 WORDS = st.lists(OVERRIDES | TEXT | SHORT | FLAGS, min_size=1, max_size=4)
@@ -72,7 +75,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def raise_it(error: Exception) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("slurm_rl.cli.told.keep_traceback", raise_it)
+    monkeypatch.setattr("slurm_rl.cli.output.keep_traceback", raise_it)
     return tmp_path
 
 

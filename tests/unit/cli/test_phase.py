@@ -13,7 +13,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli import logs, progress, status
-from slurm_rl.cli.phase import describe_phase
+from slurm_rl.cli.run_facts import describe_phase
 from slurm_rl.launch.controller.record import RunState
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 from slurm_rl.trainers.grpo.build import wait_until_ready
@@ -109,13 +109,13 @@ def test_wait_until_ready_reports_every_worker(tmp_path: Path) -> None:
 def test_foreground_says_that_the_run_continues_after_sigterm(tmp_path: Path) -> None:
     script = f"""
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.told import run_told
+from slurm_rl.cli.output import catch_errors
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 class Job:
     def done(self): return False
 run = RunDir({str(tmp_path)!r})
 append_event(run, "attempt/started", attempt=1)
-raise SystemExit(run_told(lambda: follow_to_the_end(run, Job())))
+raise SystemExit(catch_errors(lambda: follow_to_the_end(run, Job())))
 """
     command = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.keys import list_keys
 from tests.reference import FOLDER, render_plainly
 
@@ -32,6 +32,6 @@ def test_every_key_and_every_verb_has_its_place() -> None:
             assert f"## {key.name}\n" in keys or f"| **{key.name}** |" in keys, key.name
         else:
             assert keys.count(f"| `{key.name}` |") == 1, key.name
-    for verb, row in VERBS.items():
+    for verb, row in load_verbs().by_name.items():
         assert f"## {verb}\n" in verbs
         assert f"  python -m slurm_rl {row.example}\n" in verbs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import yaml
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli import site as verb
 from slurm_rl.config.load import load_config, own_dir
+from slurm_rl.plugins.site import command as verb
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
 from tests.unit.cli.test_light_install import run_light
@@ -198,11 +199,11 @@ def test_a_full_disk_is_named(login: LoginNode, tmp_path: Path, capsys: pytest.C
 def test_the_check_is_the_doctor_on_that_preset(login: LoginNode, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
 
-    def run(words: list[str]) -> int:
-        called.append(words)
+    def run(args: argparse.Namespace) -> int:
+        called.append(args.rest)
         return 1
 
-    monkeypatch.setattr("slurm_rl.cli.doctor.run", run)
+    monkeypatch.setattr("slurm_rl.plugins.site.command.run_doctor", run)
     assert main(["site", "--yes", "--name", "mysite", "--check"]) == 1
     assert called == [["+cluster=mysite"]]
 

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.status_table import RunLine, join_row, render_runs
+from slurm_rl.cli.table import RunLine, join_row, render_runs
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json
 
 EVIL = "\x1b[2J\x9b31m\u202e\ttxt"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.told import show_plainly
+from slurm_rl.cli.output import to_printable
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
@@ -43,4 +43,4 @@ def test_no_control_character_reaches_the_terminal(
 def test_what_is_harmless_stays(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     main(["logs", str(run.path)])
     assert capfd.readouterr().out.endswith("\n 10%\n 20%\n\tdone, \u00fcber\n")
-    assert show_plainly("\u4f60\u597d \U0001f600 e\u0301\n") == "\u4f60\u597d \U0001f600 e\u0301\n"
+    assert to_printable("\u4f60\u597d \U0001f600 e\u0301\n") == "\u4f60\u597d \U0001f600 e\u0301\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -14,15 +13,17 @@ import pytest
 
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.parser import load_verbs, parse
+from slurm_rl.cli.verbs import OLD_COMMANDS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plan.job import PLAN_VERSION
 
+VERBS = load_verbs().by_name
 ROOT = Path(__file__).parents[3]
 HEAVY = "torch ray vllm deepspeed transformers wandb numpy tensorboard accelerate datasets submitit"
-TAKE_OVERRIDES = [verb for verb, row in VERBS.items() if "overrides" in row.words]
+TAKE_OVERRIDES = [verb for verb, row in VERBS.items() if "overrides" in row.arguments]
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -34,9 +35,9 @@ def test_every_verb_answers_help(verb: str, flag: str, capsys: pytest.CaptureFix
     assert shown.out.startswith(f"usage: python -m slurm_rl {verb} ")
     row = VERBS[verb]
     assert f"python -m slurm_rl {row.example}\n" in shown.out
-    for name in (name for flag in row.flags for name in flag.names):
+    for name in (name for flag in row.list_flags() for name in flag.option_strings):
         assert name in shown.out
-    assert not [flag.names for flag in row.flags if not flag.options.get("help")]
+    assert not [flag.option_strings for flag in row.list_flags() if not flag.help]
 
 
 def test_the_list_of_verbs_and_presets_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,8 +51,8 @@ import sys
 for name in {HEAVY.split()!r}: sys.modules[name] = None
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
-from slurm_rl.cli.verbs import OLD_COMMANDS, VERBS
-sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in VERBS)]))
+from slurm_rl.cli.parser import load_verbs
+sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in load_verbs().by_name)]))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
@@ -59,7 +60,8 @@ sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in VER
 
 
 def test_the_table_needs_the_standard_library_alone() -> None:
-    script = "import slurm_rl.cli.words, sys; print([m for m in ('pydantic', 'yaml', 'hydra') if m in sys.modules])"
+    script = "import sys; from slurm_rl.cli.parser import load_verbs; load_verbs(); "
+    script += "print([name for name in ('pydantic', 'yaml', 'hydra') if name in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -72,16 +74,16 @@ def test_help_behind_dashes_is_the_users_own(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_module(verb: str) -> None:
-    assert callable(importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}").run)
+    assert callable(load_function(VERBS[verb].get_default("run")))
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     first, *words = shlex.split(VERBS[verb].example.partition(" >")[0])
     assert first == verb
-    told = read_words(verb, words)
+    args = parse(verb, words)
     if verb in TAKE_OVERRIDES:
-        overrides = told.rest[1 if verb in ("image", "config") else 0 :]
+        overrides = args.rest[1 if verb in ("image", "config") else 0 :]
         overrides = [*overrides, *(["eval.only=true"] if verb == "eval" else [])]
         load_config(overrides or DEMO, is_run=verb not in ("image", "doctor", "config"))
 
@@ -91,7 +93,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     [
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
-        (["logs", "--json"], "--json is of doctor and plan and status and report"),
+        (["logs", "--json"], "--json is of plan and status and report and doctor"),
         (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),
@@ -149,10 +151,10 @@ def test_old_verb_is_refused_with_its_new_name(old: str, capsys: pytest.CaptureF
 def lines_without_the_needed_flag() -> list[list[str]]:
     """One command line per flag that needs another, without the other."""
     return [
-        [verb, flag.names[-1], *([] if not flag.takes_value else [str((flag.options.get("choices") or ["17"])[-1])])]
+        [verb, flag.option_strings[-1], *([] if flag.nargs == 0 else [str([*(flag.choices or ["17"])][-1])])]
         for verb, row in VERBS.items()
-        for flag in row.flags
-        if flag.needs
+        for flag in row.list_flags()
+        if flag.option_strings[-1] in row.needs
     ]
 
 
@@ -196,7 +198,7 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback_in_a_file(
     def fail(words: list[str]) -> int:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr("slurm_rl.cli.report.run", fail)
+    monkeypatch.setattr("slurm_rl.plugins.report.command.find_target", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["report"]) == 1
     [kept] = tmp_path.iterdir()
@@ -214,7 +216,7 @@ def test_what_the_operating_system_refuses_is_a_sentence(
     def fail(words: list[str]) -> int:
         raise OSError(13, "Permission denied", "/shared/run")
 
-    monkeypatch.setattr("slurm_rl.cli.report.run", fail)
+    monkeypatch.setattr("slurm_rl.plugins.report.command.find_target", fail)
     assert main(["report"]) == 1
     assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
 

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.goodput import render_one
 from slurm_rl.config.job import WandbConfig
+from slurm_rl.plugins.goodput.command import render_one
 from slurm_rl.plugins.goodput.ledger import build_ledger
 from slurm_rl.plugins.goodput.read import add_ledgers, compute_mfu, read_ledger
 from slurm_rl.plugins.goodput.render import render_line
@@ -80,7 +80,7 @@ def test_the_golden_line() -> None:
 def render_golden() -> dict[str, str]:
     """File of tests/golden -> what the verb shows of that run: its text, and its picture."""
     # As wide as it is, whatever terminal writes it anew.
-    with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.cli.goodput.find_width", lambda: None):
+    with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.plugins.goodput.command.find_width", lambda: None):
         run = write_run(Path(folder) / "golden", golden(begin=1e9))
         ledger = read_ledger(run)
         assert ledger is not None

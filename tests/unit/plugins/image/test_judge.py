@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.cli.image import check_image
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
@@ -22,6 +21,7 @@ from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.compat import find_mismatches, render_versions
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.versions import PYTHON, expected_elsewhere, expected_versions, satisfies
+from slurm_rl.plugins.image.command import check_image
 from tests.unit.plugins.image.test_image_files import sqsh
 
 PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]

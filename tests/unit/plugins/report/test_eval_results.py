@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slurm_rl.cli.status_results import describe_results
+from slurm_rl.cli.run_facts import describe_results
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import render_summary, write_summary
 from slurm_rl.run_dir.divergence import find_divergence

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from slurm_rl.cli.words import choose, read_words
+from slurm_rl.cli.parser import choose
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.prepare.fetch_model import prepare_model
@@ -20,16 +20,15 @@ MODEL = "model"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def run(words: list[str]) -> int:
-    told = read_words("prepare", words)
-    more = told.rest[1:]
-    chosen = choose("what `prepare` fetches", next(iter(told.rest), None), [*RECIPES, MODEL])
-    root = expand_user(told.flags.root).absolute()
+def run(args: argparse.Namespace) -> int:
+    more = args.rest[1:]
+    chosen = choose("what `prepare` fetches", next(iter(args.rest), None), [*RECIPES, MODEL])
+    root = expand_user(args.root).absolute()
     if chosen == MODEL:
-        return _run_model(" ".join(more), told.flags, root)
+        return _run_model(" ".join(more), args, root)
     if more:
-        raise ConfigError("a data set is named by one word", seen=" ".join(told.rest), action="leave out the others")
-    return _run_dataset(chosen, told.flags, root)
+        raise ConfigError("a data set is named by one word", seen=" ".join(args.rest), action="leave out the others")
+    return _run_dataset(chosen, args, root)
 
 
 def _run_dataset(name: str, args: argparse.Namespace, root: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import getpass
 import json
@@ -10,7 +11,6 @@ import time
 from pathlib import Path
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.words import Words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.runs.find import load_plan
@@ -22,26 +22,25 @@ from slurm_rl.run_dir.run_dir import RunDir, append_row, expect_writable
 _DAY_S = 86400.0
 
 
-def run_nodes(told: Words) -> int:
+def run_nodes(args: argparse.Namespace) -> int:
     """Run the command on a site folder, a run, or by default the newest run below ./runs and its site."""
-    flags = told.flags
-    if told.rest:
-        raise ConfigError("`doctor --nodes` takes no overrides", seen=" ".join(told.rest), action="leave them out")
-    if flags.clear and flags.exclude:
+    if args.rest:
+        raise ConfigError("`doctor --nodes` takes no overrides", seen=" ".join(args.rest), action="leave them out")
+    if args.clear and args.exclude:
         raise ConfigError("--clear and --exclude exclude each other", seen="both", action="use two commands")
-    if flags.exclude and not flags.why:
+    if args.exclude and not args.why:
         raise ConfigError("--exclude needs a reason", seen="no --why", action='--why "fan broken, ticket 12"')
-    names = flags.clear or flags.exclude
-    site, directory = str(expand_user(flags.site_dir)) if flags.site_dir else None, None
-    if site is None or flags.run is not None:
-        directory = find_run([flags.run] if flags.run else [])
+    names = args.clear or args.exclude
+    site, directory = str(expand_user(args.site_dir)) if args.site_dir else None, None
+    if site is None or args.named is not None:
+        directory = find_run([args.named] if args.named else [])
         site = site or load_plan(directory).preflight.site_dir
     places = " and ".join(filter(None, [str(directory.path) if directory else "", site]))
     if not names:
-        return _list(site, directory, places, as_json=flags.json)
+        return _list(site, directory, places, as_json=args.json)
     for name in names:
-        _write(site, directory, name, flags.why if flags.exclude else None, flags.days * _DAY_S)
-    done = "cleared" if flags.clear else "excluded"
+        _write(site, directory, name, args.why if args.exclude else None, args.days * _DAY_S)
+    done = "cleared" if args.clear else "excluded"
     print(f"{done}: {', '.join(names)} in {places}; jobs read it at their next start", file=sys.stderr)
     return 0
 

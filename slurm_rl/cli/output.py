@@ -1,7 +1,4 @@
-"""Error handler around every command: messages on stderr, and an exit code by kind of error.
-
-Control characters in text from logs, causes and names are shown as words, so that they cannot control the terminal.
-"""
+"""Error handler around every command: messages on stderr, and an exit code by kind of error."""
 
 from __future__ import annotations
 
@@ -22,37 +19,37 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 _SHOWN = 80
 
 
-def run_told(work: Callable[[], int]) -> int:
-    """The exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
+def catch_errors(work: Callable[[], int]) -> int:
+    """Run a command, print its error, and return the exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
     try:
         return work()
     except SlurmRLError as error:
-        print(f"slurm_rl: {show_plainly(str(error))}", file=sys.stderr)
+        print(f"slurm_rl: {to_printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) left; so do we, and nothing is flushed to it at exit.
+        # The reader (head, less) has left; nothing must be flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
-        print(f"slurm_rl: {show_plainly(explain(error))}", file=sys.stderr)
+        print(f"slurm_rl: {to_printable(explain(error))}", file=sys.stderr)
         return EXIT_FAILED
 
 
-def tell(text: str) -> None:
+def note(text: str) -> None:
     """Print a line to stderr, separate from the command's output."""
     print(text, file=sys.stderr, flush=True)
 
 
-def show_plainly(text: str) -> str:
-    r"""The text with its control characters in words; a progress bar's carriage return begins a new line.
+def to_printable(text: str) -> str:
+    r"""Escape control characters, so that text from logs and names cannot control the terminal; CR begins a new line.
 
-    >>> show_plainly("10%\r20%\r\n\x1b]0;title\x07 \x1b[2J")
+    >>> to_printable("10%\r20%\r\n\x1b]0;title\x07 \x1b[2J")
     '10%\n20%\n\\x1b]0;title\\x07 \\x1b[2J'
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], lines)
+    return _COMMANDS.sub(lambda match: ascii(match[0])[1:-1], lines)
 
 
 def explain(error: Exception) -> str:
@@ -65,17 +62,17 @@ def explain(error: Exception) -> str:
 
 
 def keep_traceback(error: Exception) -> str:
-    """Write the traceback to a new file of mode 0600; its name with the error, or all of it where no file can be."""
+    """Write the traceback to a new file of mode 0600, and return the error with its name, or with the traceback."""
     text = "".join(traceback.format_exception(error))
-    told = f"an error that slurm_rl did not foresee: {type(error).__name__}: {_shorten(str(error))}"
+    message = f"an error that slurm_rl did not foresee: {type(error).__name__}: {_shorten(str(error))}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="slurm_rl-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
             file.write(text)
     except OSError:
-        return f"{told}\n{text}"
-    return f"{told}. Next: report it with {file.name}, which has the traceback"
+        return f"{message}\n{text}"
+    return f"{message}. Next: report it with {file.name}, which has the traceback"
 
 
 def _shorten(text: str) -> str:

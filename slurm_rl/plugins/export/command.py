@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.words import Words
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.task import SECRET_NAMES, secret_names
@@ -16,9 +16,8 @@ from slurm_rl.run_dir.io_errors import next_action
 from slurm_rl.run_dir.run_dir import write_text
 
 
-def run_export(told: Words) -> int:
-    args = told.flags
-    overrides = check_overrides(told.rest)
+def run(args: argparse.Namespace) -> int:
+    overrides = check_overrides(args.rest)
     config = load_config(overrides, config_dir=args.config_dir)
     if args.system == "dstack":
         if args.out and not args.out.endswith(".dstack.yml"):

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.ask import TIMED_OUT, ask_node
-from slurm_rl.cli.common import check_overrides, compose_run
-from slurm_rl.cli.words import choose, read_words
+from slurm_rl.cli.common import TIMED_OUT, ask_node, check_overrides, compose_run
+from slurm_rl.cli.parser import choose
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import BringUpError, ConfigError
@@ -32,10 +31,9 @@ from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe
 ACTIONS = ("build", "import", "check")
 
 
-def run(words: list[str]) -> int:
-    told = read_words("image", words)
-    args, rest = told.flags, told.rest[1:]
-    action = choose("what `image` does", next(iter(told.rest), None), ACTIONS)
+def run(args: argparse.Namespace) -> int:
+    rest = args.rest[1:]
+    action = choose("what `image` does", next(iter(args.rest), None), ACTIONS)
     if action == "check":
         return run_check(rest, config_dir=args.config_dir, timeout_s=args.timeout)
     config = load_config(check_overrides(rest), config_dir=args.config_dir, is_run=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import shutil
@@ -12,12 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_rl.cli.ask import ask_node
-from slurm_rl.cli.columns import find_width
-from slurm_rl.cli.common import compose_run
-from slurm_rl.cli.nodes import run_nodes
-from slurm_rl.cli.told import show_plainly
-from slurm_rl.cli.words import read_words
+from slurm_rl.cli.common import ask_node, compose_run
+from slurm_rl.cli.output import to_printable
+from slurm_rl.cli.table import find_width
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.agents import agent_environment, choose_telling
@@ -36,16 +34,16 @@ from slurm_rl.plan.versions import expected_for
 from slurm_rl.plugins.health.doctor_node import CANARY
 from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render, render_json
 from slurm_rl.plugins.health.judge import Verdicts
+from slurm_rl.plugins.health.nodes_command import run_nodes
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json, write_text
 
 
-def run(words: list[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the command; exit status 1 if a check is bad."""
-    args = read_words("doctor", words)
-    if args.flags.nodes:
+    if args.nodes:
         return run_nodes(args)
-    config, plan, directory = compose_run(args.rest, args.flags.config_dir, is_run=False)
+    config, plan, directory = compose_run(args.rest, args.config_dir, is_run=False)
     if plan.node_groups:
         raise ConfigError(
             "doctor checks nodes of one kind at a time",
@@ -53,7 +51,7 @@ def run(words: list[str]) -> int:
             action="add '~cluster.nodes' and the values of one kind, such as cluster.num_nodes=1 "
             "cluster.gpus_per_node=4 cluster.slurm.constraint=v100",
         )
-    plan, hosts = choose_nodes(detect_gpus(config, plan), is_here=args.flags.here)
+    plan, hosts = choose_nodes(detect_gpus(config, plan), is_here=args.here)
     root = directory.path.parent
     with expect_writable(root, "or choose another cluster.run_root", what="cluster.run_root"):
         root.mkdir(parents=True, exist_ok=True)
@@ -65,10 +63,10 @@ def run(words: list[str]) -> int:
             plan, run_dir=str(folder), host_python=plan.python, container={**plan.container, "image": None}
         )
         write_json(RunDir(folder).plan, inside.to_json())
-        verdicts = check_nodes(config, plan, inside, folder, hosts, args.flags.timeout)
+        verdicts = check_nodes(config, plan, inside, folder, hosts, args.timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(render_json(verdicts) if args.flags.json else show_plainly(render(verdicts, find_width())))
+    print(render_json(verdicts) if args.json else to_printable(render(verdicts, find_width())))
     return 0 if is_healthy(verdicts) else EXIT_FAILED
 
 

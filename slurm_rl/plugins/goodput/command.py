@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import time
@@ -9,9 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from slurm_rl.cli.columns import GAP, Shrink, find_width, fit
-from slurm_rl.cli.told import show_plainly
-from slurm_rl.cli.words import Words
+from slurm_rl.cli.output import to_printable
+from slurm_rl.cli.table import Shrink, find_width, fit, join_row
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.launch.runs.find import parse_path
 from slurm_rl.launch.slurm.commands import query_starts
@@ -25,10 +25,9 @@ from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_text
 _RUNS = "runs"
 
 
-def run_goodput(told: Words) -> int:
-    args = told.flags
+def run(args: argparse.Namespace) -> int:
     since = None if args.since is None else parse_since(args.since, time.time())
-    folders = [parse_path(word) for word in told.rest or [_RUNS]]
+    folders = [parse_path(word) for word in args.rest or [_RUNS]]
     runs = list({found.path: found for folder in folders for found in _require_runs(folder)}.values())
     billed = ask_accounting(runs) if args.accounting else NOT_BILLED
     both = [(found, ledger) for found in runs if (ledger := read_ledger(found, since=since, billed=billed))]
@@ -41,9 +40,9 @@ def run_goodput(told: Words) -> int:
     if args.json:
         print(json.dumps([{"run_dir": str(it.path), **ledger.to_json()} for it, ledger in both], indent=2))
     elif len(both) == 1:
-        print(show_plainly(render_one(*both[0], whole=since is None)))
+        print(to_printable(render_one(*both[0], whole=since is None)))
     else:
-        print(show_plainly("\n".join([render_many(both, find_width()), "", *map(render_line, totals)])))
+        print(to_printable("\n".join([render_many(both, find_width()), "", *map(render_line, totals)])))
     return 0
 
 
@@ -105,7 +104,7 @@ def render_one(run: RunDir, ledger: Ledger, *, whole: bool) -> str:
         share = seconds / ledger.held_s if ledger.held_s else 0.0
         rows.append([name.replace("_", "-"), f"{seconds:,.1f}", f"{share:.1%}", what])
     table = fit(rows, find_width(), [Shrink(3, 14)])
-    lines = [GAP.join(row).rstrip() for row in table]
+    lines = [join_row(row) for row in table]
     return "\n".join([render_line(ledger), ", ".join(ratios), "", *lines])
 
 
@@ -117,4 +116,4 @@ def render_many(both: Sequence[tuple[RunDir, Ledger]], width: int | None) -> str
         who = "-" if lost is None else f"{lost.cause.name or lost.cause.who} ({lost.seconds / ledger.held_s:.0%})"
         ratios = [render_ratio(ledger.goodput), render_ratio(ledger.ettr)]
         rows.append([run.path.name, render_held(ledger), *ratios, render_time(ledger.queue_s), who])
-    return "\n".join(GAP.join(row).rstrip() for row in fit(rows, width, [Shrink(0, 12, keeps_end=True)]))
+    return "\n".join(join_row(row) for row in fit(rows, width, [Shrink(0, 12, keeps_end=True)]))

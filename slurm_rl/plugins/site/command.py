@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_rl.cli.common import compose_run
-from slurm_rl.cli.words import PROGRAM, read_words
+from slurm_rl.cli.parser import PROGRAM, parse
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
+from slurm_rl.plugins.health.command import run as run_doctor
 from slurm_rl.plugins.site.machine import Findings, inspect_site
 from slurm_rl.plugins.site.preset import Preset, build_preset
 from slurm_rl.plugins.site.questions import Answers, Asker, answer_all, ask_terminal
@@ -32,28 +33,24 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"
 _LONGEST_NAME = 50
 
 
-def run(words: list[str]) -> int:
-    told = read_words("site", words)
-    if told.rest:
-        raise ConfigError("`site` takes flags alone", seen=" ".join(told.rest), action=f"see {PROGRAM} site --help")
-    flags = told.flags
-    folder = _find_folder(flags.config_dir)
-    if flags.name is not None:
-        check_name(flags.name, folder, force=flags.force)
+def run(args: argparse.Namespace) -> int:
+    if args.rest:
+        raise ConfigError("`site` takes only flags", seen=" ".join(args.rest), action=f"see {PROGRAM} site --help")
+    folder = _find_folder(args.config_dir)
+    if args.name is not None:
+        check_name(args.name, folder, force=args.force)
     print("site    looks at Slurm and at this machine", file=sys.stderr, flush=True)
     findings = inspect_site()
-    name = flags.name or name_of(findings.settings.get("ClusterName", ""))
-    path = check_name(name, folder, force=flags.force)
-    judged = find_admitted(name, findings, _read_answers(flags), _choose_asker(flags))
+    name = args.name or name_of(findings.settings.get("ClusterName", ""))
+    path = check_name(name, folder, force=args.force)
+    judged = find_admitted(name, findings, _read_answers(args), _choose_asker(args))
     save_preset(path, judged.preset.text)
     more = _config_dir_words(folder)
-    _tell(path, judged, name, more, is_checked=flags.check)
+    _tell(path, judged, name, more, is_checked=args.check)
     if judged.refusal:
         return EXIT_FAILED
-    if flags.check:
-        from slurm_rl.cli import doctor
-
-        return doctor.run([f"+cluster={name}", *more])
+    if args.check:
+        return run_doctor(parse("doctor", [f"+cluster={name}", *more]))
     return 0
 
 
@@ -161,13 +158,13 @@ def _config_dir_words(folder: Path) -> list[str]:
     return [] if folder in known else ["--config-dir", str(folder)]
 
 
-def _read_answers(flags: Namespace) -> dict[str, str]:
+def _read_answers(flags: argparse.Namespace) -> dict[str, str]:
     found = {key: getattr(flags, key) for key in _ANSWERS}
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _choose_asker(flags: Namespace) -> Asker | None:
-    if flags.yes:
+def _choose_asker(args: argparse.Namespace) -> Asker | None:
+    if args.yes:
         return None
     if sys.stdin.isatty() and sys.stderr.isatty():
         return ask_terminal

@@ -1,0 +1,148 @@
+"""Verbs of the plugins and their flags. Standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_rl.cli.parser import Verbs, parse_positive
+from slurm_rl.cli.verbs import OVERRIDES, RUN, add_config_dir
+
+_PLUGINS = "slurm_rl.plugins"
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Add the plugins' verbs, and the flags of `plan --as`."""
+    for add in (_add_report, _add_prepare, _add_site, _add_doctor, _add_image, _add_export_flags):
+        add(verbs)
+
+
+def _add_report(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "report",
+        "write summary.json and report.html of a run or a sweep; --goodput: GPU-time by cause",
+        "[run | sweep | folder]",
+        "report runs --goodput --since 30d",
+        f"{_PLUGINS}.report.command:run",
+        RUN,
+    )
+    parser.switch("--goodput", help="GPU-time by cause, of a run or of all runs below folders (./runs by default)")
+    since = "--goodput: from 2026-11-01, or the last 30d"
+    parser.flag("--since", needs="--goodput", metavar="DAY", help=since)
+    parser.switch("--json", needs="--goodput", help="--goodput: as JSON")
+    picture = "--goodput: draw the bar of all of them together, too"
+    parser.flag("--svg", needs="--goodput", type=Path, metavar="FILE", help=picture)
+    accounting = "--goodput: hold times from Slurm's accounting (sacct), to the second"
+    parser.switch("--accounting", needs="--goodput", help=accounting)
+    parser = verbs.add(
+        "samples",
+        "print the completions of the policy, turn by turn, with rewards",
+        "[run]",
+        "samples --step 40",
+        f"{_PLUGINS}.report.command:run_samples",
+        RUN,
+    )
+    parser.flag("--step", type=int, help="of this step; the newest by default")
+
+
+def _add_prepare(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "prepare",
+        "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
+        "what [repo]",
+        "prepare gsm8k --root /shared/data",
+        f"{_PLUGINS}.prepare.command:run",
+        "From the Hugging Face hub (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). A call that was cut off"
+        "\nresumes, and one that finds everything complete does nothing.",
+    )
+    parser.list_details = f"{_PLUGINS}.prepare.command:list_recipes"
+    parser.flag("--root", type=Path, default=Path("data"), help="folder to write below; ./data by default")
+    parser.flag("--revision", default="main", help="branch, tag or commit of the repository")
+    parser.switch("--leave-out-bad-rows", help="continue without incomplete rows")
+    verl = "verl: its parquet, below ROOT/verl"
+    parser.flag("--format", choices=["jsonl", "verl"], default="jsonl", help=verl)
+
+
+def _add_site(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "site",
+        "write the preset of this cluster, from facts of Slurm and this login node (--yes: no questions)",
+        "",
+        "site --name mysite",
+        f"{_PLUGINS}.site.command:run",
+        "It queues nothing without --check, and changes no other preset. Each line of the file names the source of"
+        "\nits value. The first lines are Slurm's verdict, from sbatch --test-only.",
+    )
+    parser.flag("--name", help="of the preset; the cluster's own by default")
+    parser.flag("--config-dir", metavar="DIR", help="folder to write below; ~/.config/slurm_rl by default")
+    parser.switch("--yes", help="ask nothing; assumed values are marked in the file")
+    parser.switch("--force", help="write over a preset of this name")
+    parser.switch("--check", help="then run `doctor` on one of its nodes, in a job of Slurm")
+    parser.flag("--partition", help="answers that question, as do the next ones")
+    parser.flag("--accelerator", help="nvidia, amd or cpu")
+    parser.flag("--account", help="of Slurm")
+    parser.flag("--run-root", metavar="DIR", help="for run directories; all nodes see it")
+    parser.flag("--image", help="container image: a .sqsh, a .sif or a reference")
+    parser.flag("--network", help="auto, ib, efa or eth0")
+
+
+def _add_doctor(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "doctor",
+        "check nodes before the first run: GPUs, speed, network, limits; with --nodes, manage excluded nodes",
+        "[overrides]",
+        "doctor +cluster=nvidia_h100 cluster.slurm.partition=gpu",
+        f"{_PLUGINS}.health.command:run",
+        "In an allocation (salloc, sbatch) it checks all nodes of it with one srun; else, with a Slurm preset,"
+        "\ncluster.num_nodes nodes that it requests; else this machine. Exit code 1 if a check is bad."
+        f"\n\n{OVERRIDES}",
+    )
+    add_config_dir(parser)
+    parser.switch("--json", help="as JSON")
+    parser.switch("--here", help="check only this machine")
+    parser.flag("--timeout", type=parse_positive, default=600.0, metavar="S", help="for nodes and their answers")
+    parser.switch("--nodes", help="list the nodes that are recorded as bad, and why")
+    remove, add = "--nodes: remove this node from the list", "--nodes: add this node; needs --why"
+    parser.flag("--clear", needs="--nodes", action="append", metavar="NODE", help=remove)
+    parser.flag("--exclude", needs="--nodes", action="append", metavar="NODE", help=add)
+    parser.flag("--why", needs="--exclude", help="--exclude: the reason")
+    days = "--exclude: until then or the next boot; 7"
+    parser.flag("--days", needs="--exclude", type=parse_positive, default=7.0, help=days)
+    site = "--nodes: cluster.site_dir; that of the run by default"
+    parser.flag("--site-dir", needs="--nodes", metavar="DIR", help=site)
+    run = "--nodes: the run; the newest one without --site-dir"
+    parser.flag("--run", dest="named", needs="--nodes", metavar="DIR", help=run)
+
+
+def _add_image(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "image",
+        "build, import or check the container image of the preset",
+        "build|import|check [overrides]",
+        "image build +cluster=nvidia_h100 container.runtime=pyxis container.image=/shared/rl.sqsh",
+        f"{_PLUGINS}.image.command:run",
+        f"The preset or overrides set container.runtime, container.image and cluster.accelerator.\n\n{OVERRIDES}",
+    )
+    add_config_dir(parser)
+    parser.flag("--engine", help="podman, docker or buildah; the first that answers by default")
+    parser.flag("--base", help="build: the image to start from, in place of the recipe's")
+    argument = "build: of the recipe"
+    parser.flag("--build-arg", action="append", default=[], metavar="NAME=VALUE", help=argument)
+    argument = "build: for `<engine> build`, unchanged"
+    parser.flag("--engine-arg", action="append", default=[], metavar="ARG", help=argument)
+    parser.flag("--from", dest="source", help="import: a reference, or the .tar of a root file system")
+    parser.switch("--force", help="make it although it is up to date")
+    parser.flag("--timeout", type=parse_positive, default=900.0, metavar="S", help="check: for a node and an answer")
+
+
+def _add_export_flags(verbs: Verbs) -> None:
+    parser = verbs.by_name["plan"]
+    parser.flag("--out", needs="--as", metavar="FILE", help="--as: in place of standard output")
+    parser.flag("--image", needs="--as", help="--as: Docker reference, in place of container.image")
+    volume = "dstack: a folder or network volume"
+    parser.flag("--volume", needs="--as", action="append", default=[], metavar="V:/PATH", help=volume)
+    parser.flag("--cluster", needs="--as", help="xpk: name of the GKE cluster")
+    parser.flag("--tpu-type", needs="--as", metavar="TYPE", help="xpk: such as v5p-128")
+    parser.flag("--project", needs="--as", help="xpk: Google Cloud project")
+    parser.flag("--num-slices", needs="--as", type=int, default=1, metavar="N", help="xpk: slices of that type")
+    priorities = ("very-low", "low", "medium", "high", "very-high")
+    parser.flag("--priority", needs="--as", choices=priorities, default="medium", help="xpk: medium by default")
