@@ -50,10 +50,10 @@ def _open_shell(args: argparse.Namespace) -> NoReturn:
 
 
 def find_agent(plan: JobPlan, attempt: AttemptDir, node: int) -> dict[str, Any]:
-    """What the agent of this rank wrote of itself.
+    """Return the record of the agent of this rank.
 
     Raises:
-        ConfigError: the run has no such node, or it is not up yet.
+        ConfigError: the run has no such node, or the node is not up yet.
     """
     if not 0 <= node < plan.num_nodes:
         raise ConfigError("--node must be the rank of a node", seen=node, action=f"0 to {plan.num_nodes - 1}")
@@ -64,10 +64,10 @@ def find_agent(plan: JobPlan, attempt: AttemptDir, node: int) -> dict[str, Any]:
 
 
 def find_host(plan: JobPlan, host: str) -> str | None:
-    """The node as srun takes it; None for this machine.
+    """Return the node for srun; None for this machine.
 
     Raises:
-        ConfigError: another machine, to which nothing leads.
+        ConfigError: it is another machine, which srun cannot reach.
     """
     if not LAUNCHERS[plan.launcher].on_this_machine:
         return host
@@ -81,7 +81,7 @@ def find_host(plan: JobPlan, host: str) -> str | None:
 
 
 def ray_environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
-    """What a driver needs, and `ray.init("auto")`; the token by the name of its file. Empty without Ray."""
+    """Return the variables that `ray.init("auto")` needs, with the path of the token file; empty without Ray."""
     token = token_file(run, attempt.number)
     if not token.is_file() or not attempt.head.is_file():
         return {}

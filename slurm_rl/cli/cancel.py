@@ -1,6 +1,6 @@
-"""`cancel`: end a run or a whole sweep; runs save first, and what they saved stays.
+"""`cancel`: end a run, a sweep or a pipeline; runs save a checkpoint first.
 
-It answers within seconds also where the run directory does not; see fs_probe.py.
+It answers within seconds even if the file system of the run directory hangs; see run_dir/fs_probe.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _guess_folder(rest: Sequence[str]) -> Path | None:
-    """Return the directory that is probably meant, without a look at it, since it may hang."""
+    """Return the directory that the words probably name, without a system call on it, since it may hang."""
     for known in read_recent():
         if not rest or rest[0] in (Path(known.path).name, *known.jobs):
             return Path(known.path)
@@ -63,7 +63,7 @@ def _cancel_number(job_id: str) -> int:
 
 
 def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
-    """The file system of the run, or of this folder, did not answer."""
+    """Cancel by the launcher, after the file system of the run or of this folder did not answer."""
     if len(rest) == 1 and is_job_number(rest[0]):
         return _cancel_number(rest[0])
     rule = f"a run directory must answer within {ANSWER_S:g} s"

@@ -1,4 +1,4 @@
-"""`config`: what can be set, in 80 columns: the sections, the keys of one, or all of one key."""
+"""`config`: list the sections, the keys of a section, or all facts of a key, in 80 columns."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _show_key(key: Key, values: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def find_value(key: Key, values: Mapping[str, Any] | None) -> str:
-    """As it is written on a command line; without values, and where the key's section is null, the default."""
+    """Return the value as on a command line; the default without values, or if the section of the key is null."""
     found: Any = values
     for part in key.name.split("."):
         found = found.get(part, key.default) if isinstance(found, Mapping) else key.default
@@ -121,7 +121,7 @@ def find_value(key: Key, values: Mapping[str, Any] | None) -> str:
 
 
 def name_readers(key: str) -> str:
-    """`task=sft, rm, dpo`, or `every task`."""
+    """Return `task=sft, rm, dpo`, or `every task`."""
     readers = find_readers(key, "")
     return "every task" if readers == ("",) else f"task={', '.join(readers)}"
 

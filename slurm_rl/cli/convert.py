@@ -1,4 +1,4 @@
-"""`convert`: a checkpoint of a run as a Hugging Face folder."""
+"""`convert`: write a checkpoint of a run as a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def prepare(directory: RunDir, checkpoint: Checkpoint, *, max_bytes: int = 5_000
 
 
 def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:
-    """The checkpoint of this step, or the newest, once every byte of it is as written.
+    """Return the checkpoint of this step, or the newest, after its hashes were verified.
 
     Raises:
-        CheckpointError: there is none; names those that are there, and what is wrong with damaged ones.
+        CheckpointError: there is none; the message lists all checkpoints, and the defects of damaged ones.
     """
     store = CheckpointStore(directory.checkpoints)
     found = store.latest() if step is None else store.at(step)

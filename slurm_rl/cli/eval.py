@@ -1,4 +1,4 @@
-"""`eval`: measure a model on sets of rows, as a job of its own; the model is a hub name, a folder, or a run's."""
+"""`eval`: measure a model (a hub name, a folder or a run) on sets of rows, as a separate job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Model:
     """A model of a run."""
 
     path: str
-    """Its folder; for a checkpoint, the model that the run began with, which has the same shape."""
+    """Folder of the export; for a checkpoint, the initial model of the run, which has the same shape."""
     convert: Callable[[Path], object] | None
     """Writes the checkpoint into a folder; None for an exported model."""
     name: str
@@ -79,7 +79,7 @@ def _find_model(run: RunDir, step: int | None) -> _Model:
 
 
 def _configure(run: RunDir, model: _Model, overrides: list[str], config_dir: str | None) -> RunConfig:
-    """Return the config of the evaluation: that of the run where it decides the results, and the user's overrides."""
+    """Return the config of the evaluation: the run's settings that affect results, and the user's overrides."""
     source = _load(run)
     tree = compose([*overrides, "eval.only=true"], config_dir=config_dir)
     inherit(tree, source, overrides)

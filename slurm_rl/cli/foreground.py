@@ -88,7 +88,7 @@ def stop(job: Any) -> None:
 
 
 def _wait(run: RunDir, job: Any, display: ForkedTask, line: socket.socket) -> int:
-    """Until the display has shown the end of the job; not for ever when that can no more be read."""
+    """Wait until the display has shown the end of the job, or the run directory hangs."""
     watch = SubprocessProbe(run.path, ANSWER_S)
     try:
         while (code := display.poll()) is None:
@@ -119,7 +119,7 @@ def _explain_silence(run: RunDir) -> str:
 
 
 def _close_display(line: socket.socket) -> None:
-    """Have the child leave the terminal to this process; one that hangs writes nothing to it."""
+    """Tell the child to stop writing to the terminal."""
     with contextlib.suppress(OSError):
         line.send(b".")
         line.settimeout(_CLOSE_DISPLAY_S)
@@ -154,7 +154,7 @@ def _hears(line: socket.socket) -> bool:
 
 
 def _result(job: Any) -> int | None:
-    """The controller's exit code; None of one that was killed."""
+    """Return the exit code of the controller; None if it was killed."""
     from submitit.core.utils import UncompletedJobError
 
     try:
@@ -196,6 +196,6 @@ def _read_or_write_summary(run: RunDir) -> dict[str, Any]:
 
 
 def _is_saved(run: RunDir) -> bool:
-    """Return whether the last attempt reported it."""
+    """Return whether the last attempt reported a checkpoint."""
     ends = [run.attempt(number).end for number in run.attempt_numbers()[-1:]]
     return any(end.is_file() and read_json(end)["outcome"] == "checkpointed" for end in ends)

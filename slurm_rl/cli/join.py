@@ -149,7 +149,7 @@ def _run_worker(config: RunConfig, identity: NodeIdentity, *, named: str | None)
 
 
 def _prepare(config: RunConfig, place: Welcome) -> tuple[JobPlan, bool]:
-    """The run directory as the agent needs it: the head's own, or one of the same path on this machine."""
+    """Prepare the run directory for the agent: the head's own, or a copy at the same path on this machine."""
     directory = RunDir(place.run_dir)
     if _sees_head(directory, place.word):
         return JobPlan.from_json(read_json(directory.plan)), True
@@ -166,7 +166,7 @@ def _prepare(config: RunConfig, place: Welcome) -> tuple[JobPlan, bool]:
 
 
 def _sees_head(directory: RunDir, word: str) -> bool:
-    """Whether the head's run directory is this machine's too."""
+    """Return whether this machine shares the run directory of the head."""
     file = directory.machines
 
     def sees() -> bool:

@@ -1,4 +1,4 @@
-"""`logs`: the logs of a run's newest attempt, as they are or as they grow."""
+"""`logs`: print the logs of a run's newest attempt, once or as they grow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def log_path(run: RunDir, who: str) -> Path:
-    """Where this log of the newest attempt is or will be."""
+    """Return the path of this log of the newest attempt, which need not exist."""
     if who == "job":
         job = load_job(run)
         return run.submitit / f"{job.job_id if job else 'none'}_0_log.out"
@@ -104,7 +104,7 @@ def _copy(path: Path, offset: int) -> int:
 
 
 def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
-    """Print the log of a run whose files this machine does not see, once or until the job ends."""
+    """Print the log of a run on another file system, once or until the job ends."""
     if who != "driver":
         raise ConfigError("--who must be driver, since the other logs lie on the cluster", seen=who)
     shown = 0

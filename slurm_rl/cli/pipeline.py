@@ -1,6 +1,6 @@
-"""`submit FILE`: run the stages of one file one after the other, each when the one before it has finished.
+"""`submit FILE`: run the stages of one file in order, each after the previous one has finished.
 
-On a cluster all of them are in the queue at once and wait there; on this machine each is followed to its end.
+With a queue all of them are submitted at once and wait there; on this machine each is followed to its end.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def run_pipeline(args: argparse.Namespace) -> int:
 
 
 def start_stages(runs: Sequence[RunDir]) -> int:
-    """Start, or resume, what has neither finished nor runs; returns at once from a queue, here at the end of all.
+    """Start or resume every stage that is neither finished nor running. Return at once with a queue, else at the end.
 
     Raises:
-        SlurmRLError: a stage is refused; those before it are on their way.
+        SlurmRLError: a stage is refused; the stages before it are submitted.
     """
     is_moved = False
     for run in runs:
@@ -59,7 +59,7 @@ def start_stages(runs: Sequence[RunDir]) -> int:
             note(f"stage     {run.path.name} is {state}")
             continue
         if state.is_alive:
-            cancel_runs([run])  # it waits for a job of the stage before that is no more
+            cancel_runs([run])  # it waits for an old job of the previous stage
         started = resume_run(run, note).submitted if load_job(run) else submit_run(run, load_plan(run))
         is_moved = True
         note(f"stage     {run.path.name}, job {started.job_id}")

@@ -211,7 +211,7 @@ def render_panel(name: str, progress: Progress, *, now: float) -> RenderableType
 
     parts: list[RenderableType] = [Text(progress.stage_text(), style="bold")]
     if progress.total:
-        # By itself a bar does not end its line, and the numbers would be written over it.
+        # A bar does not end its line; without padding the numbers would overwrite it.
         parts.append(Padding(ProgressBar(total=progress.total, completed=progress.done), 0))
     if numbers := progress.numbers():
         parts.append(Text("   ".join(numbers)))

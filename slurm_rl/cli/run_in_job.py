@@ -1,7 +1,7 @@
-"""`run-in-job`: run in the Slurm allocation around this process, which plain sbatch or salloc made.
+"""`run-in-job`: run in the current Slurm allocation, from plain sbatch or salloc.
 
-The allocation decides nodes, GPUs and cores. The run directory carries the job's id, so that a requeue,
-which runs the same script again, goes on with the same run.
+The allocation determines nodes, GPUs and cores. The name of the run directory contains the job's id, so that a requeue,
+which runs the same script again, resumes the same run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _configure(args: argparse.Namespace, allocation: GrantedJob) -> RunConfig:
-    """The config with the allocation's numbers in place of the preset's."""
+    """Return the config with the numbers of the allocation in place of those of the preset."""
     overrides = [*check_overrides(args.rest), "cluster.launcher=slurm"]
     tree = compose(overrides, config_dir=args.config_dir)
     on_cpu = tree["cluster"]["accelerator"] == "cpu"
@@ -75,14 +75,14 @@ def _configure(args: argparse.Namespace, allocation: GrantedJob) -> RunConfig:
 
 
 def _is_ours(directory: RunDir, allocation: GrantedJob) -> bool:
-    """Whether an earlier start of this very job made the run; ids come round, so a first start never does."""
+    """Return whether an earlier start of this job created the run; Slurm reuses ids, so a first start did not."""
     if allocation.num_restarts == 0 or not directory.plan.is_file() or not directory.job.is_file():
         return False
     return bool(read_json(directory.job)["job_id"] == allocation.job_id)
 
 
 def _with_the_jobs_options(plan: JobPlan, allocation: GrantedJob) -> JobPlan:
-    """The plan as `resume` will submit it: to where this job was let in."""
+    """Return the plan for `resume`, with the partition, account and QOS of this job."""
     known = {"partition": allocation.partition, "account": allocation.account, "qos": allocation.qos}
     # Without accounting Slurm calls the account (null).
     found = {name: value for name, value in known.items() if value and value != "(null)"}
@@ -96,7 +96,7 @@ def _announce(directory: RunDir, allocation: GrantedJob) -> None:
 
 
 def exec_controller(directory: RunDir) -> NoReturn:
-    """Become the controller, from the snapshot: edits in the checkout reach no later attempt."""
+    """Replace this process by the controller, which runs the snapshot of the code."""
     python = JobPlan.from_json(read_json(directory.plan)).host_python
     env = {**os.environ, **snapshot_environment(directory)}
     os.execve(python, [python, "-u", "-m", "slurm_rl.launch.jobs", str(directory.path)], env)

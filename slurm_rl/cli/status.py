@@ -185,7 +185,7 @@ def _describe_problems(run: RunDir, *, is_alive: bool) -> list[str]:
 
 
 def _describe_silent_controller(run: RunDir) -> list[str]:
-    """Explain a wait for Slurm, since only Slurm can restart a job whose controller's node was lost."""
+    """Explain the wait for Slurm after the node of the controller was lost; only Slurm can restart the job."""
     kinds = ("controller/silent", "controller/recovered", "attempt/started", "attempt/ended")
     events = [row for row in read_last_rows(run.events, END_BYTES) if row.get("kind") in kinds]
     if not events or events[-1]["kind"] != "controller/silent":

@@ -1,4 +1,4 @@
-"""`submit`: check, write the run directory, start the job, and in the foreground follow it."""
+"""`submit`: check, write the run directory and start the job; a run on this machine is followed to its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_hydra(args: argparse.Namespace) -> int:
-    """Hand the words to Hydra's own main, which prints; what would not compose is told in our words first.
+    """Print with Hydra's own main, after our errors for overrides that do not compose.
 
     Raises:
         ConfigError: the overrides do not compose.

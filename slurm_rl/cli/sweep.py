@@ -1,4 +1,4 @@
-"""`-m`: a sweep. Hydra's sweeper makes the overrides; every run is checked before the first is submitted.
+"""`-m`: a sweep. Hydra's sweeper generates the overrides; every run is checked before the first is submitted.
 
 On Slurm the runs are an array, on this machine they go one after the other.
 """
@@ -38,7 +38,7 @@ READ_METRIC = "slurm_rl.plugins.report.leaderboard:read_metric"
 
 
 class SweepRuns:
-    """Starts batches of checked runs, and gives their values to who waits for them."""
+    """Starts batches of checked runs, and returns their metrics if the sweeper waits for them."""
 
     def __init__(self, directory: SweepDir, ledger: Ledger) -> None:
         self.directory = directory
@@ -48,7 +48,7 @@ class SweepRuns:
         self._exit_code = 0
 
     def start(self, planned: Sequence[PlannedRun], *, wait: bool) -> list[Outcome]:
-        """Write and start these runs; the outcome of each, where someone waits for it.
+        """Write and start these runs. Return the outcome of each, or None if `wait` is False.
 
         Raises:
             SlurmRLError: Slurm refused them, or the directory cannot be written.
@@ -70,7 +70,7 @@ class SweepRuns:
 
     def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun], submit_all: Callable[..., Ledger]) -> None:
         is_first = not self.is_started
-        # From here on a job may be queued, whatever ends this command; only Slurm's refusal of the first array says no.
+        # A job may be queued from now on, unless Slurm refuses the first array.
         self.is_started = True
         try:
             self.ledger = submit_all(self.directory, ledger, planned)
@@ -102,7 +102,7 @@ class SweepRuns:
         return TrainingError(f"every run must finish with a number for {self.ledger.metric}", seen=seen)
 
     def _describe(self) -> str:
-        """What is where, and the commands to go on with."""
+        """Return paths and the next commands."""
         path = shlex.quote(str(self.directory.path))
         jobs = list(dict.fromkeys(str(run.array_job) for run in self.ledger.runs))
         arrays = "1 array" if len(jobs) == 1 else f"{len(jobs)} arrays"
@@ -116,7 +116,7 @@ class SweepRuns:
         )
 
     def finish(self) -> int:
-        """Print the table of a sweep that has ended; the exit code."""
+        """Print the table of a sweep that has ended. Return the exit code."""
         if self._has_ended:
             load_function(LEADERBOARD)(self.directory)
         return self._exit_code
@@ -126,8 +126,8 @@ def choose_metric(config: DictConfig, named: str | None, *, smallest_first: bool
     """Return the metric that a sweep ranks by, and whether less of it is better.
 
     Args:
-        config: of the sweep; swept keys have their defaults in it.
-        named: by --metric.
+        config: config of the sweep, with the defaults of swept keys.
+        named: value of --metric.
     """
     if named is not None:
         return named, smallest_first
@@ -139,7 +139,7 @@ def choose_metric(config: DictConfig, named: str | None, *, smallest_first: bool
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """`submit -m`."""
+    """Run `submit -m`."""
     overrides = check_overrides(args.rest)
     with open_hydra(args.config_dir) as extra:
         config = compose_sweep(normalise_words(overrides), extra)
@@ -151,7 +151,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 
 
 def choose_directory(config: DictConfig, *, is_named: bool) -> SweepDir:
-    """hydra.sweep.dir, with a number behind it when the derived one is taken.
+    """Return hydra.sweep.dir, with a number appended if the derived one exists.
 
     Raises:
         RunDirError: the user named a folder with something in it.
@@ -167,7 +167,7 @@ def choose_directory(config: DictConfig, *, is_named: bool) -> SweepDir:
 
 
 def sweep(config: DictConfig, runs: SweepRuns, composer: Composer) -> int:
-    """Sweep to the end, or until all is submitted; the exit code."""
+    """Sweep to the end, or until all runs are submitted. Return the exit code."""
     made = [folder for folder in runs.directory.path.parents if not folder.exists()]
 
     def run_batch(batch: list[list[str]], wait: bool) -> Sequence[Outcome]:

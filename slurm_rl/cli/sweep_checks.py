@@ -1,4 +1,4 @@
-"""Every run of a sweep is composed, typed, planned and checked before anything is written or submitted."""
+"""Compose, validate, plan and check every run of a sweep before anything is written or submitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SHOWN = 20
 
 @dataclass
 class Problems:
-    """What is wrong with which runs; runs with the same error share a line."""
+    """Errors of the runs of a sweep; runs with the same error share a line."""
 
     runs: list[SweepRun]
     found: dict[str, list[int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Problems:
         self.found.setdefault(str(error), []).append(position)
 
     def raise_if_any(self) -> None:
-        """Raise all of them as one.
+        """Raise all errors as one.
 
         Raises:
             ConfigError: there is at least one.
@@ -62,7 +62,7 @@ class Problems:
 def plan_runs(
     composer: Composer, batch: Sequence[Sequence[str]], sweep: SweepDir, *, first_index: int
 ) -> list[PlannedRun]:
-    """Configs and plans of these runs.
+    """Return configs and plans of these runs.
 
     Raises:
         ConfigError: some are not valid; all errors at once, with the overrides of their runs.
@@ -113,7 +113,7 @@ def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
 
 
 def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None:
-    """Look at each model and data set once; `seen` remembers what was wrong with it."""
+    """Check each model and data set once; `seen` caches its error."""
     key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
     key += f" {config.checkpoint.upload_url!r}"
     if key not in seen:
@@ -145,13 +145,13 @@ def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
 
 
 def check_clusters(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Ask the cluster whether it takes these jobs, once for runs that ask for the same.
+    """Submit these jobs as a test, once for runs with equal requests.
 
     Returns:
-        The runs in the cluster's own words.
+        The runs with the cluster's names of resources.
 
     Raises:
-        ConfigError: it refuses some; all refusals at once.
+        ConfigError: the cluster refuses some; the message has all refusals.
     """
     problems = Problems([SweepRun(run.index, run.overrides) for run in planned])
     taken = list(planned)

@@ -36,7 +36,7 @@ def run_dashboard(args: argparse.Namespace) -> int:
 
 
 def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
-    """ssh from this machine to the run's head; empty where that is this machine, or there is no dashboard."""
+    """Return the ssh command from this machine to the run's head; empty on the head, or without a dashboard."""
     if plan.torchrun is not None or not plan.ray.dashboard:
         return []
     head = load_head(attempt)
@@ -46,7 +46,7 @@ def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
 
 
 def render(directory: RunDir, plan: JobPlan, attempt: AttemptDir, ssh: list[str], port: int) -> str:
-    """Where the dashboard is, and the commands; the token only by the name of its file."""
+    """Return the address of the dashboard, the path of its token file, and the commands."""
     if plan.address:
         return f"dashboard    {plan.address} (its token: the cluster's)"
     if plan.torchrun is not None:
@@ -66,7 +66,7 @@ def render(directory: RunDir, plan: JobPlan, attempt: AttemptDir, ssh: list[str]
 
 
 def open_all(commands: list[list[str]]) -> int:
-    """Run them at the same time until one ends or Ctrl-C comes.
+    """Run the commands concurrently until one ends or Ctrl-C.
 
     Raises:
         ConfigError: one of them cannot be started.
@@ -82,7 +82,7 @@ def open_all(commands: list[list[str]]) -> int:
                 running.append(subprocess.Popen(argv))
             except OSError as error:
                 raise ConfigError(f"{argv[0]} must be on PATH", seen=str(error.strerror)) from None
-        # Whichever ends first ends the others: ssh says itself why it could not.
+        # The first that ends also ends the others; ssh prints its own errors.
         while running and all(process.poll() is None for process in running):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running[0].wait(0.2)

@@ -15,7 +15,7 @@ from slurm_rl.plan.step import own_mounts, with_host_setup
 
 @dataclass(frozen=True)
 class Attach:
-    """A command and the variables to add to its environment, whose values are not in argv."""
+    """A command, and variables for its environment, which argv must not show."""
 
     argv: list[str]
     env: dict[str, str]

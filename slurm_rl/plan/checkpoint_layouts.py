@@ -112,7 +112,7 @@ def _read(path: Path) -> str | None:
 LAYOUTS: Final[dict[str, Layout]] = {
     "steps": Layout(("step-#",), _always),
     "verl": Layout(("global_step_#",), _has_been_tracked, _mend_tracker),
-    # Of PPO and all that samples; of SFT, reward models and DPO.
+    # Folders of PPO and other rollout trainers, and of SFT, reward models and DPO.
     "openrlhf": Layout(("_actor/global_step#", "global_step#"), _is_latest),
     # Orbax renames a folder with a temporary name; for RL these are the folders of Tunix's actor.
     "maxtext": Layout(("*/checkpoints/#", "*/checkpoints/actor/#"), _always),

@@ -1,8 +1,4 @@
-"""From the `external` section to the command line of its program.
-
-The section holds the program's own arguments; what is left to say here is how they are written, and the values that
-only the plan knows, which are written as `${plan:...}` (see RunValues).
-"""
+"""Build the command line of another trainer from the `external` section and the values of the plan, `${plan:...}`."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.checkpoint_layouts import FIELDS, LAYOUTS, asks_of_checkpoint
 
 Settings = dict[str, Argument]
-"""The program's own names to values, in the order of the command line."""
+"""Argument names of the program and their values, in the order of the command line."""
 
 WANDB_KEY = "from-environment"
-"""Switches W&B on where a program wants a key as argument; it then uses WANDB_API_KEY, which it prefers."""
+"""Value of an argument for a W&B key: it switches W&B on, and the program uses WANDB_API_KEY."""
 
 _SECRET_NAMES = {"use_wandb", "logger.wandb.key", "wandb_key", "hf_access_token", "hf_token"}
 _PLAN_VALUE = re.compile(r"\$\{plan:([^}]*)\}")
@@ -27,27 +23,27 @@ _PLAN_VALUE = re.compile(r"\$\{plan:([^}]*)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class RunValues:
-    """The run around the program: `${plan:<field>}`, and of a k-th of all its GPUs `${plan:<number>,<k>}`."""
+    """Values of `${plan:<field>}`, and of `${plan:<field>,<k>}` for a k-th of all GPUs."""
 
     nodes: int
-    """Machines of the cluster; of a part of the GPUs, those over which it spans."""
+    """Nodes of the run, or of a part of the GPUs."""
     gpus_per_node: int
-    """Accelerators of one machine; of a part of the GPUs, those that it has on each of its machines."""
+    """GPUs per node of the run, or of a part of the GPUs."""
     checkpoints: str
-    """Folder for what it resumes from."""
+    """Folder of the checkpoints."""
     export: str
     """Folder for the trained model."""
 
     @property
     def gpus(self) -> int:
-        """Accelerators of the run, or of the part."""
+        """GPUs of the run, or of the part."""
         return self.nodes * self.gpus_per_node
 
     def of_part(self, parts: int) -> Mapping[str, int]:
-        """The numbers of one of so many equal parts of the GPUs.
+        """Return the numbers of one of `parts` equal parts of the GPUs.
 
         Raises:
-            ConfigError: the GPUs, or the machines of a part that is larger than one, do not divide so.
+            ConfigError: the GPUs, or the nodes of a part, are not divisible.
         """
         gpus = self.gpus // parts
         per_node = min(gpus, self.gpus_per_node)
@@ -62,10 +58,10 @@ class RunValues:
 
 
 def build_external_argv(config: ExternalConfig, run: RunValues, *, resume: bool) -> tuple[str, ...]:
-    """Return the command line of the external trainer; the same for the same arguments.
+    """Return the command line of the external trainer.
 
     Args:
-        resume: of an attempt that is not the first, which goes on from the newest checkpoint.
+        resume: for an attempt after the first, which resumes from the newest checkpoint.
 
     Raises:
         ConfigError: a secret among the arguments, or a layout that does not fit.
@@ -80,13 +76,13 @@ def build_external_argv(config: ExternalConfig, run: RunValues, *, resume: bool)
 
 
 def flatten(tree: Arguments) -> Settings:
-    """What is one name to the program is a tree to Hydra: `args.a.b=1` is {"a": {"b": 1}}.
+    """Join the levels of Hydra's tree to the dotted names of the program: {"a": {"b": 1}} is a.b=1.
 
     >>> flatten({"a": {"b": 1, "c": True}, "d": None})
     {'a.b': 1, 'a.c': True, 'd': None}
 
     Raises:
-        ConfigError: a name that is there twice, of which an override would change one.
+        ConfigError: a name occurs twice, so an override would change only one of them.
     """
     settings: Settings = {}
     for name, value in tree.items():
@@ -128,7 +124,7 @@ def _fill_text(text: str, run: RunValues) -> str:
 
 
 def _check_secrets(argv: tuple[str, ...], settings: Settings) -> None:
-    """Refuse what a process list would show."""
+    """Refuse secrets as arguments, since a process list shows them."""
     words = {word.lstrip("-+").partition("=")[0] for word in argv}
     told = {name for name, value in settings.items() if value not in (None, False, WANDB_KEY)}
     for name in sorted(_SECRET_NAMES & (words | told)):
@@ -140,7 +136,7 @@ def _check_secrets(argv: tuple[str, ...], settings: Settings) -> None:
 
 
 def _check_checkpoint(config: ExternalConfig) -> None:
-    """Refuse a `${checkpoint:...}` that nobody could fill in."""
+    """Refuse a `${checkpoint:...}` without a value."""
     elsewhere: dict[str, Settings] = {"argv": {"argv": [*config.argv]}, "args": flatten(config.args)}
     for key, settings in elsewhere.items():
         if _asked(settings):
@@ -181,7 +177,7 @@ def _check_nodes(config: ExternalConfig, run: RunValues) -> None:
 
 
 def render_flags(settings: Settings) -> list[str]:
-    """As argparse reads them: `--name value`, a bare `--name` for true, nothing for false."""
+    """Render for argparse: `--name value`, a bare `--name` for true, nothing for false."""
     words: list[str] = []
     for name, value in settings.items():
         if value is False:
@@ -195,7 +191,7 @@ def render_flags(settings: Settings) -> list[str]:
 
 
 def render_overrides(settings: Settings) -> list[str]:
-    """As Hydra and OmegaConf read them: `name=value`."""
+    """Render for Hydra and OmegaConf: `name=value`."""
     return [f"{name}={_yaml(value)}" for name, value in settings.items()]
 
 

@@ -1,4 +1,4 @@
-"""Image files: is one whole, by its own header; the manifest next to it; what `submit` says of one, or refuses."""
+"""Check and describe image files by their headers and the manifest next to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADER = 128
 
 
 def image_path(runtime: str, image: str | None) -> Path | None:
-    """The file behind container.image; None where the runtime finds the image in a store or a registry.
+    """Return the file of container.image; None if the image is in a store or a registry.
 
     >>> image_path("podman", "localhost/rl:1")
     >>> image_path("pyxis", "nvcr.io#nvidia/pytorch:25.01-py3")
@@ -27,10 +27,10 @@ def image_path(runtime: str, image: str | None) -> Path | None:
 
 
 def check_image_file(path: Path) -> None:
-    """Read the header, not the whole file: enough for what a cut copy or a full disk leaves.
+    """Compare the size of the file with its header, which finds truncated files.
 
     Raises:
-        ConfigError: it is not there, not an image, or shorter than it says.
+        ConfigError: the file is missing, not an image, or truncated.
     """
     again = "make it again: python -m slurm_rl image build --force, with the words of this command"
     try:
@@ -57,7 +57,7 @@ def check_image_file(path: Path) -> None:
 
 
 def _read_header(header: bytes) -> tuple[str, int | None]:
-    """(kind, number of bytes that the file must have at least); None when it is neither kind."""
+    """Return the kind and the smallest size in bytes; None as size if the file is of neither kind."""
     if len(header) >= 96 and header[:4] == b"hsqs":
         # squashfs 4.0: s_major at 28, bytes_used at 40 (Linux, fs/squashfs/squashfs_fs.h).
         major, used = struct.unpack_from("<H", header, 28)[0], struct.unpack_from("<Q", header, 40)[0]
@@ -74,7 +74,7 @@ def manifest_path(image: Path) -> Path:
 
 
 def is_as_made(image: Path, source: str, manifest: dict[str, Any] | None) -> bool:
-    """Whether this file came out of that source, and is still the one that came out."""
+    """Return whether this file was built from that source and has not changed since."""
     if manifest is None or manifest.get("source_hash") != source or not image.is_file():
         return False
     try:
@@ -85,7 +85,7 @@ def is_as_made(image: Path, source: str, manifest: dict[str, Any] | None) -> boo
 
 
 def describe_image(plan: JobPlan) -> str | None:
-    """One line; None without a container."""
+    """Return the image and its size in one line; None without a container."""
     runtime, image = plan.container["runtime"], plan.container["image"]
     if image is None:
         return None
@@ -98,13 +98,12 @@ def describe_image(plan: JobPlan) -> str | None:
 
 
 def check_image_is_there(plan: JobPlan) -> None:
-    """Refuse, before anything is written or queued, an image file that could not start.
+    """Refuse a missing or damaged image file before anything is written or queued.
 
-    A folder that this machine does not see may be one that the nodes do.
+    A folder that this machine lacks is accepted, since only the nodes may have it.
 
     Raises:
-        ConfigError: there is no such file, or a damaged one; how to make it. Or its path is relative, which means
-            another file on each node.
+        ConfigError: the file is missing or damaged, or its path is relative and thus differs between nodes.
     """
     path = image_path(plan.container["runtime"], plan.container["image"])
     if path is None:

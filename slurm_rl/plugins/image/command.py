@@ -65,7 +65,7 @@ def _split(pair: str) -> tuple[str, str]:
 
 
 def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> int:
-    """Ask one node (this machine, for the local launcher) and print what is in the image.
+    """Check the image on one node (this machine, for the local launcher) and print its versions.
 
     Raises:
         ConfigError: something is not as expected; each with its remedy.
@@ -93,7 +93,7 @@ def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, Any]:
 
 
 def check_image(plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], *, timeout_s: float) -> dict[str, Any]:
-    """Have a node start the container as it will start its agent and say what is in there; held against the plan here.
+    """Start the container on a node as the agent would, and compare its versions with the plan.
 
     Args:
         argv: starts `wrap_report` on a node.

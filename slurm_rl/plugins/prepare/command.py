@@ -65,7 +65,7 @@ def _run_model(repo: str, args: argparse.Namespace, root: Path) -> int:
 
 
 def list_recipes() -> str:
-    """What there is to fetch, for --help."""
+    """Return the data sets and models, for --help."""
     listed = [f"  {name:<16}{recipe.about}" for name, recipe in RECIPES.items()]
     return "\n".join(
         ["what:", *listed, f"  {'model <repo>':<16}weights (safetensors), tokenizer and config of a model"]

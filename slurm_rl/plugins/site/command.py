@@ -66,7 +66,7 @@ def save_preset(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A preset, and what Slurm says of it."""
+    """A preset, and Slurm's verdict."""
 
     preset: Preset
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Judged:
 def find_admitted(name: str, findings: Findings, told: Mapping[str, str], ask: Asker | None) -> Judged:
     """The preset with answers that Slurm takes; where it takes none, with the likeliest.
 
-    Where nobody chose the partition, the next likely one is tried when Slurm refuses the first.
+    If the partition is assumed and Slurm refuses it, the next likely one is tried.
     """
     answers = answer_all(findings, told, ask)
     first = found = judge(name, findings, answers)
@@ -141,7 +141,7 @@ def check_name(name: str, folder: Path, *, force: bool) -> Path:
 
 
 def name_of(cluster: str) -> str:
-    """What a preset can be called, after the name that a cluster has for itself."""
+    """Return a valid name of a preset, from ClusterName."""
     said = re.sub(r"[^A-Za-z0-9_-]+", "_", cluster).strip("_-")[:_LONGEST_NAME] or "mysite"
     return f"{said}_site" if (conf_dir() / "cluster" / f"{said}.yaml").is_file() else said
 
@@ -153,7 +153,7 @@ def _find_folder(config_dir: str | None) -> Path:
 
 
 def _config_dir_words(folder: Path) -> list[str]:
-    """What other verbs must be told to find a preset in this folder."""
+    """Return the flags with which other verbs find a preset in this folder."""
     known = {own_dir(), expand_user(os.environ.get(SITE_DIR_VARIABLE) or own_dir()).absolute()}
     return [] if folder in known else ["--config-dir", str(folder)]
 
