@@ -114,8 +114,8 @@ def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest
         (["--name", "nvidia_h100"], "the name of a shipped one"),
         (["--name", "mysite", "--partition", "nope"], "partition must be one of long"),
         (["--name", "mysite", "--accelerator", "tpu"], "one of nvidia, amd, cpu"),
-        (["mysite"], "takes flags alone"),
-        (["+cluster=mysite"], "takes flags alone"),
+        (["mysite"], "takes only flags"),
+        (["+cluster=mysite"], "takes only flags"),
     ],
 )
 def test_bad_words_are_refused(
