@@ -15,21 +15,21 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 66_900
+MAX_LINES = 64_100
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 9_850
+MAX_PLUGIN_LINES = 9_250
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
 MAX_TEST_LINES = 64_400
 """Lines of tests. Goal: 45,000."""
-MAX_FILE_LINES = 345
+MAX_FILE_LINES = 314
 """Lines of the longest file. Goal: 300."""
 MAX_CLOSURE_MODULES, MAX_CLOSURE_LINES = 120, 15_000
 """Modules of slurm_rl, and their lines, that `import slurm_rl.trainers.grpo.run_grpo` loads."""
 MAX_TOP_LEVEL, MAX_LAYERS = 16, 6
 MAX_CYCLES = 0
 """Groups of files that import each other in a circle; late imports count."""
-MAX_DIALECT = 7.0
-"""Dialect words per 1,000 words of docstrings, comments and docs. Goal: 2."""
+MAX_DIALECT = 2.0
+"""Dialect words per 1,000 words of docstrings, comments and docs; other trainers have 0.9 to 1.5."""
 MAX_ALGORITHM_FILES = 4
 """Files of code and presets that mention distillation or its teacher."""
 
