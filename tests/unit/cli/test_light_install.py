@@ -59,7 +59,7 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
         (["plan", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
-        (["config", "--completion"], "_slurm_rl_verbs='prepare "),
+        (["config", "--completion"], "_slurm_rl_verbs='submit "),
         (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
         (["run-in-job", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
