@@ -230,7 +230,7 @@ def test_a_sweeper_that_asks_for_values_waits(cluster: Cluster, shared_dir: Path
         thread.join()
     assert done.returncode == 0, done.stderr
     table = done.stdout.splitlines()
-    assert table[0].split()[:4] == ["#", "reward/mean", "RUN", "optim.lr"]
-    assert len(table) == 3
+    assert table[2].split() == ["#", "reward/mean", "RUN", "STATE", "STEP", "optim.lr"]
+    assert len(table) == 5
     best = (path / "optimization_results.yaml").read_text()
-    assert f"best_value: {table[1].split()[1]}" in best
+    assert f"best_value: {table[3].split()[1]}" in best
