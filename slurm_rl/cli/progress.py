@@ -69,7 +69,7 @@ class Progress:
         if kind == "attempt/ended":
             self._enter(f"attempt ended: {event.get('outcome', 'unknown')}")
         elif kind == "workers/loading":
-            self._enter(f"loading weights, {event.get('ready')} of {event.get('of')} {event.get('who')} ready")
+            self._enter(f"loading weights, {event.get('ready')} of {event.get('of')} {event.get('workers')} ready")
         elif kind in STAGES:
             self._enter(STAGES[kind])
 

@@ -129,16 +129,16 @@ def export_model(
     """
     aliases = module.all_tied_weights_keys  # of a tied parameter one name is written
     kept = ((name, tensor) for name, tensor in state if name not in aliases)
-    with written_beside(folder) as beside:
+    with written_beside(folder) as staging:
         module.config.use_cache = True  # off only for training
         try:
-            module.save_pretrained(beside, state_dict={})
+            module.save_pretrained(staging, state_dict={})
         finally:
             module.config.use_cache = False
-        (beside / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)  # of no tensors
-        write_shards(beside, publish(module, kept, shapes), max_shard_bytes)
-        tokenizer.save_pretrained(beside)
-        copy_processors(processors_of, beside)
+        (staging / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)  # it has no tensors
+        write_shards(staging, publish(module, kept, shapes), max_shard_bytes)
+        tokenizer.save_pretrained(staging)
+        copy_processors(processors_of, staging)
 
 
 def copy_processors(model: str, folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_frozen_lake(tmp_path: Path) -> None:
     words = json.dumps({"is_slippery": False, "desc": ["SG", "GF"]})
     world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "10"]
     printed = run_commands("frozen_lake", tmp_path, f"env.agent_command={json.dumps(world)}")
-    assert "turn 1" in printed and "it said" in printed
+    assert "turn 1" in printed and "observation" in printed
     for row in check(tmp_path / "runs/frozen_lake"):
         assert 1 < row["episode/turns_mean"] <= 10 and row["score/steps"] == pytest.approx(row["episode/turns_mean"])
 

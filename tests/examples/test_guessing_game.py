@@ -17,7 +17,7 @@ from tests.whole_run import exact_rows
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guessing_game")
     printed = run_readme("guessing_game", folder, {"guessing_game_tiny": SIZES["guessing_game"]})
-    assert "step 4, reward" in printed and "turn 1" in printed and "it said" in printed
+    assert "step 4, reward" in printed and "turn 1" in printed and "observation" in printed
     return folder
 
 

@@ -93,7 +93,7 @@ def test_what_it_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
 
     ledger = check_ledger(run)
     check_held(accounting_cluster, run.run_dir, run.job, num_starts=3)
-    causes = {(charge.cause.who, charge.cause.name): charge for charge in ledger.charges}
+    causes = {(charge.cause.kind, charge.cause.name): charge for charge in ledger.charges}
     assert set(causes) == {("program", ""), ("requeue", ""), ("node", lost)}, ledger.charges
     assert all(0 < charge.seconds < ledger.held_s for charge in ledger.charges)
 
@@ -113,4 +113,4 @@ def test_a_slow_save_is_begun_in_time(cluster: Cluster, shared_dir: Path) -> Non
     assert run.events("checkpoint/saved")[-1]["time"] > raised["time"]
     run.cluster.run(["scancel", run.job])
     ledger = check_ledger(run)
-    assert [charge.cause.who for charge in ledger.charges] == ["limit"]
+    assert [charge.cause.kind for charge in ledger.charges] == ["limit"]

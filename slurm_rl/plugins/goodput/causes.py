@@ -22,7 +22,7 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
         is_requeued: the next attempt belongs to another allocation of the same job.
 
     >>> find_cause([{"kind": "nodes/lost", "hosts": ["n17"]}], {"outcome": "lost", "seconds": 9.0}, is_requeued=False)
-    Cause(who='node', name='n17', reason='')
+    Cause(kind='node', name='n17', reason='')
     """
     if ended is None or ended.get("outcome") == "finished":
         return None

@@ -113,7 +113,7 @@ def render_many(both: Sequence[tuple[RunDir, Ledger]], width: int | None) -> str
     rows = [["RUN", "HELD", "GOODPUT", "ETTR", "QUEUED", "LOST MOST TO"]]
     for run, ledger in sorted(both, key=lambda pair: -pair[1].held_s):
         lost = ledger.charges[0] if ledger.charges else None
-        who = "-" if lost is None else f"{lost.cause.name or lost.cause.who} ({lost.seconds / ledger.held_s:.0%})"
+        cause = "-" if lost is None else f"{lost.cause.name or lost.cause.kind} ({lost.seconds / ledger.held_s:.0%})"
         ratios = [render_ratio(ledger.goodput), render_ratio(ledger.ettr)]
-        rows.append([run.path.name, render_held(ledger), *ratios, render_time(ledger.queue_s), who])
+        rows.append([run.path.name, render_held(ledger), *ratios, render_time(ledger.queue_s), cause])
     return "\n".join(join_row(row) for row in fit(rows, width, [Shrink(0, 12, keeps_end=True)]))

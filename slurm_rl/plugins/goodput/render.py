@@ -60,7 +60,7 @@ def render_cause(cause: Cause, attempts: int) -> str:
     """
     inside = [cause.reason] if cause.reason else []
     inside += [f"{attempts} attempts"] if attempts > 1 else []
-    return f"lost to {cause.name or _CAUSES[cause.who]}" + (f" ({', '.join(inside)})" if inside else "")
+    return f"lost to {cause.name or _CAUSES[cause.kind]}" + (f" ({', '.join(inside)})" if inside else "")
 
 
 def render_held(ledger: Ledger) -> str:

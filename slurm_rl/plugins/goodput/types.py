@@ -25,7 +25,7 @@ BUCKETS: dict[str, str] = {
 class Cause:
     """Reason why an attempt ended before the run finished."""
 
-    who: Literal["node", "preemption", "limit", "program", "user", "requeue"]
+    kind: Literal["node", "preemption", "limit", "program", "user", "requeue"]
     """`requeue`: the job was started again for an unrecorded reason."""
     name: str = ""
     """Name of the node at fault."""

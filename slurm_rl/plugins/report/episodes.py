@@ -3,7 +3,7 @@
 step 60, reward 1, answer '3'
   prompt       '333?'
   turn 1       '6'
-  it said      '<'
+  observation  '<'
   turn 2       '3'           reward 1
 
 With tools, calls replace observations:
@@ -48,12 +48,12 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     turns = row.get("turns") or [{"reply": row.get("completion"), "observation": "", "reward": None}]
     for number, turn in enumerate(turns, 1):
         earned = "" if turn.get("reward") is None else f"   reward {turn['reward']:g}"
-        who = f" {turn['agent']}" if turn.get("agent") else ""
-        yield _line(f"turn {number}{who}", turn.get("reply")) + earned
+        agent = f" {turn['agent']}" if turn.get("agent") else ""
+        yield _line(f"turn {number}{agent}", turn.get("reply")) + earned
         for call in turn.get("calls") or ():
             yield _line("call", f"{call.get('name')}({call.get('arguments')})") + _came_of(call)
         if turn.get("observation") and not turn.get("calls"):
-            yield _line("it said", turn["observation"])
+            yield _line("observation", turn["observation"])
 
 
 def _came_of(call: Mapping[str, Any]) -> str:

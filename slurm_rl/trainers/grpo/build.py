@@ -229,20 +229,20 @@ def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRa
     return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
-def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, who: str, run: RunDir) -> None:
+def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, workers: str, run: RunDir) -> None:
     """Wait until all actors are ready, and log their number as events.
 
     Args:
-        who: name of the actors, such as "rollout engines".
+        workers: name of the actors, such as "rollout engines".
 
     Raises:
         TrainingError: an actor died or did not answer before the deadline; the message names it.
     """
 
     def report(count: int) -> None:
-        append_event(run, "workers/loading", who=who, ready=count, of=len(actors))
-        print(f"loading weights, {count} of {len(actors)} {who} ready", flush=True)
+        append_event(run, "workers/loading", workers=workers, ready=count, of=len(actors))
+        print(f"loading weights, {count} of {len(actors)} {workers} ready", flush=True)
 
     report(0)
     calls = [(actor, actor.handle.ready.remote()) for actor in actors]
-    cluster.gather(calls, timeout_s=timeout_s, what=f"starting the {who}", on_ready=report)
+    cluster.gather(calls, timeout_s=timeout_s, what=f"starting the {workers}", on_ready=report)

@@ -30,12 +30,23 @@ def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:
 
 
 def load_rollouts(folder: Path) -> dict[int, list[Group]]:
-    """Read the batches that `save_rollouts` wrote; JSON keeps every digit of the numbers."""
+    """Read the batches that `save_rollouts` wrote; JSON keeps every digit of the numbers.
+
+    Raises:
+        DataError: the file was written by another version.
+    """
     path = folder / ROLLOUTS_FILE
     if not path.is_file():
         return {}
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    return {int(step): [parse_group(group) for group in groups] for step, groups in rows.items()}
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return {int(step): [parse_group(group) for group in groups] for step, groups in rows.items()}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"the batches in flight must be of this version of slurm_rl ({type(error).__name__}: {error})",
+            seen=str(path),
+            action="resume with the version that saved them, or remove this checkpoint to resume from an earlier one",
+        ) from error
 
 
 def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:

@@ -19,7 +19,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 from slurm_rl.trainers.grpo.build import wait_until_ready
 from tests.unit.plugins.report.sample_run import fill, make_row
 
-ENGINES = {"kind": "workers/loading", "who": "rollout engines", "ready": 2, "of": 8}
+ENGINES = {"kind": "workers/loading", "workers": "rollout engines", "ready": 2, "of": 8}
 PHASE = "loading weights, 2 of 8 rollout engines ready"
 
 

@@ -16,6 +16,7 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
+from slurm_rl.errors import DataError
 from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
@@ -144,3 +145,12 @@ def test_branches_survive_a_checkpoint(tmp_path_factory: pytest.TempPathFactory)
     groups = groups_with(SPLIT)
     save_rollouts(folder, {4: groups})
     assert load_rollouts(folder) == {4: groups}
+
+
+def test_batches_of_another_version_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_rollouts(folder, {4: groups_with(SPLIT)})
+    path = folder / "rollouts.json"
+    path.write_text(path.read_text().replace('"details"', '"turns"'))
+    with pytest.raises(DataError, match="of this version of slurm_rl"):
+        load_rollouts(folder)

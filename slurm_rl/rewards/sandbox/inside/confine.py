@@ -154,14 +154,14 @@ def enter_own_root(readable: Iterable[str], writable: Iterable[str]) -> None:
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
             file.write(text)
     _mount(None, "/", _REC | _PRIVATE)
-    # Beside the home, not over it: the home itself is one of the folders to show.
+    # Not over the home, which is one of the folders to show.
     root = home + ".root"
     os.mkdir(root)  # noqa: PTH102
     _mount("tmpfs", root, _NOSUID | _NODEV, kind=b"tmpfs")
     for path in sorted({os.path.abspath(path) for path in (*readable, *writable)}):  # noqa: PTH100
         _show(path, root)
     os.chdir(root)
-    # Of itself onto itself: the old root lands on top and can be let go without a folder for it.
+    # Pivot in place: the old root is then mounted on top and can be detached without a folder for it.
     checked(LIBC.syscall(_pivot_number(), b".", b"."), "pivot_root failed")
     checked(LIBC.umount2(b".", _DETACH), "the old root could not be left")
     os.chdir("/")

@@ -59,7 +59,7 @@ def test_a_lost_node_pays_for_steps_done_again_and_for_the_next_bring_up() -> No
         "teardown": 5 + 1 + 5 + 1,
     }
     [charge] = ledger.charges
-    assert (charge.cause.who, charge.cause.name, charge.attempts) == ("node", "n2", 1)
+    assert (charge.cause.kind, charge.cause.name, charge.attempts) == ("node", "n2", 1)
     assert {k: v / 16 for k, v in charge.buckets.items()} == {"redone": 30, "cut": 3, "bring_up": 16, "gate": 3}
 
 
@@ -72,7 +72,7 @@ def test_the_time_limit_pays_for_the_step_it_cut_and_the_next_start_but_not_for_
     story.rows(210, 4, 6).end(241, "finished")
     ledger = read(story)
     assert seconds(ledger) == {"trained": 60, "bring_up": 20, "cut": 6, "saving": 4, "teardown": 4 + 1}
-    assert [charge.cause.who for charge in ledger.charges] == ["limit"]
+    assert [charge.cause.kind for charge in ledger.charges] == ["limit"]
     assert ledger.charges[0].seconds / 16 == pytest.approx(6 + 10)
     assert ledger.queue_s == pytest.approx(200 - 54)
     assert ledger.held_s / 16 == pytest.approx(54 + 41)
@@ -85,14 +85,14 @@ def test_a_killed_controller_held_its_nodes_until_slurm_had_them_back() -> None:
     ledger = read(story)
     assert seconds(ledger) == {"trained": 20 + 20, "redone": 20, "cut": 30, "bring_up": 10 + 11}
     assert ledger.held_s / 16 == pytest.approx(80 + 31)
-    assert [(c.cause.who, c.cause.reason, c.attempts) for c in ledger.charges] == [("requeue", "no warning", 1)]
+    assert [(c.cause.kind, c.cause.reason, c.attempts) for c in ledger.charges] == [("requeue", "no warning", 1)]
 
 
 def test_a_node_that_the_next_start_finds_out_of_service_is_named() -> None:
     story = Story().start(0).rows(10, 1, 2).event(100, "attempt/ended", attempt=1, outcome="lost", hosts=["n3"])
     story.start(101, restarts=1, start_time=100, queued_since=60).rows(110, 1, 2).end(130, "finished")
     ledger = read(story)
-    assert [(c.cause.who, c.cause.name) for c in ledger.charges] == [("node", "n3")]
+    assert [(c.cause.kind, c.cause.name) for c in ledger.charges] == [("node", "n3")]
     assert ledger.held_s / 16 == 60 + 30
 
 
@@ -100,7 +100,7 @@ def test_who_ended_it_is_told_apart() -> None:
     def cause_of(restarts: int, job: str, **fields: Any) -> str:
         story = Story().start(0).rows(0, 1, 1).end(20, "checkpointed", **fields)
         story.start(30, job=job, restarts=restarts).rows(30, 2, 2).end(50, "finished")
-        return read(story).charges[0].cause.who
+        return read(story).charges[0].cause.kind
 
     assert cause_of(1, "7", stopped_by="user") == "requeue"
     assert cause_of(0, "8", stopped_by="user") == "user"

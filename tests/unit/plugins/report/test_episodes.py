@@ -30,7 +30,7 @@ def test_turns_are_in_order_with_what_was_said_and_earned() -> None:
         "step 2, reward 0.5, answer '3'",
         "  prompt       '?'",
         "  turn 1       '6'",
-        "  it said      '<'",
+        "  observation  '<'",
         "  turn 2       '3'   reward 0.5",
     ]
 
@@ -43,7 +43,7 @@ def test_a_single_turn_and_a_failed_one_are_episodes_too() -> None:
 def test_the_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plan.json").write_text("{}")
     assert main(["samples", str(tmp_path)]) == 2
-    assert "once its first step was logged" in capsys.readouterr().err
+    assert "after its first step was logged" in capsys.readouterr().err
     lines = [json.dumps(row) for row in (SINGLE, GAME, FAILED)]
     (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "torn {"]) + "\n")
     assert main(["samples", str(tmp_path)]) == 0
