@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.algorithms.filters import has_signal
 from slurm_rl.algorithms.schedule import derive_seed
@@ -26,7 +26,7 @@ from slurm_rl.algorithms.shaping import apply_group_reward, shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.data.groups import Group
-from slurm_rl.data.mixing import Order, Rates, build_order, choose_rows, list_candidates
+from slurm_rl.data.mixing import Order, build_order, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.node.stop import Timer
@@ -34,6 +34,9 @@ from slurm_rl.rewards.results import FailureWatch
 from slurm_rl.rollout.sampling import Rollouts, build_spec
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.rollout_files import dump_groups, replay_groups
+
+if TYPE_CHECKING:
+    from slurm_rl.data.curriculum import Rates
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class BatchSource:
         count, curriculum = self.config.trainer.prompts_per_step, self.config.data.curriculum
         if curriculum is None:
             return order.take(position, count)
+        from slurm_rl.data.curriculum import choose_rows
+
         candidates = list_candidates(order, position, count, curriculum.candidates)
         seed, ids = self.config.seed, self.ids
         return choose_rows(candidates, ids, self.find_rates(), curriculum, seed=seed, position=position)

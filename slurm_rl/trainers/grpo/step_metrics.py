@@ -18,7 +18,7 @@ from slurm_rl.rewards.values import is_name
 from slurm_rl.rewards.verifiers import JUDGES
 
 if TYPE_CHECKING:
-    from slurm_rl.data.mixing import Rates
+    from slurm_rl.data.curriculum import Rates
 
 _MOST_SCORES = 256
 """Largest number of score names in one step."""

@@ -164,7 +164,7 @@ class GRPOTrainer:
     def grpo_step(self) -> StepResult:
         """Run one GRPO step, from prompts to new weights in the engines."""
 
-        from slurm_rl.data.mixing import note_scores
+        from slurm_rl.data.curriculum import note_scores
 
         timer = Timer()
         with timer.phase("step"):

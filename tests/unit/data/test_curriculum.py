@@ -8,7 +8,8 @@ import pytest
 
 from slurm_rl.config.data import CurriculumConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.data.mixing import BLOCK, MixedOrder, Quotas, choose_rows, list_candidates, note_scores
+from slurm_rl.data.curriculum import choose_rows, note_scores
+from slurm_rl.data.mixing import BLOCK, MixedOrder, Quotas, list_candidates
 from slurm_rl.data.split import PromptOrder
 from slurm_rl.errors import ConfigError
 from slurm_rl.trainers.grpo.step_metrics import curriculum_metrics
