@@ -86,10 +86,10 @@ until (exec 3<>/dev/tcp/$HEAD/6379) 2>/dev/null; do sleep 0.1; done
 RAY_ADDRESS=$HEAD:6379 srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$HEAD" {driver}
 """
 
-# Given to slurm_rl as the nodes' Python: everything is real but the trainer (by both names that it has had).
+# Given to slurm_rl as the nodes' Python: everything is real but the trainer.
 PYTHON = """#!/bin/bash
 case " $* " in
-*" slurm_rl.trainers.grpo.main "* | *" slurm_rl.trainers.common.grpo.main "*)
+*" slurm_rl.trainers.grpo.main "*)
   {driver} && echo '{{"outcome": "finished", "exit_code": 0}}' > {run}/attempts/1/outcome.json
   exit ;;
 esac
