@@ -10,7 +10,6 @@ import sys
 from slurm_rl import __version__
 from slurm_rl.cli.output import catch_errors
 from slurm_rl.cli.parser import load_verbs, parse, render_help
-from slurm_rl.cli.verbs import OLD_COMMANDS
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 
@@ -30,9 +29,6 @@ def run_verb(words: list[str]) -> int:
         SlurmRLError: the words are wrong, or the verb failed.
     """
     _check_text(words)
-    if words and words[0] in OLD_COMMANDS:
-        new = OLD_COMMANDS[words[0]]
-        raise ConfigError("this verb has a new name", seen=words[0], action=f"python -m {new}")
     verbs = load_verbs().by_name
     verb, rest = (words[0], words[1:]) if words and words[0] in verbs else (None, words)
     own = rest[: rest.index("--")] if "--" in rest else rest

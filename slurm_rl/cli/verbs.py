@@ -12,22 +12,6 @@ lists them); every key with its meaning: python -m slurm_rl config"""
 RUN = "run: its directory, its name or its job id; without one, the run that you submitted last"
 _CLI = "slurm_rl.cli"
 
-OLD_COMMANDS = {
-    "completion": "slurm_rl config --completion",
-    "episodes": "slurm_rl samples",
-    "explain": "slurm_rl plan",
-    "export": "slurm_rl plan --as dstack|xpk",
-    "goodput": "slurm_rl report --goodput",
-    "here": "slurm_rl run-in-job",
-    "node": "slurm_rl join",
-    "nodes": "slurm_rl doctor --nodes [--clear NODE | --exclude NODE]",
-    "pipeline": "slurm_rl submit",
-    "reward-server": "slurm_rl.rewards.server",
-    "results": "slurm_rl status",
-    "tunnel": "slurm_rl attach --dashboard",
-}
-"""Old names of verbs, and the command that replaces each, after `python -m`."""
-
 
 def add_config_dir(parser: Parser) -> None:
     parser.flag("--config-dir", metavar="DIR", help="a folder with presets of your own")

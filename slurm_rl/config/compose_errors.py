@@ -10,7 +10,6 @@ from typing import Any
 from slurm_rl.config.cluster import RESERVED_OPTIONS
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.keys import has_key, list_keys, nearest_keys
-from slurm_rl.config.renamed import find_new_name
 from slurm_rl.errors import ConfigError, find_near
 
 
@@ -59,8 +58,6 @@ def explain_compose_error(error: Exception) -> ConfigError:
 
 
 def _unknown_key(key: str) -> ConfigError:
-    if (new := find_new_name(key)) is not None:
-        return ConfigError(f"{key} has a new name, {new}", seen=key, action=f"write {new}")
     section, keys = key.rpartition(".")[0], list_keys()
     if any(name in keys and keys[name].is_table for name in (key, section)):
         # Hydra appends to a table such as cluster.env only with `+`.

@@ -14,7 +14,6 @@ import pytest
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
 from slurm_rl.cli.parser import load_verbs, parse
-from slurm_rl.cli.verbs import OLD_COMMANDS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.user_files.load import load_function
@@ -140,12 +139,6 @@ def test_wrong_words_name_the_right_ones(
     assert shown.err.startswith("slurm_rl: ")
     assert said in shown.err
     assert shown.out == ""
-
-
-@pytest.mark.parametrize("old", OLD_COMMANDS)
-def test_old_verb_is_refused_with_its_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([old, "--help"]) == 2
-    assert f"got {old}. Next: python -m {OLD_COMMANDS[old]}\n" in capsys.readouterr().err
 
 
 def lines_without_the_needed_flag() -> list[list[str]]:
