@@ -69,7 +69,7 @@ def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None
         assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
         time.sleep(0.05)
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and f"rl.main\0--run-dir\0{run.path}\0".encode() in _read_cmdline(entry):
+        if entry.name.isdigit() and f"grpo.main\0--run-dir\0{run.path}\0".encode() in _read_cmdline(entry):
             os.kill(int(entry.name), signal.SIGKILL)
             return
     raise AssertionError("no trainer to kill")

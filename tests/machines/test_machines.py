@@ -101,6 +101,7 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
     assert len(run.events("attempt/started")) == 1
 
 
+@pytest.mark.slow
 def test_a_setup_line_that_fails_on_one_machine_is_the_cause(machines: Machines) -> None:
     """No Python of ours ran there; the machine that started the agent says why, also without a common disk."""
     run = Run(machines.root / "own" / "1" / "w" / "setup")
@@ -116,11 +117,10 @@ def test_a_setup_line_that_fails_on_one_machine_is_the_cause(machines: Machines)
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (None, "must be there on every node"),
+        pytest.param(None, "must be there on every node", id="absent"),
         # Without the packages of its environment.
-        ([sys.executable, "-S"], "must have what slurm_rl needs; got "),
+        pytest.param([sys.executable, "-S"], "must have what slurm_rl needs; got ", marks=pytest.mark.slow, id="bare"),
     ],
-    ids=["absent", "bare"],
 )
 def test_a_python_that_one_machine_lacks_is_the_cause(machines: Machines, program: list[str] | None, said: str) -> None:
     python, name = machines.root / "t" / "python", f"python-{'bare' if program else 'absent'}"

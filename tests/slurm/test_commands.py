@@ -207,6 +207,7 @@ def test_an_outer_job_changes_nothing(on_cluster: Cluster, shared_dir: Path, mon
     assert names.isdisjoint({*outer, "SQUEUE_STATES", "SLURM_TIME_FORMAT"})
 
 
+@pytest.mark.slow
 def test_a_silent_controller_is_unavailable_and_then_back(on_cluster: Cluster) -> None:
     job = commands.submit([QUIET, "--wrap", "sleep 60"])
     wait_for(job, JobState.RUNNING)

@@ -39,6 +39,7 @@ def test_doctor_checks_every_node_of_an_allocation(cluster: Cluster, shared_dir:
     assert not list(shared_dir.glob(".doctor-*"))
 
 
+@pytest.mark.slow
 def test_doctor_names_nodes_without_the_shared_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Each node has its own /tmp, where pytest's folder is."""
     done = run_doctor(cluster, tmp_path)

@@ -180,7 +180,7 @@ def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
     assert f"counter-1 on {host}" in run.causes[0]
 
 
-@scenario
+@slow_scenario
 def a_raylet_needs_more_than_the_30_s_of_ray(cluster: Cluster, folder: Path) -> None:
     # Ray's own hook: its GCS takes so many microseconds to answer a raylet that registers.
     delay = "NodeInfoGcsService.grpc_server.RegisterNode=35000000:35000000"
@@ -190,7 +190,7 @@ def a_raylet_needs_more_than_the_30_s_of_ray(cluster: Cluster, folder: Path) -> 
     assert whole["time"] - head["time"] > 30
 
 
-@scenario
+@slow_scenario
 def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
     """It imports for longer than Slurm waits with its SIGKILL."""
     run = LightRun(cluster, folder, ONE_NODE, import_s=200)

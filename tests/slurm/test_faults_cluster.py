@@ -155,6 +155,7 @@ def test_with_accounting_too(accounting_cluster: Cluster) -> None:
     assert run.outcomes == ["checkpointed", "failed", "finished"], run.causes
 
 
+@pytest.mark.slow
 def test_fewer_nodes_than_asked_for_do_not_start(cluster: Cluster, shared_dir: Path) -> None:
     """A node that cannot write its temp folder is no node; the run says which and why."""
     bad = cluster.nodes[1]

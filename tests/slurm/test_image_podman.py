@@ -29,6 +29,7 @@ def in_podman(image: str = BUSYBOX, *mounts: str) -> list[str]:
     return [*words, f"container.mounts=[{','.join(mounts)}]"]
 
 
+@pytest.mark.slow
 def test_check_looks_into_the_image_on_a_node(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     words = ["image", "check", "+cluster=slurm_cpu", *in_podman(BUSYBOX, *python_of_this_machine())]
     done = cli(cluster, shared_dir, *words, env=podman)
@@ -60,6 +61,7 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     assert len(list((run / "attempts").glob("[0-9]*"))) == 1
 
 
+@pytest.mark.slow
 def test_an_image_that_no_node_has_is_the_cause(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     run = shared_dir / "run"
     words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]

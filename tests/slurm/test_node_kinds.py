@@ -89,6 +89,7 @@ def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluste
     wait_until_clean(cluster)
 
 
+@pytest.mark.slow
 def test_what_a_node_says_before_its_agent_is_found_by_its_name(cluster: Cluster, shared_dir: Path) -> None:
     """srun numbers the tasks of each component from 0, and their logs otherwise."""
     run, python = shared_dir / "run", make_light_python(shared_dir)
@@ -100,6 +101,7 @@ def test_what_a_node_says_before_its_agent_is_found_by_its_name(cluster: Cluster
     assert f"{broken}: each line of cluster.setup and container.setup must succeed" in end["cause"], end
 
 
+@pytest.mark.slow
 def test_a_head_that_slurms_signal_has_missed_leaves_when_a_node_died(cluster: Cluster, shared_dir: Path) -> None:
     """As it was seen: SIGTERM came before the head's task had been launched."""
     run, python = shared_dir / "run", make_light_python(shared_dir)

@@ -43,6 +43,7 @@ def finish(run: Path) -> dict[str, Any]:
     return wait_for_end(run)
 
 
+@pytest.mark.slow
 def test_spare_replaces_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, third, _ = cluster.nodes
@@ -60,6 +61,7 @@ def test_spare_replaces_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
     assert events(run, "job/requeued") == []
 
 
+@pytest.mark.slow
 def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     for node in cluster.nodes:
@@ -125,6 +127,7 @@ def test_sick_node_of_one_kind_is_excluded_by_one_requeue(cluster: Cluster, shar
     assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
 
 
+@pytest.mark.slow
 def test_kind_that_needs_all_nodes_keeps_a_sick_one(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[0]).write_text(REMAP_FAILED)
@@ -214,6 +217,7 @@ def test_array_of_a_plain_user_avoids_a_sick_node(cluster: Cluster, shared_dir: 
     assert [finish(run)["state"] for run in runs] == ["finished", "finished"]
 
 
+@pytest.mark.slow
 def test_exclusion_leaves_enough_nodes_for_the_job(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[1]).write_text(REMAP_FAILED)

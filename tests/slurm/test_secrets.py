@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -71,13 +70,3 @@ def trainers() -> list[Path]:
     """/proc/<pid>/environ of the light trainers."""
     pids = [pid for pid, line in command_lines().items() if "slurm_rl.trainers.grpo.main" in line]
     return [Path("/proc") / pid / "environ" for pid in pids if os.access(f"/proc/{pid}/environ", os.R_OK)]
-
-
-def test_the_plan_names_secrets_without_their_values(cluster: Cluster, shared_dir: Path) -> None:
-    from tests.slurm.submitting import cli
-
-    done: subprocess.CompletedProcess[str] = cli(
-        cluster, shared_dir, "plan", "--script", "+exp=demo", "+cluster=nvidia_h100", env=CANARY
-    )
-    assert "WANDB_API_KEY, HF_TOKEN" in done.stdout
-    assert "canary" not in done.stdout + done.stderr

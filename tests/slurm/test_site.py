@@ -54,7 +54,7 @@ def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: C
     assert "--partition=main" in done.stdout
 
 
-@pytest.mark.versions
+@pytest.mark.slow
 def test_a_run_with_it_goes_to_its_end(cluster: Cluster, shared_dir: Path) -> None:
     write_preset(cluster, shared_dir)
     run, python = shared_dir / "run", make_light_python(shared_dir)
@@ -86,28 +86,21 @@ def test_the_check_looks_at_a_node(cluster: Cluster, shared_dir: Path) -> None:
     assert "next    " not in done.stdout, "the doctor was there"
 
 
-def test_gpus_are_asked_for_as_this_cluster_spells_them_once_somebody_says_whose_they_are(
-    cluster: Cluster, shared_dir: Path
-) -> None:
-    found = read(write_preset(cluster, shared_dir, "--accelerator", "nvidia", "--partition", "high"))["cluster"]
+def test_preset_has_the_named_gpus_the_time_limit_and_the_nodes_in_service(cluster: Cluster, shared_dir: Path) -> None:
+    cluster.run(["scontrol", "update", f"nodename={cluster.nodes[0]}", "state=drain", "reason=test"])
+    cluster.run(["scontrol", "update", "partitionname=high", "MaxTime=90"])
+    try:
+        text = write_preset(cluster, shared_dir, "--accelerator", "nvidia", "--partition", "high")
+    finally:
+        cluster.run(["scontrol", "update", "partitionname=high", "MaxTime=INFINITE"])
+    assert "4 such nodes, of which 3 take jobs now" in text
+    found = read(text)
+    assert found["job"]["time_limit"] == "0-01:30:00"
+    found = found["cluster"]
     assert (found["gpu_type"], found["gpus_per_node"], found["slurm"]["partition"]) == ("fake", 2, "high")
 
 
-def test_a_node_less_is_counted(cluster: Cluster, shared_dir: Path) -> None:
-    cluster.run(["scontrol", "update", f"nodename={cluster.nodes[0]}", "state=drain", "reason=test"])
-    assert "4 such nodes, of which 3 take jobs now" in write_preset(cluster, shared_dir)
-
-
-def test_a_limit_of_the_partition_is_the_presets(cluster: Cluster, shared_dir: Path) -> None:
-    cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=90"])
-    try:
-        text = write_preset(cluster, shared_dir)
-    finally:
-        cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
-    assert read(text)["job"]["time_limit"] == "0-01:30:00"
-
-
-def test_the_account_is_the_users(accounting_cluster: Cluster) -> None:
+def test_preset_has_the_account_of_the_user(accounting_cluster: Cluster) -> None:
     folder = make_shared_dir(accounting_cluster)
     text = write_preset(accounting_cluster, folder)
     assert read(text)["cluster"]["slurm"]["account"] == ACCOUNT

@@ -47,6 +47,7 @@ def test_a_qos_that_refuses_is_heard_at_once(strict_cluster: Cluster) -> None:
     assert queue(strict_cluster) == ""
 
 
+@pytest.mark.slow
 def test_a_qos_that_lets_wait_is_what_status_shows(strict_cluster: Cluster) -> None:
     folder = make_shared_dir(strict_cluster)
     words = [f"cluster.slurm.account={ACCOUNT}", "cluster.slurm.qos=tight", *GPUS]
@@ -98,17 +99,6 @@ def test_a_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) ->
     assert wait_for_end(run)["state"] == "interrupted"
 
 
-def test_a_login_node_without_squeue_says_so(cluster: Cluster, shared_dir: Path) -> None:
-    run = shared_dir / "run"
-    submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
-    env = {"PATH": str(make_bin(shared_dir, "sbatch", "scancel", "sinfo"))}
-    assert "unknown: squeue must be on PATH" in cli(cluster, shared_dir, "status", "run", env=env).stdout
-    for verb in ("cancel", "resume"):
-        done = cli(cluster, shared_dir, verb, "run", env=env)
-        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-        assert "squeue must be on PATH" in done.stderr
-
-
 def make_bin(folder: Path, *programs: str) -> Path:
     """A folder for PATH with these programs of Slurm's, and what every login node has."""
     path = folder / "bin"
@@ -118,6 +108,7 @@ def make_bin(folder: Path, *programs: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_root_that_is_not_where_one_submits(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
     """Home is not mounted on the nodes: nothing of the folder that one submits from may be needed there."""
     words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.run_root={shared_dir}/runs", "name=far"]

@@ -69,6 +69,7 @@ def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
         cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
 
 
+@pytest.mark.slow
 def test_nodes_that_are_drained_only_make_it_wait(cluster: Cluster) -> None:
     folder, drained = make_folder(cluster), cluster.nodes[0]
     cluster.run(["scontrol", "update", f"nodename={drained}", "state=drain", "reason=test"])

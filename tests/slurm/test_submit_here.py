@@ -72,6 +72,7 @@ def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: 
     assert not (shared_dir / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_snapshot_runs_and_not_the_working_directory(cluster: Cluster, shared_dir: Path) -> None:
     """Submitted from a checkout, edited while the job waits: the run keeps the code it was given."""
     (shared_dir / "slurm_rl").mkdir()

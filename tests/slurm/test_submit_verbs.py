@@ -73,6 +73,7 @@ def resume_twice_at_once(cluster: Cluster, run: Path) -> None:
     assert f"cancel {run}" in lost, lost
 
 
+@pytest.mark.slow
 def test_the_same_life_from_python(cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a notebook on the login node: submitted by a relative path, waited for, cancelled, resumed."""
     for name, value in cluster.env.items():
@@ -104,18 +105,6 @@ def test_the_same_life_from_python(cluster: Cluster, shared_dir: Path, monkeypat
     assert not again.cancel()
 
 
-@pytest.mark.versions
-def test_a_rank_stands_on_a_node_with_its_feature(cluster: Cluster, shared_dir: Path) -> None:
-    """Slurm numbers its tasks in the order of the nodes, and of those with the feature `new` we want the first."""
-    run = shared_dir / "run"
-    submit(cluster, run, make_light_python(shared_dir), "+cluster.nodes={new: {count: 1}, old: {count: 1}}")
-    wait_for_step(run)
-    hosts = [json.loads((run / "attempts" / "1" / f"node-{rank}.json").read_text())["host"] for rank in (0, 1)]
-    assert (hosts[0] in cluster.nodes[2:], hosts[1] in cluster.nodes[:2]) == (True, True)
-    assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
-    assert wait_for_end(run)["state"] == "interrupted"
-
-
 @pytest.mark.slow
 def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> None:
     """A shell on the second node, with the run's environment; the tunnel to the first."""
@@ -130,7 +119,6 @@ def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> Non
     assert f" {cluster.nodes[0]}\n" in tunnel
 
 
-@pytest.mark.versions
 def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     # Only Slurm's own words reach status, so any reason will do.
@@ -145,21 +133,7 @@ def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_di
     assert state_of(cluster, run).startswith("pending")
 
 
-def test_a_folder_of_runs_costs_one_question(cluster: Cluster, shared_dir: Path) -> None:
-    python = make_light_python(shared_dir)
-    for index in range(3):
-        submit(cluster, shared_dir / f"run{index}", python, "+cluster.slurm.extra.hold=true")
-    calls, spy = shared_dir / "calls", shared_dir / "bin"
-    spy.mkdir()
-    (spy / "squeue").write_text(f'#!/bin/sh\necho squeue >> {calls}\nexec /usr/bin/squeue "$@"\n')
-    (spy / "squeue").chmod(0o755)
-    env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
-    table = cli(cluster, shared_dir, "status", str(shared_dir), env=env).stdout.splitlines()
-    assert [row.split()[0] for row in table] == ["RUN", "run2", "run1", "run0"]
-    assert all(row.split()[1] == "pending" and "JobHeldUser" in row for row in table[1:])
-    assert calls.read_text().split() == ["squeue"]
-
-
+@pytest.mark.slow
 def test_a_controller_that_died_without_a_word(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     job = submit(cluster, run, make_light_python(shared_dir))

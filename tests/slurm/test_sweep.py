@@ -104,6 +104,7 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
     assert cli(cluster, shared_dir, *report).returncode == 0 and (path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> None:
     """Those that run save first, those that wait just end; what waits in Slurm is all gone."""
     spy = make_spy(shared_dir, "squeue", "scancel")
@@ -205,6 +206,7 @@ def test_nothing_is_left_of_a_sweep_that_is_refused(
     assert queue(session_cluster) == ""
 
 
+@pytest.mark.slow
 def test_a_sweeper_that_asks_for_values_waits(cluster: Cluster, shared_dir: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     path, stop = shared_dir / "sweep", threading.Event()

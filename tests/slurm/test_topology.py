@@ -18,7 +18,7 @@ from tests.slurm.launched import VERSION
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
 
-pytestmark = [pytest.mark.slurm, pytest.mark.versions]
+pytestmark = pytest.mark.slurm
 
 
 class Wired(Cluster):
@@ -66,6 +66,7 @@ def test_ranks_follow_the_switches_and_a_run_stays_under_one() -> None:
         assert set(run_on(cluster, folder / "two", *words)) in ({a, c}, {b, d})
 
 
+@pytest.mark.versions
 def test_ranks_follow_the_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
     words = ["cluster.num_nodes=4", "cluster.topology.segment=2"]
     if VERSION.startswith("slurm-22"):

@@ -21,6 +21,7 @@ LightRun(types.SimpleNamespace(env=dict(os.environ)), Path(sys.argv[1]), num_ste
 """
 
 
+@pytest.mark.slow
 def test_two_users_on_the_same_nodes_do_not_meet(cluster: Cluster, shared_dir: Path) -> None:
     other = find_other_user()
     folder = other.own(shared_dir / "theirs")
