@@ -6,12 +6,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from slurm_rl.config.section import Fraction, PositiveFloat, Section, one_of
+from slurm_rl.config.section import Fraction, Section, one_of
 
-CHECKS: Final[tuple[str, ...]] = (
-    *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs"),
-    *("dcgm", "matmul", "fabric"),
-)
+CHECKS: Final = ("files", "start", "gpus", "ecc", "clocks", "disks", "matmul", "fabric")
 """Names of the checks; plugins/health/table.py implements them."""
 CheckName = Annotated[str, one_of(CHECKS)]
 Policy = Literal["exclude", "warn", "refuse"]
@@ -21,12 +18,10 @@ class PreflightConfig(Section):
     """Checks of the nodes of a Slurm job before each attempt; other launchers have none."""
 
     level: Literal["quick", "full", "off"] = "quick"
-    """quick: seconds, with the host's tools. full: also dcgmi's short diagnosis (10 s) and, once a day and node, matmul
-    and all-reduce benchmarks in the run's image (40 s). off: no checks."""
+    """quick: seconds, with the host's tools. full: also, once a day and node, matmul and all-reduce benchmarks in the
+    run's image (40 s). off: no checks."""
     on_failure: dict[CheckName, Policy] = Field(default={})
     """Action if a check fails on a node: exclude (default) leaves the node out, also after a requeue; warn reports it;
-    refuse ends the run. +preflight.on_failure.xid=warn."""
-    budget_s: PositiveFloat = 15.0
-    """Estimated time per node for quick checks, in seconds; checks beyond it are skipped."""
+    refuse ends the run. +preflight.on_failure.ecc=warn."""
     max_excluded_share: Fraction = 0.1
     """Largest share of the partition's nodes that a run may exclude (at least one node)."""

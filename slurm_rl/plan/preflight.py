@@ -18,7 +18,6 @@ class PreflightPlan:
     level: str = "quick"
     on_failure: dict[str, str] = field(default_factory=dict)
     """Check -> exclude, warn or refuse; exclude if missing."""
-    budget_s: float = 15.0
     max_excluded_share: float = 0.1
     site_dir: str | None = None
     """Folder shared by all runs of the site."""
@@ -30,7 +29,7 @@ class PreflightPlan:
 
 def build_preflight(config: RunConfig) -> PreflightPlan:
     own = config.preflight
-    return PreflightPlan(own.level, dict(own.on_failure), own.budget_s, own.max_excluded_share, config.cluster.site_dir)
+    return PreflightPlan(own.level, dict(own.on_failure), own.max_excluded_share, config.cluster.site_dir)
 
 
 def describe_preflight(launcher: str, plan: PreflightPlan) -> str:
@@ -39,4 +38,4 @@ def describe_preflight(launcher: str, plan: PreflightPlan) -> str:
         return f"none with launcher {launcher}: only nodes of Slurm are checked; see python -m slurm_rl doctor"
     if plan.level == "off":
         return "off: no node is checked before an attempt"
-    return f"{plan.level}, {plan.budget_s:g} s; bad nodes stay out: {plan.site_dir or 'nodes.jsonl'}"
+    return f"{plan.level}; bad nodes stay out: {plan.site_dir or 'nodes.jsonl'}"

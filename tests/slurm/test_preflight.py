@@ -285,26 +285,12 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
         (folder / "thaw").touch()
 
 
-def test_node_with_a_throttled_network_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
-    make_nvidia_smi(shared_dir)
-    slow = cluster.nodes[1]
-    with changed_network(cluster, slow, "tc qdisc {} dev eth0 root tbf rate 200mbit burst 64kb latency 50ms"):
-        run, job = start(cluster, shared_dir, "cluster.num_nodes=3", "job.num_spare_nodes=1")
-        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
-    (passed,) = events(run, "preflight/passed")
-    assert list(passed["left_out"]) == [slow], passed
-    assert "its network is slow" in passed["left_out"][slow]
-    assert remembered(run) == {slow: "pairs"}
-    cluster.run(["scancel", job])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
-    """The budget excludes the measurement of sockets, which would find the network first."""
     first, second, third, fourth = cluster.nodes
     python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
-    words = ["preflight.level=full", "preflight.budget_s=1", "job.num_spare_nodes=2"]
+    words = ["preflight.level=full", "job.num_spare_nodes=2"]
     with changed_network(cluster, second, "tc qdisc {} dev eth0 root tbf rate 50mbit burst 64kb latency 50ms"):
         run = shared_dir / "run"
         small = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
@@ -315,22 +301,24 @@ def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, sh
     assert sorted(passed["left_out"]) == [second, third], passed
     assert "its all-reduce is slow" in passed["left_out"][second]
     assert remembered(run) == {second: "fabric", third: "matmul"}
-    assert "pairs" in passed["not_checked"] and sorted(passed["fabric"]["nodes"]) == cluster.nodes
+    assert sorted(passed["fabric"]["nodes"]) == cluster.nodes
     passed_nodes = [row["node"] for row in read_rows(run / "nodes.jsonl") if row.get("passed") == "fabric"]
     assert sorted(passed_nodes) == [first, fourth]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_cut_link_between_two_nodes_excludes_neither(cluster: Cluster, shared_dir: Path) -> None:
-    make_nvidia_smi(shared_dir)
     # Not the first node, where the controller runs.
     *_, first, second = cluster.nodes
+    run = shared_dir / "run"
+    small = ["cluster.num_nodes=4", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "preflight.level=full"]
     with changed_network(cluster, first, f"ip route {{}} blackhole {cluster.ip(second)}/32"):
-        run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
-        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
+        job = submit(cluster, run, make_light_python(shared_dir), *small)
+        wait_until(lambda: events(run, "preflight/passed"), "the preflight", timeout_s=500)
         cluster.run(["scancel", job])
     (passed,) = events(run, "preflight/passed")
-    assert f"pairs: the link between {first} and {second}: no answer" in passed["warned"]
+    assert f"fabric: the link between {first} and {second}: no answer" in passed["warned"]
     assert "left_out" not in passed
     assert remembered(run) == {}
 

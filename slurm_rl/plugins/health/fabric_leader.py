@@ -1,7 +1,4 @@
-"""The controller's side of the fabric measurement: one srun starts the run's container on all nodes.
-
-It follows the measurement of sockets, since one pair that hangs in NCCL blocks everything.
-"""
+"""The controller's side of the fabric measurement: one srun starts the run's container on all nodes."""
 
 from __future__ import annotations
 
@@ -122,8 +119,11 @@ def lead_fabric(leader: Leader, hosts: Sequence[str], plan: JobPlan) -> FabricRe
     matmul = judge_compute(answers, fabric.scale)
     able = [node for node in connected if (answer := answers[node]) is not None and "error" not in answer]
     first, second = measure_rounds(fabric.measure, able, fabric.scale)
-    verdicts = judge_pairs(able, first, second, scale=fabric.scale)
+    verdicts = judge_pairs(able, first, second, fabric.scale)
+    # A broken link between two healthy nodes would break the reduce over all.
     healthy = [node for node in able if verdicts[node].state != "bad" and matmul[node].state != "bad"]
+    undisputed = [node for node in healthy if verdicts[node].state == "ok"]
+    healthy = undisputed if len(undisputed) > 1 else healthy
     gb_s = None
     if len(healthy) > 1:
         [whole] = fabric.reduce([healthy])

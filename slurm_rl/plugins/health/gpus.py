@@ -1,4 +1,4 @@
-"""Parsers for nvidia-smi and rocm-smi, shared by preflight, doctor and the GPU tests."""
+"""Parsers for nvidia-smi and rocm-smi, and the comparison of GPUs with the preset."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names
+from slurm_rl.plugins.health.verdict import NodeSpec, Verdict, worst
+
+_USED_BYTES = 512 * 2**20
+_SAME_MEMORY = 0.95
+"""Share of the preset's memory that a GPU must have: ECC and the driver take a part."""
 
 TOOLS: dict[AcceleratorKind, list[str]] = {
     "nvidia": ["nvidia-smi", "-q"],
@@ -83,16 +88,6 @@ def count_attached(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def parse_driver(text: str) -> str | None:
-    """Return the version of the NVIDIA driver.
-
-    >>> parse_driver("Driver Version                            : 535.183.01")
-    '535.183.01'
-    """
-    match = re.search(r"^Driver Version\s*:\s*(\S+)", text, re.MULTILINE)
-    return match[1] if match else None
-
-
 def parse_rocm_smi(text: str) -> list[Gpu]:
     """Return the GPUs of `rocm-smi -a --json`; warnings may precede the JSON."""
     try:
@@ -109,15 +104,16 @@ def parse_rocm_smi(text: str) -> list[Gpu]:
     return found
 
 
-def select_visible(gpus: list[Gpu], kind: AcceleratorKind, count: int, env: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in the job's mask.
+def select_visible(gpus: list[Gpu], kind: AcceleratorKind, count: int, text: str) -> list[Gpu]:
+    """Return the GPUs in the job's mask, a line of `mask <names>` in the output of the tool.
 
     If the mask has an index out of range, the cgroup already hides the other GPUs and all are returned.
     """
-    if env.get(MASK_VARIABLES[kind]) is None:
+    mask = re.search(r"^mask (\S+)$", text, re.MULTILINE)
+    if mask is None:
         return gpus
     chosen = []
-    for name in gpu_names(env, kind, count):
+    for name in gpu_names({MASK_VARIABLES[kind]: mask[1]}, kind, count):
         if not name.isdigit():
             chosen += [gpu for gpu in gpus if gpu.uuid.startswith(name)]  # CUDA accepts a prefix of a UUID
         elif int(name) >= len(gpus):
@@ -125,6 +121,28 @@ def select_visible(gpus: list[Gpu], kind: AcceleratorKind, count: int, env: Mapp
         else:
             chosen.append(gpus[int(name)])
     return chosen or gpus
+
+
+def judge_gpus(gpus: list[Gpu], count: int, spec: NodeSpec) -> Verdict:
+    """Compare the GPUs, or only their count where the tool lists none, with the preset."""
+    names = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name != "unknown"}))
+    seen, facts = f"{count} x {names}" if names else f"{count} GPUs", {"GPU": names} if names else {}
+    if count < spec.gpus:
+        return Verdict("bad", f"{seen}, not {spec.gpus}", facts)
+    return worst([Verdict("ok", seen, facts), *(_judge_gpu(index, gpu, spec) for index, gpu in enumerate(gpus))])
+
+
+def _judge_gpu(index: int, gpu: Gpu, spec: NodeSpec) -> Verdict:
+    if gpu.memory_bytes and gpu.memory_bytes / 1e9 < _SAME_MEMORY * (spec.gpu_mem_gb or 0):
+        memory = f"{gpu.memory_bytes / 1e9:.0f} GB, not {spec.gpu_mem_gb:g} (cluster.gpu_mem_gb)"
+        return Verdict("bad", f"GPU {index}: {memory}")
+    if gpu.fields.get("mig_mode/current") == "Enabled" and spec.gpus > 1:
+        return Verdict("warn", f"GPU {index} is split by MIG; NCCL needs whole GPUs")
+    if gpu.num_compute:
+        return Verdict("warn", f"GPU {index}: {gpu.num_compute} compute processes already run on it")
+    if (gpu.used_bytes or 0) > _USED_BYTES:
+        return Verdict("warn", f"GPU {index}: {(gpu.used_bytes or 0) / 2**20:.0f} MiB already in use")
+    return Verdict("ok")
 
 
 def parse_number(text: str | None, unit: float = 1.0) -> float | None:

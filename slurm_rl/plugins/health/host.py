@@ -1,4 +1,4 @@
-"""Checks of a node's files, limits, disks and RDMA ports, which need no vendor tool."""
+"""Checks of a node's files, limits and disks, which need no vendor tool."""
 
 from __future__ import annotations
 
@@ -96,35 +96,6 @@ def _parse_lines(text: str) -> dict[str, str]:
         name, _, value = line.partition(" ")
         values.setdefault(name, value.strip())
     return values
-
-
-def check_ports(text: str, rc: int, spec: NodeSpec) -> Verdict:
-    """Check RDMA ports, a line of `mlx5_0:1 4: ACTIVE|400 Gb/sec (4X NDR)` each, and access to their devices."""
-    rows = re.findall(r"^(\S+:\d+) \d: (\w+)\|([\d.]+) Gb", text, re.MULTILINE)
-    if not rows:
-        return Verdict("unknown", "no RDMA port")
-    facts = {f"port {name}": rate if state == "ACTIVE" else "down" for name, state, rate in rows}
-    active = sum(rate != "down" for rate in facts.values())
-    seen = f"{active} of {len(rows)} ports active"
-    if active and "uverbs none" in text:
-        return Verdict("warn", f"{seen}, but no /dev/infiniband/uverbs* can be opened", facts)
-    return Verdict("ok" if active else "warn", seen, facts)
-
-
-def compare_ports(verdicts: Verdicts) -> dict[str, Verdict]:
-    """Mark ports bad that are down, and warn of ports that are slower, where most nodes differ."""
-    usual = find_majority(verdicts)
-    compared = {}
-    for node, verdict in verdicts.items():
-        found = [verdict]
-        for port, rate in usual.items() if verdict.facts else ():
-            own = verdict.facts.get(port, "down")
-            if own == "down" and rate != "down":
-                found.append(Verdict("bad", f"{port} is down, but up on most nodes"))
-            elif own != rate and rate != "down" and float(own) < float(rate):
-                found.append(Verdict("warn", f"{port} runs at {own} of {rate} Gb/s"))
-        compared[node] = worst(found)
-    return compared
 
 
 def find_majority(verdicts: Verdicts) -> dict[str, str]:

@@ -46,11 +46,6 @@ def judge_nodes(
         found = {host: _judge(check, outputs[host].get(check.source), spec) for host in verdicts}
         for host, verdict in (check.compare(found) if check.compare else found).items():
             verdicts[host][check.name] = verdict
-    for by_check in verdicts.values():
-        # The driver itself reports whether the GPU has recovered since the error in the log.
-        xid, recovery = by_check.get("xid"), by_check.get("recovery")
-        if xid and xid.state == "bad" and recovery and recovery.state == "ok":
-            by_check["xid"] = Verdict("warn", f"{xid.seen}; the driver requests no repair")
     return verdicts
 
 

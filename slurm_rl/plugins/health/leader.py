@@ -8,29 +8,20 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
-from slurm_rl.errors import SlurmRLError
-from slurm_rl.launch.slurm.srun import srun_argv
-from slurm_rl.node.rendezvous import own_address
-from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
-from slurm_rl.plugins.health.pairs import Pair, judge_pairs, measure_rounds
-from slurm_rl.plugins.health.verdict import Verdict
-
 _CONNECT_S = 60.0
-_TRANSFER_S = 10.0
-_NUM_BYTES = 32 << 20
 _END_S = 5.0
 TOKEN_VARIABLE = "SLURM_RL_MEASURE_TOKEN"
 """Environment variable with the token that authenticates the clients."""
 
 
 class Leader:
-    """Holds the connections of the nodes and asks pairs of them to measure each other."""
+    """Holds the connections of the nodes and asks them to measure."""
 
-    def __init__(self, token: str = "", num_bytes: int = _NUM_BYTES) -> None:
-        self.token, self.num_bytes = token or secrets.token_hex(16), num_bytes
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
         self.listener = socket.create_server(("", 0), backlog=1024)
         self.port = int(self.listener.getsockname()[1])
         self.nodes: dict[str, tuple[socket.socket, TextIO, str, int]] = {}
@@ -80,47 +71,6 @@ class Leader:
         except (OSError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
-
-    def measure(self, pairs: Iterable[Pair]) -> dict[Pair, float | None]:
-        """Return the rate in MB/s of the slower direction of each pair, measured all at once."""
-        pairs = [pair for pair in pairs if all(node in self.nodes for node in pair)]
-        limits = {"num_bytes": self.num_bytes, "deadline_s": _TRANSFER_S}
-        questions = {first: {"to": self.nodes[second][2:], **limits} for first, second in pairs}
-        answers = self.ask(questions, _TRANSFER_S + 2.0)
-        return {pair: self._rate(answers[pair[0]] or {}) for pair in pairs}
-
-    def _rate(self, answer: Mapping[str, Any]) -> float | None:
-        try:
-            return self.num_bytes / 1e6 / max(float(answer["received_s"]), float(answer["sent_s"]), 1e-6)
-        except (ValueError, KeyError, TypeError):
-            return None
-
-
-def measure_pairs(plan: JobPlan, hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, Verdict]:
-    """Measure TCP between pairs of nodes; `unknown` on all nodes if that is not possible."""
-    leader = Leader()
-    try:
-        address = own_address(next(host for host in hosts if host != env.get(NODE_VARIABLE)))
-        script = f"{plan.run_dir}/code/slurm_rl/plugins/health/pairs_node.py"
-        shell = f'exec "$0" -I -S "$1" {address} {leader.port} "${NODE_VARIABLE}"'
-        argv = srun_argv(plan, hosts, ["/bin/sh", "-c", shell, plan.host_python, script])
-        with running(argv, {**env, TOKEN_VARIABLE: leader.token}) as step:
-            return lead_pairs(leader, hosts, lambda: step.poll() is not None)
-    except (OSError, SlurmRLError) as error:
-        return dict.fromkeys(hosts, Verdict("unknown", f"pairs were not measured: {error}"))
-    finally:
-        leader.close()
-
-
-def lead_pairs(leader: Leader, hosts: Sequence[str], has_ended: Callable[[], bool]) -> dict[str, Verdict]:
-    """Measure the nodes that connect and judge all of them."""
-    leader.accept(len(hosts), has_ended)
-    missing = [host for host in hosts if host not in leader.nodes]
-    if 2 * len(missing) >= len(hosts):
-        seen = f"only {len(hosts) - len(missing)} of {len(hosts)} nodes connected to the measurement of pairs"
-        return dict.fromkeys(hosts, Verdict("unknown", seen))
-    first, second = measure_rounds(leader.measure, [host for host in hosts if host not in missing])
-    return judge_pairs(hosts, first, second, missing)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Find nodes with a slow network by measuring pairs of nodes in two rounds.
 
 A slow pair proves nothing about either node, so each is measured again with a healthy partner. A node that is slow
-again is bad; if neither is, the link between the two is slow. TCP sockets and all-reduces share this search.
+again is bad; if neither is, the link between the two is slow.
 """
 
 from __future__ import annotations
@@ -43,17 +43,11 @@ class Scale:
     """Rate from which on a pair is never slow."""
     odd: float = 0.0
     """Share of the typical rate below which a rate is reported as a warning."""
-    typical: Callable[[Sequence[float]], float] = typical_rate
 
     def show(self, rate: float | None) -> str:
         if rate is None:
             return "no answer"
         return f"{rate:.0f} {self.unit}" if rate >= 100 else f"{rate:.3g} {self.unit}"
-
-
-# Busy nodes may be half as fast as others; 30 MB/s is a quarter of gigabit Ethernet. With `max` the typical rate is
-# right even if the slow node is in more than half of the pairs.
-SOCKETS = Scale("its network", "MB/s", slow=1 / 3, plenty=30.0, typical=max)
 
 
 def first_round(hosts: Sequence[str]) -> list[list[Pair]]:
@@ -73,20 +67,20 @@ def is_slow(rate: float | None, rates: Rates, scale: Scale) -> bool:
     known = [rate for rate in rates.values() if rate is not None]
     if rate is None or not known:
         return True
-    return rate < scale.plenty and rate < scale.slow * scale.typical(known)
+    return rate < scale.plenty and rate < scale.slow * typical_rate(known)
 
 
-def find_suspects(rates: Rates, scale: Scale = SOCKETS) -> list[str]:
+def find_suspects(rates: Rates, scale: Scale) -> list[str]:
     """Return the nodes with slow pairs only."""
     slow = [pair for pair, rate in rates.items() if is_slow(rate, rates, scale)]
     healthy = {node for pair in rates.keys() - set(slow) for node in pair}
     return [node for node in dict.fromkeys(node for pair in slow for node in pair) if node not in healthy]
 
 
-def second_round(rates: Rates, scale: Scale = SOCKETS) -> list[list[Pair]]:
+def second_round(rates: Rates, scale: Scale) -> list[list[Pair]]:
     """Pair each suspect with a healthy node, no node twice at once; empty if no node is healthy.
 
-    >>> second_round({("a", "b"): 20.0, ("c", "d"): 900.0})
+    >>> second_round({("a", "b"): 20.0, ("c", "d"): 900.0}, Scale("it", "GB/s", slow=0.5))
     [[('a', 'c'), ('b', 'd')]]
     """
     suspects = find_suspects(rates, scale)
@@ -97,7 +91,7 @@ def second_round(rates: Rates, scale: Scale = SOCKETS) -> list[list[Pair]]:
     return [list(zip(suspects[start : start + len(healthy)], healthy, strict=False)) for start in starts]
 
 
-def measure_rounds(measure: Measure, hosts: Sequence[str], scale: Scale = SOCKETS) -> tuple[Rates, Rates]:
+def measure_rounds(measure: Measure, hosts: Sequence[str], scale: Scale) -> tuple[Rates, Rates]:
     """Measure both rounds and return their rates."""
     first = {pair: rate for pairs in first_round(hosts) for pair, rate in measure(pairs).items()}
     second: dict[Pair, float | None] = {}
@@ -110,19 +104,15 @@ def measure_rounds(measure: Measure, hosts: Sequence[str], scale: Scale = SOCKET
     return first, second
 
 
-def judge_pairs(
-    hosts: Sequence[str], first: Rates, second: Rates, missing: Sequence[str] = (), scale: Scale = SOCKETS
-) -> dict[str, Verdict]:
+def judge_pairs(hosts: Sequence[str], first: Rates, second: Rates, scale: Scale) -> dict[str, Verdict]:
     """Return a verdict on each node.
 
     Args:
         second: rates of the second round, with the suspect first in each pair.
-        missing: nodes that did not connect.
     """
     verdicts = {host: Verdict("ok", f"{scale.subject} is as fast as others'") for host in hosts}
-    verdicts |= {host: Verdict("bad", f"{scale.subject} does not reach the controller") for host in missing}
     retried = {suspect: (partner, rate) for (suspect, partner), rate in second.items()}
-    typical = scale.typical([rate for rate in first.values() if rate is not None] or [0.0])
+    typical = typical_rate([rate for rate in first.values() if rate is not None] or [0.0])
     for pair, rate in first.items():
         if not is_slow(rate, first, scale):
             if rate is not None and rate < scale.odd * typical:

@@ -31,24 +31,7 @@ _RAS = f"""
 for file in /sys/class/drm/card*/device/ras/*_err_count /sys/class/drm/card*/device/ras/gpu_vram_bad_pages; do
 [ -r "$file" ] && cat "$file"
 done
-{_TOOL} amd-smi metric --ecc --xgmi-err --json 2>/dev/null
-"""
-_KERNEL = """
-printf 'uptime '; cut -d' ' -f1 /proc/uptime
-log=$(dmesg 2>/dev/null) || exit 1
-printf '%s\\n' "$log" | grep -E 'NVRM: Xid|SXid|lost carrier|Link down$' | tail -n 200
-exit 0
-"""
-_PORTS = """
-for port in /sys/class/infiniband/*/ports/*; do
-[ -r "$port/state" ] || continue
-device=${port#/sys/class/infiniband/}
-echo "${device%%/*}:${port##*/} $(cat "$port/state")|$(cat "$port/rate")"
-done
-for device in /dev/infiniband/uverbs*; do
-[ -r "$device" ] && [ -w "$device" ] && exit 0
-done
-echo "uverbs none"
+{_TOOL} amd-smi metric --ecc --json 2>/dev/null
 """
 # The same kind of lock as in jsonl.py; a shared lock needs read access only.
 _LOCK = """
@@ -105,13 +88,9 @@ SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "files": _files,
     "start": _start,
     "nvidia-smi": lambda plan, canary: _NVIDIA_SMI,
-    "kernel": lambda plan, canary: _KERNEL,
-    "nvlink": lambda plan, canary: f"{_TOOL} nvidia-smi nvlink --status",
     "rocm-smi": lambda plan, canary: _ROCM_SMI,
     "ras": lambda plan, canary: _RAS,
     "disks": _disks,
-    "ports": lambda plan, canary: _PORTS,
-    "dcgm": lambda plan, canary: "timeout -k 1 120 dcgmi diag -r 1 -j",
 }
 """Name -> shell code; its output and exit status are the data of a check."""
 

@@ -1,4 +1,4 @@
-"""Checks of files, limits, ports and disks."""
+"""Checks of files, limits and disks."""
 
 from __future__ import annotations
 
@@ -58,22 +58,6 @@ def test_files_judges_canary_space_and_clock(changed: dict[str, str], state: str
 )
 def test_start_judges_code_python_and_limits(text: str, state: str) -> None:
     assert host.check_start(text, 0, SPEC).state == state
-
-
-UP = "mlx5_0:1 4: ACTIVE|400 Gb/sec (4X NDR)\nmlx5_1:1 1: DOWN|10 Gb/sec"
-
-
-def test_ports_are_compared_between_nodes() -> None:
-    slow, down = UP.replace("400", "200"), UP.replace("4: ACTIVE", "1: DOWN")
-    texts = {"n1": UP, "n2": UP, "n3": UP, "n4": UP, "n5": slow, "n6": down, "n7": ""}
-    found = host.compare_ports({name: host.check_ports(text, 0, SPEC) for name, text in texts.items()})
-    assert [verdict.state for verdict in found.values()] == ["ok", "ok", "ok", "ok", "warn", "bad", "unknown"]
-
-
-def test_ports_warns_without_access_to_devices() -> None:
-    assert host.check_ports(UP, 0, SPEC).seen == "1 of 2 ports active"
-    assert host.check_ports(f"{UP}\nuverbs none", 0, SPEC).state == "warn"
-    assert host.check_ports("uverbs none", 0, SPEC).state == "unknown"
 
 
 def tries(*seconds: float, place: str = "run_dir", status: int = 0) -> str:

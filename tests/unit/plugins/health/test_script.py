@@ -28,7 +28,7 @@ def _plan(folder: Path, *words: str, python: str = sys.executable) -> JobPlan:
 
 
 def _check(plan: JobPlan, canary: Path, word: str = "7e1f") -> dict[str, Verdict]:
-    checks, _ = choose_checks(plan)
+    checks = choose_checks(plan)
     script = build_script(plan, str(canary), [check.source for check in checks if check.source])
     began = time.time()
     env = {**os.environ, "SLURMD_NODENAME": "rack-1.n2", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -76,16 +76,11 @@ def test_script_asks_nvidia_smi_on_path(run_dir: Path, monkeypatch: pytest.Monke
     assert (found["gpus"].state, found["ecc"].state) == ("bad", "unknown")
 
 
-def test_choose_checks_follows_level_and_budget(tmp_path: Path) -> None:
-    def names(*words: str) -> tuple[list[str], list[str]]:
-        chosen, skipped = choose_checks(_plan(tmp_path, *words))
-        return [check.name for check in chosen], [check.name for check in skipped]
+def test_choose_checks_follows_level(tmp_path: Path) -> None:
+    def names(*words: str) -> list[str]:
+        return [check.name for check in choose_checks(_plan(tmp_path, *words))]
 
-    assert names() == (["files", "start", "ports", "disks", "pairs"], [])
-    assert names("preflight.level=off") == ([], [])
-    quick, _ = names(*NVIDIA)
-    assert {"gpus", "recovery", "ecc", "clocks", "xid", "links"} <= set(quick)
-    assert names(*NVIDIA, "preflight.level=full")[0] == [*quick, "dcgm", "matmul", "fabric"]
-    chosen, skipped = names(*NVIDIA, "preflight.budget_s=1")
-    assert "files" in chosen
-    assert {"gpus", "recovery", "ecc", "clocks"} <= set(skipped), "they share one tool"
+    assert names() == ["files", "start", "disks"]
+    assert names("preflight.level=off") == []
+    assert names(*NVIDIA) == ["files", "start", "gpus", "ecc", "clocks", "disks"]
+    assert names(*NVIDIA, "preflight.level=full") == [*names(*NVIDIA), "matmul", "fabric"]
