@@ -1,6 +1,6 @@
-"""Every step of the documents that docs/from replaces has its answer, and what holds it.
+"""Each step of the recipes in docs/from has an answer and a test.
 
-`python -m tests.docs.test_from` counts the rows of the pages again, for their index.
+`python -m tests.docs.test_from` updates the counts in docs/from/index.md.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from tests.lock import ROOT
 
 FOLDER = DOCS / "from"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if not path.name.startswith(("index", "moving-")))
-NOT_HERE = "not here: "
+NOT_TESTED = "not tested: "
 
 
 def count_row(page: Path) -> list[str]:
-    """Steps, those that a test holds, those that cannot be here."""
-    held = [cells[2] for cells in read_tables(page)]
-    absent = sum(cell.startswith(NOT_HERE) for cell in held)
-    return [str(len(held)), str(len(held) - absent), str(absent)]
+    """Return the numbers of steps, of tested ones and of untested ones."""
+    tested = [cells[2] for cells in read_tables(page)]
+    absent = sum(cell.startswith(NOT_TESTED) for cell in tested)
+    return [str(len(tested)), str(len(tested) - absent), str(absent)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_step_is_answered_and_held(page: Path) -> None:
+def test_every_step_has_an_answer_and_a_test(page: Path) -> None:
     rows = read_tables(page)
     assert len(rows) >= 15
     wrong = []
     for cells in rows:
         assert len(cells) == 3 and all(cells), f"an empty cell: {cells}"
-        if not cells[2].startswith(NOT_HERE):
+        if not cells[2].startswith(NOT_TESTED):
             tests = words_in_code(cells[2])
-            wrong += [cells[2]] if not tests else [name for name in tests if not is_there(name)]
-    assert wrong == [], "each row names tests, or begins `not here: ` and says why"
+            wrong += [cells[2]] if not tests else [name for name in tests if not exists(name)]
+    assert wrong == [], "each row names tests, or begins `not tested: ` and says why"
 
 
-def is_there(name: str) -> bool:
-    """Whether `tests/file.py::test_name` is, or the file alone."""
+def exists(name: str) -> bool:
+    """Return whether `tests/file.py::test_name` exists, or the file if there is no `::`."""
     path, _, test = name.partition("::")
     file = ROOT / path
     return path.startswith("tests/") and file.is_file() and (not test or f"def {test}(" in file.read_text())
 
 
-def test_a_test_that_is_not_there_is_seen() -> None:
-    assert is_there("tests/docs/test_from.py::test_a_test_that_is_not_there_is_seen")
-    assert not is_there("tests/docs/test_from.py::test_of_nothing") and not is_there("tests/docs/test_nothing.py")
+def test_missing_test_is_detected() -> None:
+    assert exists("tests/docs/test_from.py::test_missing_test_is_detected")
+    assert not exists("tests/docs/test_from.py::test_missing") and not exists("tests/docs/test_missing.py")
 
 
-def test_the_index_counts_the_rows_of_every_page() -> None:
+def test_index_has_the_counts_of_every_page() -> None:
     rows = {re.findall(r"\]\(([\w-]+\.md)\)", cells[1])[0]: cells[2:] for cells in read_tables(FOLDER / "index.md")}
     assert rows == {page.name: count_row(page) for page in PAGES}
 

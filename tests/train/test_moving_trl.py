@@ -436,14 +436,14 @@ def test_every_row_of_the_page_has_its_test() -> None:
 def test_notes_of_the_page_name_what_differs() -> None:
     notes = {(words_in_code(row[0])[0]): row[2] for row in read_tables(DOCS / "from/moving-trl.md")[:40]}
     said = {
-        "use_bias_correction_kl": "true there",
+        "use_bias_correction_kl": "true in TRL",
         "epsilon_high": "epsilon_high - 1",
         "loss_type": "sapo and vespo have no counterpart",
         "importance_sampling_level": "token",
-        "mask_truncated_completions": "count in the mean there",
+        "mask_truncated_completions": "count in the mean in TRL",
         "entropy_coef": "token-mean",
         "vllm_importance_sampling_mode": "sequence_truncate has no counterpart",
-        "vllm_importance_sampling_clip_max": "3 there, 2 here",
+        "vllm_importance_sampling_clip_max": "3 in TRL, 2 here",
         "scale_rewards": "batch",
     }
     missing = {name: notes[name] for name, words in said.items() if words not in notes[name]}
