@@ -79,6 +79,7 @@ def test_frozen_lake(tmp_path: Path) -> None:
         assert 1 < row["episode/turns_mean"] <= 10 and row["score/steps"] == pytest.approx(row["episode/turns_mean"])
 
 
+@pytest.mark.slow
 def test_a_task_of_reasoning_gym(tmp_path: Path) -> None:
     steps = run_package("reasoning_gym", "words", tmp_path)
     # By the letter: thirds, of which a model that knows little has few.

@@ -23,6 +23,7 @@ def rows_of(run: Path, stage: str) -> list[dict[str, Any]]:
     return [row for row in exact_rows(run) if row["stage"] == stage]
 
 
+@pytest.mark.slow
 def test_rows_and_a_reward_of_ones_own(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=6", "data.num_eval=20")
     run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
@@ -90,6 +91,7 @@ def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
     assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in steps)
 
 
+@pytest.mark.slow
 def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
     sizes = (
         *SMALL,

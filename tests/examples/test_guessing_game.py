@@ -21,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_guessing_game(folder: Path) -> None:
     rows = exact_rows(folder / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()

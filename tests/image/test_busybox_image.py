@@ -51,7 +51,7 @@ def for_pyxis(path: Path) -> list[str]:
     return ["container.runtime=pyxis", f"container.image={path}"]
 
 
-@pytest.mark.parametrize("engine", ["podman", "buildah"])
+@pytest.mark.parametrize("engine", ["podman", pytest.param("buildah", marks=pytest.mark.slow)])
 def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], tmp_path: Path, engine: str) -> None:
     path = tmp_path / "rl.sqsh"
     words = ["import", f"--engine={engine}", f"--from={IMAGE}", *for_pyxis(path)]
@@ -114,7 +114,7 @@ def test_the_recipe_of_the_cpu_image_is_built_without_a_registry_and_twice_is_a_
     assert again.returncode == 0 and "is up to date" in again.stderr and "podman build" not in again.stderr
 
 
-@pytest.mark.parametrize("engine", ["podman", "buildah"])
+@pytest.mark.parametrize("engine", ["podman", pytest.param("buildah", marks=pytest.mark.slow)])
 def test_a_tar_becomes_an_image_in_the_store_once(env: Mapping[str, str], tmp_path: Path, engine: str) -> None:
     make_busybox_root(tmp_path / "root.tar")
     name = f"localhost/from-tar-{engine}:1"

@@ -26,7 +26,7 @@ from tests.image_kit import build_sequence, write_image
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl") / request.param
     build_tiny_vl(TinyVLConfig(family=request.param), seed=0, folder=folder)

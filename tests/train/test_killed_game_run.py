@@ -1,6 +1,6 @@
 """kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU.
 
-Some are in every `make test`: tests/slurm/test_killed_game.py.
+More: tests/slurm/test_killed_game.py.
 """
 
 from __future__ import annotations

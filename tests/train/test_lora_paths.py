@@ -30,6 +30,7 @@ LORA = LoraConfig(rank=4, alpha=8.0)
 # With dense layers beside the experts, whose layers have the names of the experts' matrices.
 MIXTURES = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_moe"]
 VISION = ["qwen2_5_vl", "qwen3_vl"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_vl")]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def build_engine(folder: Path, lora: LoraConfig) -> PolicyEngine:
     return PolicyEngine(folder, model, PolicyConfig(num_threads=1), OptimConfig(lr=1e-2), temperature=0.8)
 
 
-@pytest.mark.parametrize("family", [*MIXTURES, *VISION])
+@pytest.mark.parametrize("family", [*SLOW, "qwen3_moe", "qwen2_5_vl"])
 def test_adapters_are_the_same_model_in_every_form(folders: Path, tmp_path: Path, family: str) -> None:
     folder = find_folder(folders, family)
     engine = build_engine(folder, LORA)
@@ -122,7 +123,7 @@ def test_adapter_export_refuses_names_that_peft_moves_to_the_experts(folders: Pa
     build_engine(folder, attention)
 
 
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
 def test_peft_loads_the_adapter_of_a_vision_model(folders: Path, tmp_path: Path, family: str) -> None:
     from peft import PeftModel
 

@@ -9,12 +9,18 @@ from tests.train.lora_families import LORA_PRESETS
 from tests.train.model_families import EXACT, FAMILIES, PAGE, render_share, study, study_lora
 
 logging.set_verbosity_error()
+OFTEN = (
+    *("llama", "gemma3_text", "deepseek_v3", "qwen3_moe", "qwen3_next"),
+    *("mamba2", "jamba", "recurrent_gemma", "gpt2", "bert"),
+)
+"""One of each class: dense, windows, latent attention, experts, linear attention, state spaces, no `nn.Linear`."""
+CASES = [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in FAMILIES]
 LINES = dict(
     line.strip("| ").split(" | ", 1) for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_a_family_is_exact_or_refused_as_the_page_says(family: str) -> None:
     found = study(family)
     rows, *errors = LINES[family].split(" | ")
@@ -26,7 +32,7 @@ def test_a_family_is_exact_or_refused_as_the_page_says(family: str) -> None:
 
 
 @pytest.mark.parametrize("preset", LORA_PRESETS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_lora_trained_merged_and_exported_agree(family: str, preset: str) -> None:
     found = study_lora(family, preset)
     assert LINES[family].split(" | ")[3 + list(LORA_PRESETS).index(preset)] == render_share(found)

@@ -39,6 +39,8 @@ TEXT = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1
 GROUP_SIZE = 4
 REFUSED = {("images", "ppo"): "a critic or a reward model needs a text model"}
 """Cells that `plan` refuses, with its words."""
+OFTEN = ("grpo", "ppo")
+"""Presets that `make test` tries with every kind of run; the others with single turns only."""
 BATCH = (f"algorithm.group_size={GROUP_SIZE}", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
 
 
@@ -113,8 +115,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_image(tmp_path_factory.mktemp("images") / "0.png", 0, 60, 60)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "preset"),
+    [
+        pytest.param(kind, preset, marks=[] if kind == "single" or preset in OFTEN else [pytest.mark.slow])
+        for kind in KINDS
+        for preset in PRESETS
+    ],
+)
 def test_preset_with_kind_of_run_plans_and_learns(
     kind: str, preset: str, find_models: Callable[[str], Models], image: str
 ) -> None:

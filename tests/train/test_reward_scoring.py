@@ -55,7 +55,7 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module", params=["text", "chat"])
+@pytest.fixture(scope="module", params=[pytest.param("text", marks=pytest.mark.slow), "chat"])
 def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunConfig]:
     folder = tmp_path_factory.mktemp(request.param)
     build_tiny_model(TINY, seed=0, folder=folder / "model")

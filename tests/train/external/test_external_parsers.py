@@ -44,7 +44,7 @@ def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("openrlhf")])
-@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_openrlhf_takes_every_argument(name: str, resume: bool, packages: Path) -> None:
     args, argv = build(name, resume=resume)
     seen = parse_openrlhf(packages, argv)

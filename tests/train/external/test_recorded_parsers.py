@@ -139,7 +139,7 @@ def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resume: bool) -> None:
     done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume)[1])
     assert done.returncode == 0, done.stdout + done.stderr
