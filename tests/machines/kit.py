@@ -85,7 +85,7 @@ class Machines:
     def up(self) -> None:
         with registry_lock():
             remove_stale()
-            self.slot = claim(self.root, keep=False)
+            self.slot = claim(self.root)
         build_network(self.slot, NUM_MACHINES)
 
     def down(self) -> None:

@@ -82,14 +82,6 @@ def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
 
 
 @slow_scenario
-def stop_signals_before_the_trainer(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, ONE_NODE, import_s=3)
-    run.wait_for_events("ray/head_ready")
-    run.send_stop(times=2)
-    check_end(run, ["checkpointed", "finished"])
-
-
-@slow_scenario
 def requeued_by_hand(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
@@ -106,17 +98,6 @@ def the_driver_is_killed(cluster: Cluster, folder: Path) -> None:
     run.kill(run.hosts(1)[0], "light/trainer.py")
     check_end(run, ["failed", "finished"])
     assert "killed by SIGKILL, exit status 137" in run.causes[0]
-
-
-@slow_scenario
-def the_gcs_is_killed(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, ONE_NODE)
-    run.wait_for_training(1)
-    moment = time.time()
-    run.kill(run.hosts(1)[0], "gcs_server")
-    check_end(run, ["failed", "finished"])
-    assert "gcs_server died, exit code -9" in run.causes[0]
-    assert seconds_from(run, moment) < SOON_S
 
 
 @slow_scenario
@@ -223,18 +204,6 @@ def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path
     run.submit()
     check_end(run, ["finished"])
     assert run.events("trainer/resumed")
-
-
-@slow_scenario
-def no_progress_ends_the_run_and_says_why(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, ONE_NODE, "job.max_failures=9", save_every=1000, num_steps=1000)
-    for attempt in (1, 2):
-        run.wait_for_events("trainer/started", attempt)
-        run.kill(run.hosts(attempt)[0], "light/trainer.py")
-    end = run.wait_for_end()
-    assert end["state"] == "failed"
-    assert "two attempts in a row reached no new checkpoint" in end["cause"]
-    assert "killed by SIGKILL" in end["cause"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics, wait_until_clean
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -139,33 +139,3 @@ def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
     assert 0 < first < second < len(logged) and logged == expected_metrics(len(logged), run.plan.num_nodes)
     wait_until_clean(cluster)
     check_ledger(run)
-
-
-@pytest.mark.slow
-def test_with_accounting_too(accounting_cluster: Cluster) -> None:
-    from tests.slurm.conftest import make_shared_dir
-
-    run = LightRun(accounting_cluster, make_shared_dir(accounting_cluster) / "run", num_steps=60)
-    run.wait_for_training(1)
-    run.send_stop()
-    run.wait_for_events("attempt/started", 2)
-    run.wait_for_training(2)
-    run.kill(run.hosts(2)[1], "slurm_rl.node.agent")
-    check_end(run, 60)
-    assert run.outcomes == ["checkpointed", "failed", "finished"], run.causes
-
-
-@pytest.mark.slow
-def test_fewer_nodes_than_asked_for_do_not_start(cluster: Cluster, shared_dir: Path) -> None:
-    """A node that cannot write its temp folder is no node; the run says which and why."""
-    bad = cluster.nodes[1]
-    cluster.run(["sh", "-c", "rm -rf /tmp/only-here && mkdir /tmp/only-here"], node=cluster.nodes[0])
-    run = LightRun(cluster, shared_dir / "run", "cluster.tmp_root=/tmp/only-here")
-    end = run.wait_for_end()
-    cluster.run(["rm", "-rf", "/tmp/only-here"], node=cluster.nodes[0])
-    assert end["state"] == "failed"
-    # Neither can any other but the first, which the job gets in the place of that one.
-    assert "cannot write to cluster.tmp_root" in end["cause"]
-    assert [event["node"] for event in run.events("node/unfit")] == [bad]
-    assert not run.events("node/started")
-    wait_until(lambda: not run.leftovers(), "the nodes to be clean")

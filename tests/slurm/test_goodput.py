@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics
-from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -50,29 +48,6 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
     assert told.returncode == 0, told.stderr
     [exact] = json.loads(told.stdout)
     assert exact["held"] == billed == pytest.approx(sum(exact["buckets"].values()), abs=0.1)
-
-
-@pytest.mark.slow
-def test_what_any_trainer_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
-    """The same three faults, and no Ray that a busy machine may kill."""
-    folder, cluster = make_shared_dir(accounting_cluster), accounting_cluster
-    run, python = RunDir(folder / "run"), make_light_python(folder)
-    small = ["cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
-    job = submit(cluster, run.path, python, *small)
-    wait_for_step(run.path)
-    [host] = [row["nodes"][0] for row in read_events(run) if row["kind"] == "preflight/passed"]
-    words = f"submitit.core._submit {run.path / 'submitit'}"
-    pid = max(process.pid for process in cluster.processes(host) if words in process.cmdline)
-    cluster.signal(host, pid, signal.SIGKILL)
-    wait_for_step(run.path, attempt=2)
-    cluster.run(["scontrol", "requeue", job])
-    wait_for_step(run.path, attempt=3)
-    lost = [row["nodes"][0] for row in read_events(run) if row["kind"] == "preflight/passed"][-1]
-    cluster.power_off(lost)
-    wait_for_step(run.path, attempt=4)
-    (run.path / "finish").touch()
-    assert wait_for_end(run.path)["state"] == "finished"
-    check_held(cluster, run, job, num_starts=3)
 
 
 @pytest.mark.slow

@@ -61,16 +61,6 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     assert len(list((run / "attempts").glob("[0-9]*"))) == 1
 
 
-@pytest.mark.slow
-def test_an_image_that_no_node_has_is_the_cause(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
-    run = shared_dir / "run"
-    words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]
-    assert cli(cluster, shared_dir, *words, "job.max_failures=0", env=podman).returncode == 0
-    end = wait_for_end(run)
-    assert end["state"] == "failed"
-    assert "the image must start" in end["cause"] and "localhost/nowhere" in end["cause"]
-
-
 @pytest.mark.parametrize("real_ray", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_running_container_is_entered_and_its_log_is_seen(
     cluster: Cluster, shared_dir: Path, podman: dict[str, str], real_ray: bool

@@ -84,25 +84,6 @@ def mounts(*more: object) -> str:
     return f"container.mounts=[{','.join([*python_of_this_machine(), *map(str, more)])}]"
 
 
-def test_check_looks_into_the_sqsh_on_a_node(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
-    words = ["image", "check", *image, f"cluster.python={sys.executable}", mounts()]
-    done = cli(pyxis_cluster, folder, *words)
-    assert done.returncode == 0, done.stderr
-    assert f"rl.sqsh on {pyxis_cluster.nodes[0]}: as expected" in done.stdout
-
-
-def test_a_sqsh_without_python_is_refused_and_not_tried_again(
-    pyxis_cluster: Cluster, image: list[str], folder: Path
-) -> None:
-    words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", f"run_dir={folder}/run"]
-    done = cli(pyxis_cluster, folder, *words)
-    assert done.returncode == 0 and "rl.sqsh (" in done.stderr, done.stderr
-    end = wait_for_end(folder / "run")
-    assert end["state"] == "failed" and end["exit_code"] == 2
-    assert "the image must start" in end["cause"] and sys.executable in end["cause"]
-    assert len(list((folder / "run/attempts").glob("[0-9]*"))) == 1
-
-
 def test_an_image_that_is_not_as_planned_is_refused_and_not_tried_again(
     pyxis_cluster: Cluster, image: list[str], folder: Path
 ) -> None:
@@ -153,15 +134,3 @@ def test_a_run_unpacks_its_image_once_a_node_and_can_be_entered(
     for node in pyxis_cluster.nodes:
         left = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*; enroot list"], node=node)
         assert left.stdout == "", left.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_demo_trains_under_pyxis_and_its_log_shows_its_steps(
-    pyxis_cluster: Cluster, image: list[str], folder: Path
-) -> None:
-    run = folder / "run"
-    words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", mounts(), "trainer.num_steps=3"]
-    assert cli(pyxis_cluster, folder, *words, f"run_dir={run}").returncode == 0
-    assert wait_for_end(run, timeout_s=900)["state"] == "finished"
-    assert "grpo step 43" in cli(pyxis_cluster, folder, "logs", str(run)).stdout

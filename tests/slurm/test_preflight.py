@@ -44,24 +44,6 @@ def finish(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_spare_replaces_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
-    make_nvidia_smi(shared_dir)
-    first, second, third, _ = cluster.nodes
-    (shared_dir / second).write_text(REMAP_FAILED)
-    words = [f"cluster.slurm.nodelist='{first},{second},{third}'", "job.num_spare_nodes=1"]
-    run, _ = start(cluster, shared_dir, *words)
-    wait_for_step(run)
-    (passed,) = events(run, "preflight/passed")
-    assert passed["nodes"] == [first, third]
-    assert "could not be remapped" in passed["left_out"][second]
-    (unfit,) = events(run, "node/unfit")
-    assert (unfit["node"], unfit["check"], unfit["strength"]) == (second, "ecc", "hard")
-    assert remembered(run) == {second: "ecc"}
-    assert finish(run)["state"] == "finished"
-    assert events(run, "job/requeued") == []
-
-
-@pytest.mark.slow
 def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     for node in cluster.nodes:
@@ -125,19 +107,6 @@ def test_sick_node_of_one_kind_is_excluded_by_one_requeue(cluster: Cluster, shar
     assert shown.count(f"ExcNodeList={sick}\n") == 2, shown
     assert finish(run)["state"] == "finished"
     assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
-
-
-@pytest.mark.slow
-def test_kind_that_needs_all_nodes_keeps_a_sick_one(cluster: Cluster, shared_dir: Path) -> None:
-    make_nvidia_smi(shared_dir)
-    (shared_dir / cluster.nodes[0]).write_text(REMAP_FAILED)
-    kinds = ["cluster.num_nodes=3", "+cluster.nodes.old.count=2", "+cluster.nodes.new.count=1"]
-    run, job = start(cluster, shared_dir, *kinds, "policy.node_group=new", "job.max_failures=0")
-    end = wait_for_end(run)
-    assert end["state"] == "failed"
-    assert f"{cluster.nodes[0]} is not excluded: without it 1 node is left for the 2 of old" in end["cause"]
-    assert "cluster.nodes" in end["cause"] and "num_spare_nodes" not in end["cause"], end
-    assert (excluded(cluster, job), events(run, "job/requeued")) == ("(null)", [])
 
 
 def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
@@ -215,17 +184,6 @@ def test_array_of_a_plain_user_avoids_a_sick_node(cluster: Cluster, shared_dir: 
     assert set(left) == {sick}
     assert any(excluded(cluster, job_id(run)) == sick for run in runs)
     assert [finish(run)["state"] for run in runs] == ["finished", "finished"]
-
-
-@pytest.mark.slow
-def test_exclusion_leaves_enough_nodes_for_the_job(cluster: Cluster, shared_dir: Path) -> None:
-    make_nvidia_smi(shared_dir)
-    (shared_dir / cluster.nodes[1]).write_text(REMAP_FAILED)
-    run, job = start(cluster, shared_dir, "cluster.num_nodes=4", "job.max_failures=0")
-    end = wait_for_end(run)
-    assert end["state"] == "failed"
-    assert f"{cluster.nodes[1]} is not excluded: without it 3 nodes are left for a job of 4" in end["cause"]
-    assert (excluded(cluster, job), events(run, "job/requeued")) == ("(null)", [])
 
 
 def test_node_with_missing_gpus_or_full_shm_is_left_out(cluster: Cluster, shared_dir: Path) -> None:

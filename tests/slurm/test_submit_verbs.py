@@ -133,17 +133,6 @@ def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_di
     assert state_of(cluster, run).startswith("pending")
 
 
-@pytest.mark.slow
-def test_a_controller_that_died_without_a_word(cluster: Cluster, shared_dir: Path) -> None:
-    run = shared_dir / "run"
-    job = submit(cluster, run, make_light_python(shared_dir))
-    wait_for_step(run)
-    # As the out-of-memory killer would.
-    cluster.run(["scancel", "--batch", "--signal=KILL", job])
-    wait_until(lambda: state_of(cluster, run).startswith("dead: Slurm says "), "the state")
-    assert "resume" in cli(cluster, shared_dir, "status", str(run)).stdout
-
-
 def test_slurm_away_leaves_what_the_run_says(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")

@@ -1,12 +1,10 @@
-"""Everything of the project that writes files: who, how it is called, and what of it must be there afterwards."""
+"""One writer of each kind of file: how it is called, and what must be there afterwards."""
 
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +18,8 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health.evidence import Evidence, note_evidence, note_passed
-from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
-from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
+from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,6 @@ class Case:
 @dataclass(frozen=True)
 class Writer:
     files: str
-    code: tuple[str, ...]
-    """The functions, `module.qualified name` below slurm_rl."""
     prepare: Callable[[Path], Case]
 
 
@@ -50,9 +45,9 @@ WRITERS: dict[str, Writer] = {}
 _Prepare = Callable[[Path], Case]
 
 
-def writer(files: str, *code: str) -> Callable[[_Prepare], _Prepare]:
+def writer(files: str) -> Callable[[_Prepare], _Prepare]:
     def add(prepare: _Prepare) -> _Prepare:
-        WRITERS[prepare.__name__] = Writer(files, code, prepare)
+        WRITERS[prepare.__name__] = Writer(files, prepare)
         return prepare
 
     return add
@@ -80,17 +75,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
 # ---- the run directory ---------------------------------------------------------------------------
 
 
-@writer(
-    "config.yaml plan.json code/",
-    "config.user_files.read._copy",
-    "launch.controller.create.create_run",
-    "launch.controller.create.write_run",
-    "launch.controller.create.snapshot_code",
-    "launch.sweep.create._create_run",
-    "trainers.supervised.__main__.begin",
-    "launch.ray.allocation.open_run",
-    "cli.join._prepare",
-)
+@writer("config.yaml plan.json code/")
 def new_run(folder: Path) -> Case:
     from slurm_rl.launch.controller.create import create_run
 
@@ -111,12 +96,7 @@ def new_run(folder: Path) -> Case:
     return Case(write, lambda: (runs[-1].require().code / "slurm_rl/__init__.py").is_file())
 
 
-@writer(
-    "job.json",
-    "launch.controller.record.record_job",
-    "launch.jobs.submit_run",
-    "launch.controller.record.record_end",
-)
+@writer("job.json")
 def job_record(folder: Path) -> Case:
     from slurm_rl.launch.controller.record import record_job
 
@@ -128,58 +108,7 @@ def job_record(folder: Path) -> Case:
     )
 
 
-@writer("sweep.json arrays/", "launch.sweep.ledger.save_ledger", "launch.sweep.create.create_runs")
-def sweep(folder: Path) -> Case:
-    from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
-
-    old, new = Ledger("a", "m", False), Ledger("a", "m", False, (SweepRun(0, ("optim.lr=1",)),))
-    save_ledger(SweepDir(folder), old)
-    return Case(
-        lambda: save_ledger(SweepDir(folder), new),
-        lambda: load_ledger(SweepDir(folder)) == new,
-        lambda: load_ledger(SweepDir(folder)) in (old, new),
-    )
-
-
-@writer("pipeline.yaml", "cli.pipeline.run_pipeline")
-def pipeline(folder: Path) -> Case:
-    from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, find_stages
-
-    def write() -> None:
-        write_text(folder / PIPELINE_FILE, "a: seed=1\nb: seed=2\n")
-
-    return Case(write, lambda: len(find_stages(folder)) == 2, lambda: len(find_stages(folder)) in (0, 2))
-
-
-@writer(
-    "submitit/job.sh",
-    "launch.executors.PlanExecutor._submit_command",
-    "launch.slurm.sweep_arrays._submit_array",
-)
-def batch_script(folder: Path) -> Case:
-    from slurm_rl.launch import executors
-
-    run = RunDir(folder)
-    executor = executors.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
-
-    def write() -> None:
-        saved, executors.submit = executors.submit, lambda argv: "7"
-        try:
-            executor._submit_command("true")
-        finally:
-            executors.submit = saved
-
-    script = run.submitit / "job.sh"
-    return Case(write, lambda: script.read_text().endswith("\n"), old_or_new(script, b""))
-
-
-@writer(
-    "attempts/<n>/start.json .reserve secrets/",
-    "launch.controller.controller.Controller._begin_attempt",
-    "run_dir.io_errors.reserve_space",
-    "run_dir.run_dir.RunDir.point_latest_at",
-    "run_dir.run_secret.keep_secret",
-)
+@writer("attempts/<n>/start.json .reserve secrets/")
 def attempt_start(folder: Path) -> Case:
     from slurm_rl.launch.controller.controller import Controller
     from slurm_rl.launch.here import LocalAllocation
@@ -192,15 +121,7 @@ def attempt_start(folder: Path) -> Case:
     return Case(controller._begin_attempt, lambda: run.attempt(max(started())).logs.is_dir() and run.reserve.is_file())
 
 
-@writer(
-    "attempts/<n>/end.json outcome.json node-<n>.json, end.json",
-    "run_dir.run_dir.write_last",
-    "launch.controller.controller.Controller._run_attempt",
-    "launch.controller.controller.Controller._end",
-    "node.stop.run_to_outcome.end",
-    "launch.controller.supervisor.drive",
-    "node.node_state.NodeState.write_record",
-)
+@writer("attempts/<n>/end.json outcome.json node-<n>.json, end.json")
 def last_words(folder: Path) -> Case:
     run = RunDir(folder)
     return Case(
@@ -211,65 +132,7 @@ def last_words(folder: Path) -> Case:
     )
 
 
-@writer(
-    "records by which agents and controller meet",
-    "node.rendezvous.publish_head",
-    "node.external.ExternalTrainer._end",
-    "node.external.main",
-    "plan.checkpoint_layouts._mend_tracker",
-    "launch.controller.ends.settle_killed_attempts",
-    "launch.controller.agents.settle_silent_agent",
-    "launch.controller.agents.settle_late_agents",
-    "launch.controller.watch.AttemptWatch._look_for_dead_nodes",
-    "plugins.health.preflight.run_preflight",
-    "launch.machines.place.write_place",
-    "launch.machines.nodes.take_file",
-    "launch.machines.nodes.MachineNodes._end_others",
-    "launch.machines.worker.WorkerMachine._start_agent",
-    "launch.ray.allocation.RayTrainer._write_record",
-    "launch.ray.allocation.RayTrainer.__init__",
-    "node.agent.main",
-    "workers.ray_nodes.SharedRayNodes.wait",
-    "node.hang_monitor.HangMonitor.check",
-    "node.hang_monitor.HangMonitor._react",
-    "node.hang_monitor.HangMonitor._report",
-    "node.hang_monitor.HangMonitor._judge",
-    "node.hang_monitor.HangMonitor._dump_stacks",
-    "node.hang_monitor.trigger_flight_recorders",
-    "node.heartbeat.Heartbeat.__init__",
-    "node.oom.note_out_of_memory",
-    "launch.controller.ends.remedy_memory",
-    "run_dir.run_dir.write_text",
-    "run_dir.run_dir.write_bytes",
-    "run_dir.run_dir.write_json",
-)
-def agent_records(folder: Path) -> Case:
-    from slurm_rl.node.rendezvous import HeadRecord, publish_head
-
-    attempt = RunDir(folder).attempt(1)
-    write_text(attempt.head, "{}\n")
-    record = HeadRecord("n1", "10.0.0.1", 7000, 17)
-    return Case(
-        lambda: publish_head(attempt, record),
-        lambda: read_json(attempt.head)["host"] == "n1",
-        old_or_new(attempt.head, b"{}\n"),
-    )
-
-
-@writer(
-    "attempts/<n>/logs/",
-    "node.processes.start_child",
-    "node.processes.write_into",
-    "node.driver.start_driver",
-    "node.wait_for_ray_nodes.start_waiting",
-    "node.torchrun.start_torchrun",
-    "node.ray_node.RayNode._start_ray",
-    "launch.controller.agents.start_agent",
-    "launch.slurm.allocation.Guard.keep",
-    "launch.slurm.srun.start_slurm_agents",
-    "launch.executors.SessionExecutor._submit_command",
-    "rewards.supervise.RewardServices._start",
-)
+@writer("attempts/<n>/logs/")
 def logs(folder: Path) -> Case:
     from slurm_rl.node.processes import start_child
 
@@ -283,59 +146,7 @@ def logs(folder: Path) -> Case:
     return Case(write, lambda: b"said" in log.read_bytes())
 
 
-@writer(
-    "kept copies of Ray's logs",
-    "node.private_folder.copy_own_files",
-)
-def ray_logs(folder: Path) -> Case:
-    from slurm_rl.node.ray_cluster import keep_ray_logs
-
-    logs = folder.parent / "ray" / "r" / "session_2026" / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    (logs / "raylet.out").write_text("said\n")
-    kept = folder / "ray-0" / "raylet.out"
-    return Case(
-        lambda: keep_ray_logs(logs.parents[2], folder / "ray-0"), lambda: kept.read_text() == "said\n", raises=False
-    )
-
-
-@writer(
-    "the reward services' config and token",
-    "rewards.supervise.RewardServices.__enter__",
-)
-def reward_services(folder: Path) -> Case:
-    from slurm_rl.rewards.supervise import RewardServices
-
-    services = RewardServices(demo_config().reward, folder, folder / "logs")
-    services._start_s = 0.0  # what is written comes before the first service
-
-    def write() -> None:
-        from slurm_rl.errors import RewardError
-
-        services._closing.set()
-        services._thread = _Unstarted()  # type: ignore[assignment]
-        services._replicas = []
-        try:
-            services.__enter__()
-        except RewardError as error:
-            assert "must be up" in str(error), error
-        services.__exit__(None, None, None)
-
-    return Case(write, lambda: (folder / "reward-token").read_text().strip() == services.token)
-
-
-class _Unstarted:
-    def start(self) -> None: ...
-    def join(self) -> None: ...
-
-
-@writer(
-    "lease/<epoch>.json",
-    "run_dir.run_lock.acquire",
-    "run_dir.run_lock._claim",
-    "run_dir.run_lock._link",
-    "launch.controller.holding.take_run",
-)
+@writer("lease/<epoch>.json")
 def lease(folder: Path) -> Case:
     from slurm_rl.launch.controller.holding import hold
     from slurm_rl.run_dir.run_lock import LockHolder, read_lock
@@ -355,13 +166,7 @@ def lease(folder: Path) -> Case:
 # ---- line files ----------------------------------------------------------------------------------
 
 
-@writer(
-    "events.jsonl",
-    "run_dir.run_dir.append_event",
-    "run_dir.jsonl._append",
-    "run_dir.jsonl.append_row",
-    "run_dir.run_dir.append_row",
-)
+@writer("events.jsonl")
 def events(folder: Path) -> Case:
     run = RunDir(folder)
     append_event(run, "a/b", n=0)
@@ -377,28 +182,7 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("<site>/nodes/<name>.json", "plugins.health.site.publish")
-def site_nodes(folder: Path) -> Case:
-    def tell(check: str) -> None:
-        publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
-
-    def checks() -> list[str]:
-        return [row["check"] for row in read_site(str(folder))]
-
-    tell("ecc")
-    return Case(
-        lambda: tell("xid"),
-        lambda: checks() == ["ecc", "xid"],
-        lambda: checks() in (["ecc"], ["ecc", "xid"]),
-        raises=False,
-    )
-
-
-@writer(
-    "nodes.jsonl",
-    "plugins.health.evidence._append_rows",
-    "plugins.health.nodes_command._write",
-)
+@writer("nodes.jsonl")
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
@@ -419,12 +203,7 @@ def nodes(folder: Path) -> Case:
     )
 
 
-@writer(
-    "metrics.jsonl tensorboard/",
-    "trainers.common.metrics_log.MetricsLogger.log",
-    "trainers.common.metrics_log.TensorBoardRun.__init__",
-    "launch.machines.nodes.MachineNodes._receive_news",
-)
+@writer("metrics.jsonl tensorboard/")
 def metrics(folder: Path) -> Case:
     from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
@@ -447,34 +226,7 @@ def metrics(folder: Path) -> Case:
     )
 
 
-@writer("learned.json", "plugins.goodput.measure_saves.learn")
-def learned(folder: Path) -> Case:
-    from slurm_rl.plugins.goodput.measure_saves import learn
-    from slurm_rl.run_dir.save_times import read_learned
-
-    run = RunDir(folder)
-    for seconds in (3.0, 4.0):
-        append_row(run.events, {"time": 1.0, "kind": "checkpoint/saved", "seconds": seconds})
-    return Case(lambda: learn(run), lambda: read_learned(run).save_s == 4.0, old_or_new(run.learned, b""), raises=False)
-
-
-@writer("attempts/<n>/steps.jsonl", "run_dir.step_log.StepLog.add")
-def steps(folder: Path) -> Case:
-    from slurm_rl.run_dir.step_log import StepLog
-
-    attempt = RunDir(folder).attempt(1)
-    log = StepLog(attempt.steps)
-    log.add(1, "grpo", {"time/train_s": 0.5})
-    numbers = lambda: [row["step"] for row in read_rows(attempt.steps)]  # noqa: E731
-    return Case(
-        lambda: log.add(2, "grpo"),
-        lambda: numbers() == [1, 2],
-        lambda: None not in read_lines(attempt.steps) and numbers() in ([1], [1, 2]),
-        raises=False,
-    )
-
-
-@writer("metrics.jsonl samples.jsonl, rewound", "trainers.common.metrics_log.keep_rows_up_to")
+@writer("metrics.jsonl samples.jsonl, rewound")
 def rewind(folder: Path) -> Case:
     from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
 
@@ -495,38 +247,7 @@ def _group() -> Any:
     return Group(prompt, [Trajectory([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("samples.jsonl", "trainers.grpo.rollout_files.log_samples")
-def samples(folder: Path) -> Case:
-    from slurm_rl.trainers.grpo.rollout_files import log_samples
-
-    run = RunDir(folder)
-    return Case(
-        lambda: log_samples(run, 3, [_group()]),
-        lambda: read_rows(run.samples)[-1]["step"] == 3,
-        lambda: None not in read_lines(run.samples),
-    )
-
-
-@writer("rollouts/", "trainers.grpo.rollout_files.dump_groups")
-def rollouts(folder: Path) -> Case:
-    from slurm_rl.errors import DataError
-    from slurm_rl.trainers.grpo.rollout_files import dump_groups, replay_groups
-
-    def is_kept() -> bool:
-        try:
-            return replay_groups(folder, 3) == [_group()]
-        except DataError as error:
-            return "no step-3" in str(error)
-
-    return Case(lambda: dump_groups(folder, 3, [_group()]), lambda: replay_groups(folder, 3) == [_group()], is_kept)
-
-
-@writer(
-    "journal/ and its copy in a checkpoint",
-    "rollout.turn_log.TurnLog.resume",
-    "rollout.turn_log.TurnLog.open",
-    "rollout.turn_log.TurnLog.save",
-)
+@writer("journal/ and its copy in a checkpoint")
 def journal(folder: Path) -> Case:
     from slurm_rl.data.groups import SamplingSpec
     from slurm_rl.envs.facts import Facts
@@ -558,77 +279,17 @@ def journal(folder: Path) -> Case:
     return Case(write, lambda: bool(open_again().histories) and is_kept(), is_kept)
 
 
-@writer(
-    "prompts.json wandb_id",
-    "data.load_data.check_same_rows",
-    "data.load_data.accept_new_rows",
-    "trainers.common.wandb_run.load_id",
-    "trainers.common.wandb_run._try_open",
-)
-def identity(folder: Path) -> Case:
-    from slurm_rl.data.load_data import accept_new_rows, check_same_rows
-    from slurm_rl.trainers.common.wandb_run import load_id
-
-    run = RunDir(folder)
-
-    def write() -> None:
-        check_same_rows(run, 1, 1, [b"a", b"b"])
-        accept_new_rows(run)
-        check_same_rows(run, 1, 1, [b"a", b"b"])
-        load_id(run)
-
-    return Case(write, lambda: read_json(run.prompts)["num_train"] == 1 and len(load_id(run)) == 16)
-
-
-@writer(
-    "summary.json report.html",
-    "plugins.report.summary.write_summary",
-    "plugins.report.html.write_report",
-    "plugins.report.html.write_sweep_report",
-)
-def report(folder: Path) -> Case:
-    from slurm_rl.plugins.report.html import write_report
-    from slurm_rl.plugins.report.summary import write_summary
-
-    run = RunDir(folder)
-    write_json(run.plan, demo_plan(run).to_json())
-    write_text(run.config, "name: a\n")
-
-    def write() -> None:
-        write_summary(run)
-        write_report(run)
-
-    return Case(write, lambda: bool(read_json(run.summary)) and "</html>" in run.report.read_text())
-
-
 # ---- checkpoints and models ----------------------------------------------------------------------
 
 TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
 
 
-@writer(
-    "models/checkpoint/step-<k>/",
-    "models.checkpoint.store.CheckpointStore.begin",
-    "models.checkpoint.store.CheckpointStore.commit",
-    "models.checkpoint.store.CheckpointStore.prune",
-    "models.checkpoint.background.write_whole",
-    "models.shards.save_tensors",
-    "models.shards.save_rng",
-    "models.policy.PolicyEngine.save",
-    "trainers.grpo.rollout_files.save_rollouts",
-    "trainers.grpo.trainer_state.RunSaver.save_run.write",
-    "trainers.supervised.state.PolicySaver._begin",
-)
+@writer("checkpoints/step-<k>/")
 def checkpoint(folder: Path) -> Case:
     return _checkpoint(folder, background=False)
 
 
-@writer(
-    "models/checkpoint/step-<k>/ in the background",
-    "models.checkpoint.background._reserve_reason",
-    "models.checkpoint.background._write_or_say_why",
-    "models.checkpoint.background._ask",
-)
+@writer("checkpoints/step-<k>/ in the background")
 def background_checkpoint(folder: Path) -> Case:
     return _checkpoint(folder, background=True)
 
@@ -673,10 +334,7 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     return Case(lambda: save(2), lambda: newest() == 2, lambda: newest() in (1, 2))
 
 
-@writer(
-    "checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save",
-    "models.fsdp2.FSDP2Backend.save",
-)
+@writer("checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save")
 def torch_save(folder: Path) -> Case:
     from slurm_rl.run_dir.io_errors import annotate_path
 
@@ -689,20 +347,7 @@ def torch_save(folder: Path) -> Case:
     return Case(write, lambda: torch.load(path, weights_only=True)["weight"].equal(TENSORS["weight"]))
 
 
-@writer(
-    "export/ model/ reference/",
-    "models.checkpoint.store.written_beside",
-    "models.export.write_shards",
-    "models.export.write_shards.write",
-    "models.export.export_model",
-    "models.export.copy_processors",
-    "models.convert.convert_checkpoint",
-    "models.lora.save_adapter",
-    "models.policy.PolicyEngine.export_adapter",
-    "models.tiny.build_tiny_model",
-    "models.tiny_vl.build_tiny_vl",
-    "trainers.supervised.objective._write",
-)
+@writer("export/ model/ reference/")
 def export(folder: Path) -> Case:
     from safetensors.torch import load_file
 
@@ -725,7 +370,7 @@ def export(folder: Path) -> Case:
 # ---- copies and caches ---------------------------------------------------------------------------
 
 
-@writer("checkpoint.upload_url, where it is a folder", "models.checkpoint.remote.RemoteFolder._write")
+@writer("checkpoint.upload_url, where it is a folder")
 def remote_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.store import CheckpointStore
@@ -743,12 +388,7 @@ def remote_copy(folder: Path) -> Case:
     )
 
 
-@writer(
-    "copies that come back",
-    "models.checkpoint.remote.RemoteFolder.download.fetch",
-    "models.checkpoint.remote_saver.RemoteSaver._fetch",
-    "models.checkpoint.remote_saver.RemoteSaver._fetch_reference",
-)
+@writer("copies that come back")
 def fetched_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
@@ -767,12 +407,7 @@ def fetched_copy(folder: Path) -> Case:
     return Case(lambda: saver.fetch_newer(-1), lambda: newest() == 1, lambda: newest() in (None, 1))
 
 
-@writer(
-    "prepare: rows and manifest",
-    "plugins.prepare.dataset.write_rows",
-    "plugins.prepare.manifest.Manifest.save",
-    "plugins.prepare.make_dataset.open_folder",
-)
+@writer("prepare: rows and manifest")
 def prepared_rows(folder: Path) -> Case:
     from slurm_rl.plugins.prepare.dataset import write_rows
     from slurm_rl.plugins.prepare.make_dataset import open_folder
@@ -792,61 +427,11 @@ def prepared_rows(folder: Path) -> Case:
     return Case(write, is_written, lambda: load_manifest(place) is None or is_written())
 
 
-@writer("prepare: verl's parquet", "plugins.prepare.verl_rows.write_parquet")
-def verl_rows(folder: Path) -> Case:
-    import pyarrow.parquet
-
-    from slurm_rl.plugins.prepare.dataset import Question
-    from slurm_rl.plugins.prepare.recipes.gsm8k import RECIPE
-    from slurm_rl.plugins.prepare.verl_rows import render_row, write_parquet
-
-    assert RECIPE.verl is not None
-    question = Question(text="a" * 3000, answer="1", solution="b")
-    rows = [render_row(RECIPE.verl, question, "train", number) for number in range(3)]
-    path = folder / "trainers.common.parquet"
-
-    def is_whole() -> bool:
-        return path.is_file() and pyarrow.parquet.read_table(path).num_rows == len(rows)
-
-    return Case(lambda: write_parquet(folder, path.name, rows), is_whole, lambda: not path.exists() or is_whole())
-
-
-@writer(
-    "prepare: archives and downloads",
-    "plugins.prepare.archive._create",
-    "plugins.prepare.recipes.mathv60k.build",
-    "plugins.prepare.fetch_model.prepare_model.build",
-)
-def prepared_images(folder: Path) -> Case:
-    from slurm_rl.plugins.prepare.archive import extract_archive
-
-    archive = folder.parent / "images.tar"
-    if not archive.exists():
-        with tarfile.open(archive, "w") as tar:
-            for name in "ab":
-                info = tarfile.TarInfo(f"{name}.png")
-                info.size = 3000
-                tar.addfile(info, io.BytesIO(bytes(3000)))
-    return Case(
-        lambda: extract_archive(archive, folder / "images", max_files=10, max_bytes=10_000),
-        lambda: all((folder / "images" / f"{name}.png").stat().st_size == 3000 for name in "ab"),
-    )
-
-
-@writer(
-    "images and their manifests",
-    "plugins.image.formats.write_beside",
-    "plugins.image.formats._unpacked",
-    "plugins.image.make._write_manifest",
-    "plugins.image.recipe.write_context",
-    "plugins.image.rootfs.write_layout",
-    "plugins.image.rootfs._write",
-    "plugins.image.command.run_check",
-)
+@writer("images and their manifests")
 def image(folder: Path) -> Case:
     from slurm_rl.plugins.image.formats import write_beside
 
-    path = folder / "trainers.grpo.sqsh"
+    path = folder / "rl.sqsh"
     content = bytearray(96)
     content[:4], content[28:30], content[40:48] = b"hsqs", (4).to_bytes(2, "little"), (96).to_bytes(8, "little")
 
@@ -855,70 +440,3 @@ def image(folder: Path) -> Case:
             beside.write_bytes(content)
 
     return Case(write, path.is_file, lambda: not path.exists() or path.stat().st_size == len(content))
-
-
-@writer("export --out", "plugins.export.command._write")
-def exported_text(folder: Path) -> Case:
-    from slurm_rl.plugins.export.command import _write
-
-    path = folder / "trainers.common.dstack.yml"
-    return Case(
-        lambda: _write(path, "type: task\n", 0o644), lambda: path.read_text() == "type: task\n", old_or_new(path, b"")
-    )
-
-
-@writer("goodput --svg", "plugins.goodput.command.save_bar")
-def bar_of_a_ledger(folder: Path) -> Case:
-    from slurm_rl.plugins.goodput.command import save_bar
-    from slurm_rl.plugins.goodput.types import Ledger
-
-    path, total = folder / "bar.svg", Ledger("GPU", 1, 100.0, 10.0, 10.0, {"trained": 90.0, "bring_up": 10.0})
-    return Case(lambda: save_bar(path, total), lambda: path.read_text().endswith("</svg>\n"), old_or_new(path, b""))
-
-
-@writer("status --svg", "cli.status.save_picture")
-def picture_of_runs(folder: Path) -> Case:
-    from slurm_rl.cli.status import save_picture
-    from slurm_rl.cli.table import RunLine
-
-    path, table = folder / "launch.runs.svg", [RunLine("a", "running", 60.0, done=3, total=4)]
-    whole = lambda: path.read_text().endswith("</svg>\n")  # noqa: E731
-    return Case(lambda: save_picture(path, table, "runs"), whole, old_or_new(path, b""))
-
-
-@writer("`site`'s preset", "plugins.site.command.save_preset")
-def sites_preset(folder: Path) -> Case:
-    from slurm_rl.plugins.site.command import save_preset
-
-    path = folder / "cluster" / "mysite.yaml"
-    path.parent.mkdir()
-    path.write_bytes(b"old: 1\n")
-    text = "# @package _global_\n"
-    return Case(lambda: save_preset(path, text), lambda: path.read_text() == text, old_or_new(path, b"old: 1\n"))
-
-
-OUTSIDE = {
-    "models.checkpoint.final_copy._copy_what_stays": "a copy in the temporary folder; _write uploads it",
-    "node.agent.copy_out": "starts that with a log; where the log cannot be, that is told, and no more",
-    "launch.controller.agents.start_copy_here": "after the attempt: an event reports a failed start",
-    "launch.slurm.srun.start_slurm_copy": "likewise, by an srun",
-    "cli.output.catch_errors": "opens /dev/null",
-    "launch.runs.find.remember": "a list outside the run; where it cannot be written, runs are named by their path",
-    "cli.output.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
-    "plugins.health.command.check_nodes": "a folder for one request; a failure is reported",
-    "plugins.health.command.run": "a folder for one question, which goes with it; where it cannot be, that is told",
-    "plugins.site.command.judge": "a preset in the temporary folder, to be composed and judged",
-    "plugins.health.doctor_node.measure": "doctor's own folder; a node without an answer is named",
-    "plugins.health.doctor_node.main": "likewise",
-    "plugins.health.probes.main": "its own standard output",
-    "plugins.health.fabric_rank.main": "its own standard output",
-    "plugins.health.fabric_leader.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
-    "node.environment._may_open": "asks whether a device may be opened",
-    "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
-    "rewards.sandbox.inside.confine.enter_own_root": "a tmpfs inside the sandbox",
-    "rewards.sandbox.inside.confine._show": "a tmpfs inside the sandbox",
-    "rewards.sandbox.runs.probe_sandbox": "a file in the temporary folder that a sandbox must not see",
-    "rewards.sandbox.process.Sandboxed.__enter__": "the sandbox's folder in the temporary folder",
-    "rewards.sandbox.process.Sandboxed._write_job": "a pipe",
-}
-"""Writers whose files are not the run's, and why an error there is no matter of this table."""

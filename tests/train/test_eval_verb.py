@@ -35,6 +35,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
     return {key: value for key, value in row.items() if key.startswith("set/")}
 
 
+@pytest.mark.slow
 def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
     words = ("+exp=demo", "data.train=''", *SMALL, *SETS, "rollout.max_num_seqs=64", *HERE)
     run(tmp_path, "eval", *words, "run_dir=runs/alone")

@@ -14,9 +14,9 @@ from benchmarks.trainer_throughput import SHAPES, build_model
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.models.tiny import build_character_tokenizer, build_tiny_model
 from tests.gpu.cases import CASES, device_words, fill
-from tests.gpu.conftest import render, why_not
+from tests.gpu.conftest import why_not
 from tests.gpu.layout_rank import CHARACTERS, LAYOUTS
-from tests.gpu.models import build_llama, name_all_tokens
+from tests.gpu.models import name_all_tokens
 from tests.gpu.test_layouts import run_layout
 
 ROOT = Path(__file__).parents[2]
@@ -32,16 +32,6 @@ def test_without_gpus_all_of_it_is_skipped_and_says_why() -> None:
     last = done.stdout.splitlines()[-1]
     assert "skipped" in last and "passed" not in last and "error" not in last
     assert reason in done.stdout
-
-
-def test_the_table_has_a_row_a_test_with_what_it_found() -> None:
-    ran = pytest.TestReport("tests/gpu/a.py::b", ("", 0, ""), {}, "passed", None, "call", duration=61.2)
-    ran.user_properties.append(("peak_gb", "12.3"))
-    skipped = pytest.TestReport("tests/gpu/a.py::a", ("", 0, ""), {}, "skipped", ("f", 1, "needs 2 GPUs"), "setup")
-    assert render([ran, skipped]).splitlines()[2:] == [
-        "| a.py::a | skipped | 0 | needs 2 GPUs |",
-        "| a.py::b | passed | 61 | peak_gb 12.3 |",
-    ]
 
 
 def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
@@ -75,12 +65,3 @@ def test_the_step_that_is_measured_is_the_one_that_is_planned(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["tokens"] == 512 and found["planned_gb"] > 3
-
-
-@pytest.mark.slow
-def test_the_llama_of_real_shape_is_built_with_its_template(tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoTokenizer
-
-    build_llama(tmp_path, num_layers=1)
-    assert AutoConfig.from_pretrained(tmp_path).vocab_size == 128256
-    assert AutoTokenizer.from_pretrained(tmp_path).chat_template

@@ -10,7 +10,7 @@ it is, except that the rewards are ours. What stands where:
     loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
     TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
     TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
-                                    test_moving_trl.py, which holds every row of docs/from/moving-trl.md
+                                    test_moving_trl.py
 """
 
 from __future__ import annotations

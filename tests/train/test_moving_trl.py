@@ -1,13 +1,9 @@
-"""TRL 1.16 and slurm_rl compute the same for every row of docs/from/moving-trl.md, or the page explains the difference.
-
-HELD names the test of each row that is mathematics; the other rows name places, files and machines.
-"""
+"""TRL 1.16 and slurm_rl compute the same for the rows of docs/from/moving-trl.md that are mathematics."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,9 +24,6 @@ from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.models.backend import build_optimizer, clip_gradients
 from slurm_rl.models.forward import build_noise
 from slurm_rl.rewards.results import RewardItem, build_result
-from tests.docs.markdown import DOCS, read_tables, words_in_code
-from tests.train import test_losses_against_trl as losses
-from tests.train import test_supervised_against_trl as supervised
 from tests.train.trl_kit import (
     LENGTHS,
     MASK,
@@ -41,7 +34,6 @@ from tests.train.trl_kit import (
     compute_theirs,
     make_case,
 )
-from tests.unit.algorithms import test_preference_against_trl as preference
 
 trl = pytest.importorskip("trl")
 
@@ -337,114 +329,3 @@ def test_sampling_settings_are_fields_of_vllm_in_both() -> None:
     }
     spec = asdict(SamplingSpec(num_completions=1, max_tokens=1, temperature=1.0, top_p=1.0, seed=0))
     assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"} <= names & set(spec)
-
-
-HELD: dict[tuple[str, str], Callable[..., None]] = {
-    ("num_generations", "algorithm.group_size"): losses.test_advantages,
-    ("max_completion_length", "rollout.max_tokens"): test_sampling_settings_are_fields_of_vllm_in_both,
-    ("steps_per_generation", "trainer.num_minibatches"): test_minibatches_of_dapo_differ_by_their_share_of_the_tokens,
-    ("temperature", "rollout.temperature"): losses.test_logprobs_and_entropy,
-    **{
-        (name, f"rollout.{name}"): test_sampling_settings_are_fields_of_vllm_in_both
-        for name in ("top_p", "top_k", "min_p", "repetition_penalty")
-    },
-    ("beta", "algorithm.kl.coef"): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
-    (
-        "use_bias_correction_kl",
-        "algorithm.kl.bias_correction",
-    ): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
-    ("epsilon", "algorithm.clip_ratio_low"): losses.test_token_ratios,
-    ("epsilon_high", "algorithm.clip_ratio_high"): test_epsilon_high_of_cispo_equals_clip_high_plus_1,
-    ("delta", "algorithm.clip_ratio_c"): losses.test_dual_clip,
-    ("loss_type", "algorithm.aggregation"): losses.test_token_ratios,
-    ("importance_sampling_level", "algorithm.loss"): losses.test_sequence_ratios,
-    ("scale_rewards", "algorithm.advantage"): losses.test_advantages,
-    (
-        "mask_truncated_completions",
-        "algorithm.filters.truncated",
-    ): test_mask_truncated_completions_equals_filter_of_truncated_ones,
-    ("reward_weights", "reward.verifiers"): test_reward_weights_equal_weights_of_verifiers,
-    ("entropy_coef", "algorithm.entropy_coef"): test_entropy_coef_with_token_mean_equals_entropy_bonus,
-    **{
-        (f"vllm_importance_sampling_{name}", f"algorithm.correction.{ours}"): (
-            test_vllm_importance_sampling_equals_correction
-        )
-        for name, ours in (("correction", "kind"), ("mode", "kind"), ("clip_max", "high"), ("clip_min", "low"))
-    },
-    ("learning_rate", "optim.lr"): test_weight_decay_and_betas_equal_adamw_of_trl,
-    ("adam_beta2", "optim.betas"): test_weight_decay_and_betas_equal_adamw_of_trl,
-    ("weight_decay", "optim.weight_decay"): test_weight_decay_and_betas_equal_adamw_of_trl,
-    ("lr_scheduler_type", "optim.schedule"): test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead,
-    ("warmup_steps", "optim.warmup_steps"): test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead,
-    ("max_grad_norm", "optim.max_grad_norm"): test_max_grad_norm_equals_clip_of_accelerate,
-    ("num_train_epochs", "supervised.num_epochs"): supervised.test_num_train_epochs_without_partial_batch,
-    ("packing", "-"): supervised.test_sft,
-    ("assistant_only_loss", "sft.train_on=assistant"): supervised.test_sft,
-    ("completion_only_loss", "sft.train_on=assistant"): supervised.test_sft_of_prompts_and_completions,
-    ("neftune_noise_alpha", "sft.neftune_alpha"): test_neftune_noise_alpha_equals_neftune_alpha,
-    ("center_rewards_coefficient", "rm.center_rewards_coef"): supervised.test_reward_model,
-    **{
-        (theirs, f"dpo.{ours}"): preference.test_loss_and_gradient_are_trls
-        for theirs, ours in (
-            ("beta", "beta"),
-            ("loss_type", "loss"),
-            ("label_smoothing", "label_smoothing"),
-            ("f_divergence_type", "divergence"),
-            ("f_alpha_divergence_coef", "divergence_alpha"),
-            ("discopop_tau", "discopop_tau"),
-        )
-    },
-    ("precompute_ref_log_probs", "dpo.reference=cached"): supervised.test_dpo,
-}
-"""(TRL's word, ours) of a row to the test that runs TRL's code for it."""
-NO_MATHEMATICS = {
-    "generation_batch_size",
-    "num_iterations",
-    "max_steps",
-    "chat_template_kwargs",
-    "use_vllm",
-    "vllm_mode",
-    "vllm_enable_sleep_mode",
-    "vllm_gpu_memory_utilization",
-    "vllm_tensor_parallel_size",
-    "log_completions",
-    "gradient_checkpointing",
-    "bf16",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "save_steps",
-    "save_total_limit",
-    "eval_steps",
-    "output_dir",
-    "seed",
-    "report_to",
-    "deepspeed",
-    "max_length",
-}
-"""TRL's words of counts of rows and steps, lengths, files and machines."""
-
-
-def test_every_row_of_the_page_has_its_test() -> None:
-    rows = [
-        (words_in_code(theirs)[0], words_in_code(ours)[0] if words_in_code(ours) else ours)
-        for theirs, ours, _ in read_tables(DOCS / "from/moving-trl.md")
-    ]
-    assert {row for row in rows if row not in HELD} == {row for row in rows if row[0] in NO_MATHEMATICS}
-    assert set(HELD) <= set(rows), "a test of a row that the page has not"
-
-
-def test_notes_of_the_page_name_what_differs() -> None:
-    notes = {(words_in_code(row[0])[0]): row[2] for row in read_tables(DOCS / "from/moving-trl.md")[:40]}
-    said = {
-        "use_bias_correction_kl": "true in TRL",
-        "epsilon_high": "epsilon_high - 1",
-        "loss_type": "sapo and vespo have no counterpart",
-        "importance_sampling_level": "token",
-        "mask_truncated_completions": "count in the mean in TRL",
-        "entropy_coef": "token-mean",
-        "vllm_importance_sampling_mode": "sequence_truncate has no counterpart",
-        "vllm_importance_sampling_clip_max": "3 in TRL, 2 here",
-        "scale_rewards": "batch",
-    }
-    missing = {name: notes[name] for name, words in said.items() if words not in notes[name]}
-    assert missing == {}

@@ -11,7 +11,7 @@ import pytest
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.whole_run import exact_rows, start_run
 
-MINE = Path(__file__).parents[1] / "unit" / "functions"
+MINE = Path(__file__).parents[1] / "unit" / "config" / "user_files"
 SHORT = ("trainer.num_steps=3", "eval.interval=3", "checkpoint.interval=3")
 PARTS = (
     "algorithm.advantage=mine/my_parts.py:group_norm",

@@ -6,8 +6,6 @@ directory, network names and cgroups is touched.
 
     with Cluster(Path("/tmp/demo"), num_nodes=2) as cluster:
         cluster.run(["srun", "-N2", "hostname"])
-
-From a shell: `python -m tests.slurm.cluster up|down|shell`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ class Cluster:
         shared: folders under /tmp that every node sees; the rest of its /tmp is the node's own.
             Outside /tmp, /run and /dev/shm the nodes see this machine's files.
         settings: keys of slurm.conf to add or replace, for example {"MaxArraySize": "101"}.
-        keep: leave the cluster up when this process ends, until `down`.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Cluster:
         accounting: bool = False,
         shared: Sequence[Path] = (),
         settings: Mapping[str, str] | None = None,
-        keep: bool = False,
     ) -> None:
         if not root.is_absolute() or len(str(root)) > MAX_ROOT_LENGTH:
             raise ClusterError(f"the root must be absolute and at most {MAX_ROOT_LENGTH} long: {root}")
@@ -50,7 +48,6 @@ class Cluster:
         self.shape = Shape(num_nodes, cpus, mem_mb, gpus, accounting)
         self.shared = list(shared)
         self.settings = dict(settings or {})
-        self.keep = keep
         self._nodes: dict[str, Node] = {}
 
     def __enter__(self) -> Cluster:
@@ -67,7 +64,7 @@ class Cluster:
         packages.ensure_packages(accounting=self.shape.accounting)
         with slots.registry_lock():
             remove_stale()
-            self.slot = slots.claim(self.root, keep=self.keep)
+            self.slot = slots.claim(self.root)
         self.daemons = Daemons(self.slot.directory)
         try:
             self._build()

@@ -69,16 +69,10 @@ class Slot:
         return Path(claim["root"]) if claim else None
 
     @property
-    def is_kept(self) -> bool:
-        """True for a cluster that outlives the command that made it (`up` on the command line)."""
-        claim = self._read_claim()
-        return claim is not None and claim["owner"] is None
-
-    @property
     def is_stale(self) -> bool:
         claim = self._read_claim()
-        if claim is None or claim["owner"] is None:
-            return claim is None
+        if claim is None:
+            return True
         pid, started = claim["owner"]
         return bool(start_time(pid) != started)
 
@@ -104,12 +98,12 @@ def registry_lock() -> Iterator[None]:
         yield
 
 
-def claim(root: Path, *, keep: bool) -> Slot:
+def claim(root: Path) -> Slot:
     """Take the first free slot; call under `registry_lock`."""
     for number in range(len(LETTERS)):
         slot = Slot(number)
         if not slot.directory.exists():
-            owner = None if keep else (os.getpid(), start_time(os.getpid()))
+            owner = os.getpid(), start_time(os.getpid())
             slot.directory.mkdir()
             (slot.directory / "claim.json").write_text(json.dumps({"root": str(root), "owner": owner}))
             return slot

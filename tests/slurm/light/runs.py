@@ -209,7 +209,7 @@ def wait_until_clean(cluster: Cluster) -> None:
 
 
 def expected_metrics(num_steps: int, num_nodes: int) -> list[str]:
-    """What an undisturbed run logs; test_two_users.py holds it against two."""
+    """Return the rows that an undisturbed run logs."""
     from tests.slurm.light.trainer import Counter
 
     values, rows = [0.5] * num_nodes, []
