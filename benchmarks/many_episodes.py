@@ -48,7 +48,7 @@ from slurm_rl.rollout.sampling import Sampler
 from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.rollout.vllm.async_engine import Mailbox
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.grpo.batch_queue import Batch, BatchQueue
+from slurm_rl.trainers.grpo.batch_queue import BatchQueue
 from slurm_rl.trainers.grpo.trainer import collect_rarely, collect_step
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
@@ -169,16 +169,18 @@ def run_steps(
     batches: list[EpisodeBatch] = []
     seen = Seen()
 
-    def start(step: int) -> EpisodeBatch:
-        spec = SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
-        batches.append(rollouts.start(prompts, spec))
+    def draw(step: int, _: int) -> tuple[list[EncodedPrompt], SamplingSpec]:
+        return prompts, SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
+
+    def start(own: Sequence[EncodedPrompt], spec: SamplingSpec) -> EpisodeBatch:
+        batches.append(rollouts.start(own, spec))
         return batches[-1]
 
-    def finish(batch: EpisodeBatch, within_s: float | None) -> Batch:
-        groups = rollouts.finish(batch, Timer(), within_s)
+    def finish(batch: EpisodeBatch, timer: Timer, within_s: float | None) -> list[Group]:
+        groups = rollouts.finish(batch, timer, within_s)
         seen.num_events += batch.num_events
         batches.remove(batch)
-        return Batch(groups)
+        return groups
 
     def take_all() -> None:
         for step in range(args.steps):
@@ -195,8 +197,9 @@ def run_steps(
 
     words = [f"rollout.max_off_policy_steps={args.staleness}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0"]
     config = load_config(["+exp=demo", "algorithm.dynamic_sampling_rounds=1", *words])
-    source: Any = SimpleNamespace(start=start, finish=finish)
-    queue = BatchQueue(config, RunDir(journal.folder.parent), source)
+    schedule: Any = SimpleNamespace(draw=draw)
+    watched: Any = SimpleNamespace(start=start, finish=finish)
+    queue = BatchQueue(config, RunDir(journal.folder.parent), schedule, watched)
     steps = threading.Thread(target=take_all, daemon=True)
     steps.start()
     while not seen.memory and steps.is_alive():

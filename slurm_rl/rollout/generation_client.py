@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.sampling import Sampler
-from slurm_rl.workers.ray_driver import Actor, ActorLost, name_failure
+from slurm_rl.workers.ray_driver import Actor, ActorLost, call_method, name_failure
 
 _WAIT_S = 30.0
 """Longest wait of one poll; an engine without output for this long is checked for a heartbeat by its node's agent."""
@@ -95,11 +95,7 @@ class GenerationClient:
             self._call(engine, self._take, engine.handle.collect, _WAIT_S, self.delay_s)
 
     def _call(self, engine: Actor, then: Callable[[Actor, Future[Any]], None], method: Any, *args: Any) -> None:
-        try:
-            answer: Future[Any] = method.remote(self.name, *args).future()
-        except Exception as error:  # for example, Ray already knows that the engine is dead
-            answer = Future()
-            answer.set_exception(error)
+        answer = call_method(method, self.name, *args)
         answer.add_done_callback(lambda it: self.post(functools.partial(then, engine, it)))
 
     def _check_submitted(self, engine: Actor, answer: Future[None]) -> None:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.data.groups import SamplingSpec, Trajectory
-from slurm_rl.errors import TrainingError
-from slurm_rl.node.wait_for_ray_nodes import POLL_S
-from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
+from slurm_rl.data.groups import SamplingSpec
+from slurm_rl.rollout.sampling import Chunk, Sampler, cut_chunks
+from slurm_rl.workers.ray_driver import Actor, Cluster
+
+if TYPE_CHECKING:
+    from slurm_rl.data.tokenize import EncodedPrompt
+    from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 
 _CHUNKS_PER_BATCH = 4
 """Least number of chunks of a batch per engine, if there are enough prompts."""
@@ -42,47 +42,6 @@ def chunk_size(num_prompts: int, num_completions: int, num_engines: int, max_num
     """
     fills = max_num_seqs // (_CHUNKS_PER_ENGINE * num_completions)
     return max(1, min(fills, num_prompts // (_CHUNKS_PER_BATCH * num_engines)))
-
-
-@dataclass(eq=False)
-class Chunk:
-    """A few prompts of one batch, sampled in one call."""
-
-    prompts: Sequence[TokenPrompt]
-    seeds: Sequence[int]
-    spec: SamplingSpec
-    done: Future[list[list[Trajectory]]] = field(default_factory=Future)
-    engine: Actor | None = None
-    """The engine that samples it; None while it is queued."""
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.prompts) * self.spec.num_completions
-
-    def send(self, engine: Actor) -> Future[Any]:
-        """Call the engine; pass the returned future to `end` once it is done."""
-        self.engine = engine
-        try:
-            answer: Future[Any] = engine.handle.generate.remote(self.prompts, self.seeds, self.spec).future()
-        except Exception as error:  # for example, Ray already knows that the engine is dead
-            answer = Future()
-            answer.set_exception(error)
-        return answer
-
-    def end(self, answer: Future[Any]) -> None:
-        error = answer.exception()
-        if error is None:
-            self.done.set_result(answer.result())
-            return
-        assert self.engine is not None
-        failure = name_failure(error, self.engine.name, "sampling")
-        if isinstance(failure, ActorLost):
-            failure.handle = self.engine.handle
-        self.done.set_exception(failure)
-
-    def reset(self) -> None:
-        """Prepare to send the same prompts and seeds again."""
-        self.done, self.engine = Future(), None
 
 
 class LoadBalancer:
@@ -110,7 +69,10 @@ class LoadBalancer:
     def _choose_engine(self) -> Actor | None:
         """Return the engine with the fewest sequences in flight among those below `max_calls`."""
         free = [engine for engine in self.engines if len(self._in_flight[engine.name]) < self.max_calls]
-        return min(free, key=lambda it: sum(c.num_sequences for c in self._in_flight[it.name]), default=None)
+        return min(free, key=self._num_sequences, default=None)
+
+    def _num_sequences(self, engine: Actor) -> int:
+        return sum(len(chunk.prompts) * chunk.spec.num_completions for chunk in self._in_flight[engine.name])
 
     def _send(self, chunk: Chunk, engine: Actor) -> None:
         self._in_flight[engine.name].append(chunk)
@@ -122,48 +84,30 @@ class LoadBalancer:
         chunk.end(answer)
 
 
-def wait_for_chunks(
-    cluster: Cluster,
-    chunks: Sequence[Chunk],
-    *,
-    timeout_s: float,
-    stoppable: bool,
-    retry: Callable[[Chunk, ActorLost], None] | None = None,
-) -> Iterator[list[int]]:
-    """Yield the indices of the chunks that finished since the last yield, until all have.
+class AsyncSampler(Sampler):
+    """A sampler over asynchronous engines: each gets the next prompts as soon as it has room."""
 
-    Args:
-        retry: sends a chunk again after its engine was lost; None raises the loss.
+    def __init__(
+        self,
+        cluster: Cluster,
+        engines: Sequence[Actor],
+        timeout_s: float,
+        supervisor: EngineSupervisor | None = None,
+        *,
+        max_num_seqs: int,
+        staleness: int,
+    ) -> None:
+        super().__init__(cluster, engines, timeout_s, supervisor)
+        self.max_num_seqs, self.balancer = max_num_seqs, LoadBalancer(engines, max_calls(staleness))
 
-    Raises:
-        TrainingError: an engine died, raised, or did not answer in time; the error names it.
-    """
-    deadline = time.monotonic() + timeout_s
-    indices = {chunk.done: index for index, chunk in enumerate(chunks)}
-    pending = set(indices)
-    while pending:
-        if stoppable:
-            cluster.stop.check()
-        cluster.while_waiting()
-        finished, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
-        for future in list(finished):
-            try:
-                future.result()
-            except ActorLost as lost:
-                if retry is None:
-                    raise
-                index = indices.pop(future)
-                retry(chunks[index], lost)
-                finished.discard(future)
-                indices[chunks[index].done] = index
-                pending.add(chunks[index].done)
-                deadline = time.monotonic() + timeout_s
-        if finished:
-            yield sorted(indices[future] for future in finished)
-        if pending and time.monotonic() > deadline:
-            late = {chunk.engine.name if chunk.engine else "no engine" for chunk in chunks if not chunk.done.done()}
-            raise TrainingError(
-                f"sampling must end within {timeout_s:g} s",
-                seen="no answer from " + ", ".join(sorted(late)),
-                action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
-            )
+    def start(
+        self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
+    ) -> list[Chunk]:
+        """Queue the prompts behind those in flight and return at once."""
+        size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
+        chunks = cut_chunks(prompts, spec, own_seeds, [*range(0, len(prompts), size), len(prompts)])
+        self.balancer.submit(chunks)
+        return chunks
+
+    def _send_again(self, chunk: Chunk, name: str) -> None:
+        self.balancer.submit([chunk])

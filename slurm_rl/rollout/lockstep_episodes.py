@@ -21,7 +21,7 @@ from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.episode import Episode, Limits, log_answer, log_reply
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.sampling import PendingGroups, Sampler
+from slurm_rl.rollout.sampling import Chunk, Sampler
 from slurm_rl.rollout.scoring import gather_groups, score_episodes
 from slurm_rl.rollout.turn_log import BatchLog, TurnLog
 
@@ -31,7 +31,7 @@ class PendingEpisodes:
     """First replies in flight."""
 
     spec: SamplingSpec
-    first: PendingGroups
+    first: Sequence[Chunk]
     log: BatchLog | None
 
 

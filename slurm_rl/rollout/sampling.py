@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_rl.algorithms.schedule import derive_seed
-from slurm_rl.data.groups import Group, SamplingSpec
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
+from slurm_rl.errors import TrainingError
+from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import RewardItem
-from slurm_rl.rollout.load_balancer import Chunk, LoadBalancer, chunk_size, max_calls, wait_for_chunks
+from slurm_rl.workers.ray_driver import ActorLost, call_method, name_failure
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -19,9 +23,7 @@ if TYPE_CHECKING:
     from slurm_rl.node.stop import Timer
     from slurm_rl.rewards.scorer import Scorer
     from slurm_rl.rollout.engine_supervisor import EngineSupervisor
-    from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
-
-T = TypeVar("T")
+    from slurm_rl.workers.ray_driver import Actor, Cluster
 
 
 class Rollouts(Protocol):
@@ -42,14 +44,43 @@ class Rollouts(Protocol):
         """Start and finish in one call, for the evaluation."""
 
 
-@dataclass(frozen=True)
-class PendingGroups:
-    """Requests in flight."""
+@dataclass(eq=False)
+class Chunk:
+    """Consecutive prompts of one batch, sampled in one call."""
 
-    shares: Sequence[Sequence[EncodedPrompt]]
-    """Prompts of each request, in order."""
-    chunks: Sequence[Chunk]
-    """The requests."""
+    first: int
+    """Index of the first prompt in the batch."""
+    prompts: Sequence[EncodedPrompt]
+    seeds: Sequence[int]
+    spec: SamplingSpec
+    done: Future[list[list[Trajectory]]] = field(default_factory=Future)
+    engine: Actor | None = None
+    """The engine that samples it; None while it is queued."""
+
+    def send(self, engine: Actor) -> Future[Any]:
+        """Call the engine; pass the returned future to `end` once it is done."""
+        self.engine = engine
+        return call_method(engine.handle.generate, [prompt.tokens for prompt in self.prompts], self.seeds, self.spec)
+
+    def end(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            self.done.set_result(answer.result())
+            return
+        assert self.engine is not None
+        failure = name_failure(error, self.engine.name, "sampling")
+        if isinstance(failure, ActorLost):
+            failure.handle = self.engine.handle
+        self.done.set_exception(failure)
+
+    def reset(self) -> None:
+        """Prepare to send the same prompts and seeds again."""
+        self.done, self.engine = Future(), None
+
+    def groups(self) -> dict[int, Group]:
+        """Return the sampled groups by index of their prompt; raise the error of the call."""
+        pairs = zip(self.prompts, self.done.result(), strict=True)
+        return {index: Group(prompt, group) for index, (prompt, group) in enumerate(pairs, self.first)}
 
 
 class Sampler:
@@ -66,41 +97,55 @@ class Sampler:
 
     def start(
         self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
-    ) -> PendingGroups:
+    ) -> list[Chunk]:
         """Send each engine a consecutive share and return at once.
 
         Args:
             own_seeds: one per prompt; None: those of `seed_prompts`.
         """
-        count = len(self.engines)
-        all_seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
-        shares, seeds = split_evenly(prompts, count), split_evenly(all_seeds, count)
-        engines = [engine for engine, share in zip(self.engines, shares, strict=True) if share]
-        pending = _build_chunks([*filter(None, shares)], [*filter(None, seeds)], spec)
-        for engine, chunk in zip(engines, pending.chunks, strict=True):
+        chunks = cut_chunks(prompts, spec, own_seeds, split_evenly(len(prompts), len(self.engines)))
+        pairs = [(chunk, engine) for chunk, engine in zip(chunks, self.engines, strict=True) if chunk.prompts]
+        for chunk, engine in pairs:
             chunk.send(engine).add_done_callback(chunk.end)
-        return pending
+        return [chunk for chunk, _ in pairs]
 
-    def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
+    def finish(self, chunks: Sequence[Chunk], within_s: float | None = None) -> list[Group]:
         """Wait for the engines; with `within_s`, that long and regardless of stop signals."""
-        [groups] = gather_arrivals(self.arrivals(pending, within_s))
+        [groups] = gather_arrivals(self.arrivals(chunks, within_s))
         return list(groups.values())
 
-    def arrivals(self, pending: PendingGroups, within_s: float | None = None) -> Iterator[dict[int, Group]]:
-        """Yield the groups that arrived since the last yield, by index of their prompt."""
+    def arrivals(self, chunks: Sequence[Chunk], within_s: float | None = None) -> Iterator[dict[int, Group]]:
+        """Yield the groups that arrived since the last yield, by index of their prompt, until all have.
+
+        Raises:
+            TrainingError: an engine died, raised, or did not answer in time; the error names it.
+        """
         timeout_s = self.timeout_s if within_s is None else within_s
-        firsts = [0, *itertools.accumulate(map(len, pending.shares))]
-        stoppable = within_s is None
-        # A checkpoint before the end of a time limit cannot wait for vLLM to start again.
-        retry = self._retry if self.supervisor and stoppable else None
-        for finished in wait_for_chunks(
-            self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=stoppable, retry=retry
-        ):
+        deadline = time.monotonic() + timeout_s
+        pending = {chunk.done: chunk for chunk in chunks}
+        while pending:
+            if within_s is None:
+                self.cluster.stop.check()
+            self.cluster.while_waiting()
             groups: dict[int, Group] = {}
-            for index in finished:
-                pairs = zip(pending.shares[index], pending.chunks[index].done.result(), strict=True)
-                groups |= {firsts[index] + i: Group(prompt, group) for i, (prompt, group) in enumerate(pairs)}
-            yield groups
+            for future in wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION).done:
+                chunk, error = pending.pop(future), future.exception()
+                # A checkpoint before the end of a time limit cannot wait for vLLM to start again.
+                if self.supervisor and within_s is None and isinstance(error, ActorLost):
+                    self._retry(chunk, error)
+                    pending[chunk.done] = chunk
+                    deadline = time.monotonic() + timeout_s
+                else:
+                    groups |= chunk.groups()
+            if groups:
+                yield dict(sorted(groups.items()))
+            if pending and time.monotonic() > deadline:
+                late = {chunk.engine.name if chunk.engine else "no engine" for chunk in pending.values()}
+                raise TrainingError(
+                    f"sampling must end within {timeout_s:g} s",
+                    seen="no answer from " + ", ".join(sorted(late)),
+                    action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
+                )
 
     def _retry(self, chunk: Chunk, lost: ActorLost) -> None:
         """Have the engine replaced and send the chunk to the replacement."""
@@ -119,41 +164,12 @@ class Sampler:
         self.cluster.gather(calls, timeout_s=self.timeout_s, what="putting the engines to sleep", stoppable=False)
 
 
-class AsyncSampler(Sampler):
-    """A sampler over asynchronous engines: each gets the next prompts as soon as it has room."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        engines: Sequence[Actor],
-        timeout_s: float,
-        supervisor: EngineSupervisor | None = None,
-        *,
-        max_num_seqs: int,
-        staleness: int,
-    ) -> None:
-        super().__init__(cluster, engines, timeout_s, supervisor)
-        self.max_num_seqs, self.balancer = max_num_seqs, LoadBalancer(engines, max_calls(staleness))
-
-    def start(
-        self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
-    ) -> PendingGroups:
-        """Queue the prompts behind those in flight and return at once."""
-        size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
-        all_seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
-        pending = _build_chunks(cut(prompts, size), cut(all_seeds, size), spec)
-        self.balancer.submit(pending.chunks)
-        return pending
-
-    def _send_again(self, chunk: Chunk, name: str) -> None:
-        self.balancer.submit([chunk])
-
-
-def _build_chunks(
-    shares: Sequence[Sequence[EncodedPrompt]], seeds: Sequence[Sequence[int]], spec: SamplingSpec
-) -> PendingGroups:
-    pairs = zip(shares, seeds, strict=True)
-    return PendingGroups(shares, [Chunk([prompt.tokens for prompt in share], own, spec) for share, own in pairs])
+def cut_chunks(
+    prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None, bounds: Sequence[int]
+) -> list[Chunk]:
+    """Return the chunks between consecutive `bounds`."""
+    seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
+    return [Chunk(start, prompts[start:end], seeds[start:end], spec) for start, end in itertools.pairwise(bounds)]
 
 
 def seed_prompts(spec: SamplingSpec, num_prompts: int) -> list[int]:
@@ -161,15 +177,9 @@ def seed_prompts(spec: SamplingSpec, num_prompts: int) -> list[int]:
     return [derive_seed(spec.seed, index) for index in range(num_prompts)]
 
 
-def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return consecutive parts of `size`; the last may be shorter."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
-    """Return consecutive parts whose lengths differ by at most one."""
-    bounds = [len(items) * part // num_parts for part in range(num_parts + 1)]
-    return [items[start:end] for start, end in itertools.pairwise(bounds)]
+def split_evenly(num_items: int, num_parts: int) -> list[int]:
+    """Return the bounds of consecutive parts whose lengths differ by at most one."""
+    return [num_items * part // num_parts for part in range(num_parts + 1)]
 
 
 def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
@@ -221,10 +231,10 @@ class SingleTurn:
     def __init__(self, sampler: Sampler, scorer: Scorer, *, gathered: bool) -> None:
         self.sampler, self.scorer, self.gathered = sampler, scorer, gathered
 
-    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Chunk]:
         return self.sampler.start(prompts, spec)
 
-    def finish(self, pending: PendingGroups, timer: Timer, within_s: float | None = None) -> list[Group]:
+    def finish(self, pending: Sequence[Chunk], timer: Timer, within_s: float | None = None) -> list[Group]:
         arrivals = self.sampler.arrivals(pending, within_s)
         return score_arrivals(gather_arrivals(arrivals) if self.gathered else arrivals, self.scorer, timer)
 

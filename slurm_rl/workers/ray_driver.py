@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,16 @@ class Cluster:
                     action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
                 )
         return [results[reference] for _, reference in calls]
+
+
+def call_method(method: Any, *args: Any) -> Future[Any]:
+    """Call a method of an actor and return the future of its result."""
+    try:
+        answer: Future[Any] = method.remote(*args).future()
+    except Exception as error:  # for example, Ray already knows that the actor is dead
+        answer = Future()
+        answer.set_exception(error)
+    return answer
 
 
 def name_failure(error: BaseException, name: str, what: str) -> BaseException:

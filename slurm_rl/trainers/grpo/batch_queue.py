@@ -25,7 +25,7 @@ from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.algorithms.shaping import apply_group_reward, shape_overlong
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
-from slurm_rl.data.groups import Group
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.mixing import Order, build_order, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
@@ -48,10 +48,10 @@ class Batch:
     """Seconds by phase; measured in another thread than the loop's unless k is 0."""
 
 
-class BatchSource:
-    """Draws, samples and scores the prompts of a GRPO step.
+class PromptSchedule:
+    """Chooses the prompts and the seed of each GRPO step.
 
-    The prompts are a pure function of the step, and of earlier scores with a curriculum: a resumed run draws the same.
+    They are a pure function of the step, and of earlier scores with a curriculum: a resumed run chooses the same.
 
     Args:
         prompts: training prompts.
@@ -59,22 +59,17 @@ class BatchSource:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        prompts: Sequence[EncodedPrompt],
-        rollouts: Rollouts,
-        find_rates: Callable[[], Rates] = dict,
+        self, config: RunConfig, prompts: Sequence[EncodedPrompt], find_rates: Callable[[], Rates] = dict
     ) -> None:
-        self.config, self.prompts, self.rollouts, self.find_rates = config, prompts, rollouts, find_rates
+        self.config, self.prompts, self.find_rates = config, prompts, find_rates
         sources = [prompt.source for prompt in prompts]
         weights = {name: source.weight for name, source in config.data.sources.items()}
         self.order = build_order(sources, weights, config.seed)
         self.refill_order = build_order(sources, weights, derive_seed(config.seed, "refill"))
         self.ids = [prompt.row_id for prompt in prompts] if config.data.curriculum is not None else []
-        self.max_tokens = {name: one.rollout.max_tokens for name, one in each_source(config).items()}
 
-    def start(self, step: int, round_number: int = 0) -> Any:
-        """Request the completions of a GRPO step's prompts and return at once.
+    def draw(self, step: int, round_number: int = 0) -> tuple[list[EncodedPrompt], SamplingSpec]:
+        """Return the prompts of a GRPO step and how to sample them.
 
         Args:
             round_number: round of dynamic sampling; each has other prompts.
@@ -86,7 +81,7 @@ class BatchSource:
         rows = self._rows(order, place * count)
         run_step = self.config.warmup.num_steps + step
         spec = build_spec(self.config, purpose, run_step, self.config.algorithm.group_size)
-        return self.rollouts.start([self.prompts[row] for row in rows], spec)
+        return [self.prompts[row] for row in rows], spec
 
     def _rows(self, order: Order, position: int) -> list[int]:
         count, curriculum = self.config.trainer.prompts_per_step, self.config.data.curriculum
@@ -97,19 +92,6 @@ class BatchSource:
         candidates = list_candidates(order, position, count, curriculum.candidates)
         seed, ids = self.config.seed, self.ids
         return choose_rows(candidates, ids, self.find_rates(), curriculum, seed=seed, position=position)
-
-    def finish(self, pending: Any, within_s: float | None) -> Batch:
-        """Wait for the completions and score them; called in the queue's thread.
-
-        Args:
-            within_s: time limit that ignores stop signals; None: a stop signal raises StopRequested.
-        """
-        timer = Timer()
-        scored = self.rollouts.finish(pending, timer, within_s)
-        if self.config.algorithm.group_reward is not None:
-            with timer.phase("reward"):
-                scored = apply_group_reward(self.config.algorithm.group_reward, scored)
-        return Batch(shape_overlong(scored, self.config.algorithm.overlong, self.max_tokens), timer.seconds)
 
 
 @dataclass(frozen=True)
@@ -151,12 +133,22 @@ class BatchQueue:
     Called in the loop's thread, so that engines get requests and weights in one order; a thread scores the batches.
 
     Args:
-        source: `start` sends the requests of a batch, `finish` waits for it and scores it.
+        schedule: chooses the prompts of each batch.
+        rollouts: sends the requests of a batch, waits for it and scores it.
         is_journalled: batches in flight resume from the turn log, so checkpoints do not wait for them.
     """
 
-    def __init__(self, config: RunConfig, run: RunDir, source: BatchSource, *, is_journalled: bool = False) -> None:
-        self.config, self.run_dir, self.source, self.is_journalled = config, run, source, is_journalled
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        schedule: PromptSchedule,
+        rollouts: Rollouts,
+        *,
+        is_journalled: bool = False,
+    ) -> None:
+        self.config, self.run_dir, self.schedule, self.rollouts = config, run, schedule, rollouts
+        self.is_journalled = is_journalled
         self.staleness = config.rollout.max_off_policy_steps
         self.failures = FailureWatch(config.reward.max_failure_rate)
         self._in_flight: dict[int, tuple[Any, Future[Batch]]] = {}
@@ -200,8 +192,7 @@ class BatchQueue:
         """Request the batches that may be in flight during this step, then return the step's batch."""
         for ahead in range(step, min(step + self.staleness, self.config.trainer.num_steps - 1) + 1):
             if ahead not in self._in_flight and ahead not in self._done:
-                pending = self.source.start(ahead)
-                self._in_flight[ahead] = pending, self._threads.submit(self.source.finish, pending, None)
+                self._in_flight[ahead] = self._start(ahead)
         if step in self._done:
             return self._done.pop(step)
         batch = self._in_flight[step][1].result()
@@ -220,8 +211,26 @@ class BatchQueue:
     def _refill(self, step: int, number: int, timer: Timer) -> list[Group]:
         """Request other prompts for dynamic sampling, after the batches in flight."""
         with timer.phase("refill"):
-            pending = self.source.start(step, number)
-            return self._threads.submit(self.source.finish, pending, None).result().groups
+            return self._start(step, number)[1].result().groups
+
+    def _start(self, step: int, round_number: int = 0) -> tuple[Any, Future[Batch]]:
+        """Send the requests of a batch, which a thread then waits for."""
+        pending = self.rollouts.start(*self.schedule.draw(step, round_number))
+        return pending, self._threads.submit(self._finish, pending, None)
+
+    def _finish(self, pending: Any, within_s: float | None) -> Batch:
+        """Wait for the completions and score them.
+
+        Args:
+            within_s: time limit that ignores stop signals; None: a stop signal raises StopRequested.
+        """
+        timer, algorithm = Timer(), self.config.algorithm
+        scored = self.rollouts.finish(pending, timer, within_s)
+        if algorithm.group_reward is not None:
+            with timer.phase("reward"):
+                scored = apply_group_reward(algorithm.group_reward, scored)
+        max_tokens = {name: one.rollout.max_tokens for name, one in each_source(self.config).items()}
+        return Batch(shape_overlong(scored, algorithm.overlong, max_tokens), timer.seconds)
 
     def drain(self, within_s: float) -> dict[int, list[Group]]:
         """Wait for the batches in flight and return them for a checkpoint; they stay in the queue.
@@ -255,7 +264,7 @@ class BatchQueue:
             if isinstance(future.exception(), StopRequested):
                 del self._in_flight[step]
                 with contextlib.suppress(TrainingError):
-                    self._done[step] = self.source.finish(pending, max(deadline - time.monotonic(), 0.0))
+                    self._done[step] = self._finish(pending, max(deadline - time.monotonic(), 0.0))
 
     def restore(self, batches: dict[int, list[Group]]) -> None:
         """Restore the batches of a checkpoint."""

@@ -10,7 +10,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
 from slurm_rl.data.groups import Prompts
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
-from slurm_rl.rollout.sampling import AsyncSampler, Rollouts, Sampler, SingleTurn
+from slurm_rl.rollout.sampling import Rollouts, Sampler, SingleTurn
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, Cluster
@@ -63,6 +63,8 @@ def build_sampler(
     rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
     if not rollout.inflight_weight_updates:
         return Sampler(cluster, engines, timeout_s, supervisor)
+    from slurm_rl.rollout.load_balancer import AsyncSampler
+
     return AsyncSampler(
         cluster,
         engines,

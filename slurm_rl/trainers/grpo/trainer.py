@@ -17,7 +17,7 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
 from slurm_rl.run_dir.step_log import SAVE
 from slurm_rl.trainers.common.cadence import open_cadence
-from slurm_rl.trainers.grpo.batch_queue import BatchQueue, BatchSource, Collected
+from slurm_rl.trainers.grpo.batch_queue import BatchQueue, Collected, PromptSchedule
 from slurm_rl.trainers.grpo.evaluation import Evaluator
 from slurm_rl.trainers.grpo.rollout_files import log_samples
 from slurm_rl.trainers.grpo.step_metrics import (
@@ -92,8 +92,8 @@ class GRPOTrainer:
         self.saver, self.metrics, self.policy_lock = saver, metrics, policy_lock
         self.state = TrainerState()
         self.cadence = open_cadence(run, config)
-        source = BatchSource(config, prompts.train, rollouts, lambda: self.state.solve_rates)
-        self.queue = BatchQueue(config, run, source, is_journalled=resumes_from_log(config))
+        schedule = PromptSchedule(config, prompts.train, lambda: self.state.solve_rates)
+        self.queue = BatchQueue(config, run, schedule, rollouts, is_journalled=resumes_from_log(config))
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
 
     def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_rl.config.algorithm import OverlongConfig
 from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
@@ -28,13 +29,18 @@ def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int
 def make_queue(
     source: Any, staleness: int, num_steps: int, *, rounds: int = 1, prompts: int = 1, is_journalled: bool = False
 ) -> BatchQueue:
-    """A queue of batches that `source` starts and finishes."""
+    """A queue of batches that `source` starts (of a step and round) and finishes."""
     config: Any = SimpleNamespace(
         reward=SimpleNamespace(max_failure_rate=1.0),
-        rollout=SimpleNamespace(replay=None, dump=False, max_off_policy_steps=staleness),
+        rollout=SimpleNamespace(replay=None, dump=False, max_off_policy_steps=staleness, max_tokens=8),
+        data=SimpleNamespace(sources={}),
         warmup=SimpleNamespace(num_steps=0),
         trainer=SimpleNamespace(prompts_per_step=prompts, num_steps=num_steps),
-        algorithm=SimpleNamespace(dynamic_sampling_rounds=rounds),
+        algorithm=SimpleNamespace(dynamic_sampling_rounds=rounds, group_reward=None, overlong=OverlongConfig()),
     )
     nowhere: Any = None
-    return BatchQueue(config, nowhere, source, is_journalled=is_journalled)
+    schedule: Any = SimpleNamespace(draw=lambda step, number=0: (step, number))
+    rollouts: Any = SimpleNamespace(
+        start=source.start, finish=lambda pending, timer, within_s: source.finish(pending, within_s)
+    )
+    return BatchQueue(config, nowhere, schedule, rollouts, is_journalled=is_journalled)

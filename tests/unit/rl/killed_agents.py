@@ -26,7 +26,6 @@ from slurm_rl.rollout.endpoint.programs import find_argv
 from slurm_rl.rollout.endpoint.requests import SamplingRule
 from slurm_rl.rollout.turn_log import PROGRAM, TurnLog
 from slurm_rl.run_dir.run_dir import write_json
-from slurm_rl.trainers.grpo.batch_queue import Batch
 from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_queue
 from tests.unit.rl.episode_kit import SPEC, sampler_of
@@ -152,12 +151,10 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
     )
     prompts = [EncodedPrompt(index=i, token_ids=[63 + i], text=chr(63 + i), answer=it) for i, it in enumerate(ANSWERS)]
 
-    def start(step: int) -> Any:
+    def start(step: int, _: int) -> Any:
         return programs.start(prompts, replace(SPEC, num_completions=2, seed=step + 100, batch=f"rollout-{step}"))
 
-    source = SimpleNamespace(
-        start=start, finish=lambda pending, within_s: Batch(programs.finish(pending, Timer(), within_s))
-    )
+    source = SimpleNamespace(start=start, finish=lambda pending, within_s: programs.finish(pending, Timer(), within_s))
     queue = make_queue(source, ahead, STEPS, prompts=len(prompts), is_journalled=not ahead)
     queue.restore(load_rollouts(folder) if ahead else {})
     while state["step"] < STEPS:

@@ -12,7 +12,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.batch_queue import BatchSource
+from slurm_rl.trainers.grpo.batch_queue import Batch, BatchQueue, PromptSchedule
 from slurm_rl.trainers.grpo.build import build_rollouts
 from slurm_rl.trainers.grpo.judges import Judge
 
@@ -43,18 +43,33 @@ class Rewards:
         return [RewardResult(item=item, value=1.0) for item in items]
 
 
-def make_source(*words: str) -> tuple[BatchSource, Rewards]:
+class Source:
+    """A queue's way from a step to its scored groups, without its thread."""
+
+    def __init__(self, queue: BatchQueue) -> None:
+        self.queue, self.schedule = queue, queue.schedule
+
+    def start(self, step: int, round_number: int = 0) -> Any:
+        return self.queue.rollouts.start(*self.schedule.draw(step, round_number))
+
+    def finish(self, pending: Any) -> Batch:
+        return self.queue._finish(pending, None)
+
+
+def make_source(*words: str) -> tuple[Source, Rewards]:
     prompts = [EncodedPrompt(index=i, token_ids=[1], text=str(i), answer="1") for i in range(NUM_PROMPTS)]
     rewards = Rewards()
     sampler: Any = Sampler()
     judges = {"": Judge(rewards, None)}
     config = load_config(["+exp=demo", "trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
-    return BatchSource(config, prompts, build_rollouts(config, sampler, judges, None, "")), rewards
+    nowhere: Any = None
+    rollouts = build_rollouts(config, sampler, judges, None, "")
+    return Source(BatchQueue(config, nowhere, PromptSchedule(config, prompts), rollouts)), rewards
 
 
 def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> None:
     source, rewards = make_source(f"reward.model.path={tmp_path}")
-    batch = source.finish(source.start(0), None)
+    batch = source.finish(source.start(0))
     assert rewards.asked == [[group.prompt.text for group in batch.groups]]
     assert len(batch.groups) == 4
 
@@ -68,7 +83,7 @@ def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> 
 )
 def test_other_rewards_and_continuous_runs_score_what_has_come(words: tuple[str, ...]) -> None:
     source, rewards = make_source(*words)
-    batch = source.finish(source.start(0), None)
+    batch = source.finish(source.start(0))
     texts = [group.prompt.text for group in batch.groups]
     assert rewards.asked == [texts[1::2], texts[0::2]]
 
@@ -95,12 +110,12 @@ def test_a_curriculum_follows_from_place_and_results_alone() -> None:
     """Asked again after a restart, with what the checkpoint has, a step has the same rows."""
     plain, _ = make_source()
     first, _ = make_source("data.curriculum={revisit: 0.0}")
-    rows = [group.prompt.index for group in first.finish(first.start(2), None).groups]
+    rows = [group.prompt.index for group in first.finish(first.start(2)).groups]
     known = {str(index): [8.0, 8] for index in rows}
     found = []
     for _ in range(2):
         again, _ = make_source("data.curriculum={revisit: 0.0}")
-        again.find_rates = lambda: known
-        found.append([group.prompt.index for group in again.finish(again.start(2), None).groups])
+        again.schedule.find_rates = lambda: known
+        found.append([group.prompt.index for group in again.finish(again.start(2)).groups])
     assert found[0] == found[1] and not set(found[0]) & set(rows)
-    assert len(set(found[0])) == 4 and plain.find_rates() == {}
+    assert len(set(found[0])) == 4 and plain.schedule.find_rates() == {}

@@ -9,7 +9,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.batch_queue import Batch, collect_groups
+from slurm_rl.trainers.grpo.batch_queue import collect_groups
 from tests.unit.rl.batch_kit import make_queue
 
 # Rewards of the two groups of each round: equal ones carry no signal.
@@ -37,10 +37,10 @@ class Source:
         self.asked.append(number)
         return number
 
-    def finish(self, number: int, within_s: float | None) -> Batch:
+    def finish(self, number: int, within_s: float | None) -> list[Group]:
         if number and self.stops and within_s is None:
             raise StopRequested("asked to stop")
-        return Batch(draw(number))
+        return draw(number)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])

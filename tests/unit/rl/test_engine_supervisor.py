@@ -17,7 +17,8 @@ from slurm_rl.errors import TrainingError
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.rollout.engine_supervisor import MAX_RESTARTS, EngineSupervisor
-from slurm_rl.rollout.sampling import AsyncSampler, Sampler
+from slurm_rl.rollout.load_balancer import AsyncSampler
+from slurm_rl.rollout.sampling import Sampler
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster

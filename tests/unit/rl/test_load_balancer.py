@@ -17,8 +17,8 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.node.stop import StopFlag, Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rollout.load_balancer import max_calls
-from slurm_rl.rollout.sampling import AsyncSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
+from slurm_rl.rollout.load_balancer import AsyncSampler, max_calls
+from slurm_rl.rollout.sampling import Sampler, gather_arrivals, score_arrivals, seed_prompts
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)

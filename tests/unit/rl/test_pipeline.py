@@ -11,7 +11,6 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.trainers.grpo.batch_queue import Batch
 from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from slurm_rl.trainers.grpo.step_metrics import staleness_metrics
 from tests.unit.rl.batch_kit import make_queue
@@ -40,7 +39,7 @@ class Fake:
         self.asked.append(f"batch {step + 100 * number}")
         return step + 100 * number
 
-    def finish(self, step: int, within_s: float | None) -> Batch:
+    def finish(self, step: int, within_s: float | None) -> list[Group]:
         if within_s is None:
             self.gate.wait()
             if self.is_stopped:
@@ -48,7 +47,7 @@ class Fake:
         elif within_s == 0:
             raise TrainingError("sampling must end in time")
         self.ended.append(step)
-        return Batch([group_of(step)])
+        return [group_of(step)]
 
     def take(self, step: int) -> int:
         return self.queue.take(step, Timer()).sampled[0].prompt.index

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +13,12 @@ from slurm_rl.trainers.grpo.step_metrics import accuracy, sampling_metrics, trai
 from tests.unit.rl.test_batch import group, result
 
 
-@given(st.lists(st.integers()), st.integers(1, 9))
-def test_split_evenly_returns_consecutive_even_parts(items: list[int], num_parts: int) -> None:
-    parts = split_evenly(items, num_parts)
-    assert [item for part in parts for item in part] == items
-    assert len(parts) == num_parts
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_split_evenly_returns_bounds_of_even_parts(num_items: int, num_parts: int) -> None:
+    bounds = split_evenly(num_items, num_parts)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, num_items, num_parts + 1)
+    sizes = [end - start for start, end in pairwise(bounds)]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_seeds_differ_by_index_and_repeat() -> None:
