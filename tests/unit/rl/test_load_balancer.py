@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -53,12 +54,18 @@ class Engines:
         self.sampler = AsyncSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
 
     def settle(self) -> list[int]:
-        """Calls that each engine has got, once the dispatcher has nothing to do."""
-        done: Future[None] = Future()
-        self.sampler.balancer._inbox.put(lambda: None)
-        self.sampler.balancer._inbox.put(lambda: self.sampler.balancer._inbox.put(lambda: done.set_result(None)))
-        done.result(60)
+        """Calls that each engine has got, once the balancer has nothing to do."""
+        balancer = self.sampler.balancer
+        self._wait_for_inbox()
+        while balancer._waiting and balancer._choose_engine() is not None:
+            time.sleep(0.001)
+        self._wait_for_inbox()
         return [len(engine.calls) for engine in self.engines]
+
+    def _wait_for_inbox(self) -> None:
+        done: Future[None] = Future()
+        self.sampler.balancer._inbox.put(lambda: done.set_result(None))
+        done.result(60)
 
 
 def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
