@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.rollout.sampling import split_evenly
-from slurm_rl.trainers.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.trainers.grpo.step_metrics import accuracy, sampling_metrics
 from tests.unit.rl.test_batch import group, result
 
 
@@ -46,15 +46,6 @@ def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told
     metrics = sampling_metrics([replace(scored, results=results)])
     assert metrics["score/length"] == 1.5
     assert metrics["score/rare"] == 5.0
-
-
-def test_training_metrics_are_means_over_tokens() -> None:
-    totals = [
-        {"loss": 1.0, "grad_norm": 2.0, "entropy/mean": 6.0},
-        {"loss": 3.0, "grad_norm": 4.0, "entropy/mean": 2.0},
-    ]
-    metrics = training_metrics(totals, 4, 4)
-    assert metrics == {"policy/loss": 2.0, "policy/grad_norm": 3.0, "entropy/mean": 2.0}
 
 
 def test_accuracy_counts_a_failure_as_wrong() -> None:
