@@ -1,35 +1,39 @@
-"""`attach`: a shell on a node of a running run, in its container and with its environment."""
+"""`attach`: a shell on a node of a running run, in its container and with its environment.
+
+`--dashboard` prints the ssh forward to the run's Ray dashboard and TensorBoard.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import sys
 from typing import Any, NoReturn
 
-from slurm_rl.cli.find import find_run, load_live
-from slurm_rl.cli.tunnel import run_dashboard
+from slurm_rl.cli.find import find_run, load_head, load_live
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.launch.controller.ends import read_record
-from slurm_rl.node.rendezvous import HeadRecord
-from slurm_rl.plan.attach import build_attach
+from slurm_rl.node.ports import dashboard_port
+from slurm_rl.plan.attach import build_attach, build_ssh_argv
 from slurm_rl.plan.job import HOSTS_VARIABLE, NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 from slurm_rl.run_dir.run_secret import token_file
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.dashboard:
-        return run_dashboard(args)
-    return _open_shell(args)
-
-
-def _open_shell(args: argparse.Namespace) -> NoReturn:
     directory = require_own_run(find_run(args.rest))
     plan, attempt = load_live(directory)
+    if not args.dashboard:
+        _open_shell(directory, plan, attempt, args)
+    print("\n".join([*describe_dashboard(directory, plan, attempt, args.port), *_board(directory, args)]))
+    return 0
+
+
+def _open_shell(directory: RunDir, plan: JobPlan, attempt: AttemptDir, args: argparse.Namespace) -> NoReturn:
     if plan.address:
         raise ConfigError(
             "attach goes to machines of ours", seen=f"a run on {plan.address}", action="kubectl exec, or its provider's"
@@ -85,8 +89,37 @@ def ray_environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     token = token_file(run, attempt.number)
     if not token.is_file() or not attempt.head.is_file():
         return {}
-    address = HeadRecord(**read_json(attempt.head)).address
-    return {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    return {"RAY_ADDRESS": load_head(attempt).address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def describe_dashboard(run: RunDir, plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
+    """Return the address of Ray's dashboard, the path of its token file, and the ssh commands that reach it."""
+    if plan.address:
+        return [f"dashboard    {plan.address} (its token: the cluster's)"]
+    if plan.torchrun is not None:
+        return [f"dashboard    none: task under torchrun, without Ray ({plan.name})"]
+    if not plan.ray.dashboard:
+        return ["dashboard    none: ray.dashboard=false"]
+    head, here = load_head(attempt), socket.gethostname()
+    remote = plan.ray.dashboard_port or dashboard_port(head.port)
+    is_here = head.host == here
+    return [
+        f"dashboard    http://127.0.0.1:{remote if is_here else port}",
+        f"  its token  {token_file(run, attempt.number)}",
+        *([] if is_here else [f"  from here  {shlex.join(build_ssh_argv(head.host, port, remote))}"]),
+        f"  from your own machine  {shlex.join(build_ssh_argv(head.host, port, remote, jump=here))}",
+    ]
+
+
+def _board(run: RunDir, args: argparse.Namespace) -> list[str]:
+    """Return the command that starts TensorBoard here, and the ssh command that reaches it."""
+    port = args.tensorboard_port
+    start = [sys.executable, "-m", "tensorboard.main", f"--logdir={run.tensorboard}", "--host=127.0.0.1"]
+    return [
+        f"tensorboard  http://127.0.0.1:{port}",
+        f"  start it here  {shlex.join([*start, f'--port={port}'])}",
+        f"  from your own machine  {shlex.join(build_ssh_argv(socket.gethostname(), port, port))}",
+    ]
 
 
 def become(argv: list[str], env: dict[str, str]) -> NoReturn:

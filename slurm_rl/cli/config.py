@@ -22,10 +22,6 @@ WIDTH = 80
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.completion:
-        from slurm_rl.cli.completion import run_completion
-
-        return run_completion(args)
     overrides = [word for word in args.rest if "=" in word or word.startswith("~")]
     names = [word for word in args.rest if word not in overrides]
     if len(names) > 1:

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from slurm_rl.cli import convert
-from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run, resolve
+from slurm_rl.cli.foreground import announce_and_follow
 from slurm_rl.cli.output import note
 from slurm_rl.config.inherit import inherit
 from slurm_rl.config.load import compose, load_config

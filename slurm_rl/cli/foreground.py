@@ -1,4 +1,4 @@
-"""A local run stays in front: live progress, Ctrl-C saves, the table at the end."""
+"""A started run: where it is. A local one stays in front: progress, Ctrl-C saves, the table at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from slurm_rl.config.user_files.load import load_function
 from slurm_rl.launch.controller.agents import OURS
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.launch.hooks import write_report
+from slurm_rl.launch.runs.start import Started
 from slurm_rl.node.processes import die_with_parent
+from slurm_rl.plan.image_file import describe_image
 from slurm_rl.run_dir.fs_probe import ANSWER_S, ForkedTask, SubprocessProbe
 from slurm_rl.run_dir.io_errors import explain_io_error
 from slurm_rl.run_dir.run_dir import RunDir, read_json
@@ -32,6 +34,23 @@ _LEAVE_TEXT = (
 _EXIT_SIGTERM = 128 + signal.SIGTERM
 _POLL_S = 0.05
 _CLOSE_DISPLAY_S = 1.0
+
+
+def announce_and_follow(started: Started) -> int:
+    """Print the run's paths and commands. Return 0 at once for a job, or the exit code of a run on this machine."""
+    directory, plan, submitted = started
+    path = shlex.quote(str(directory.path))
+    lines = [
+        f"run     {directory.path}",
+        f"job     {submitted.job_id}",
+        f"log     {directory.attempts / 'latest' / 'logs'}",
+        f"follow  python -m slurm_rl logs -f {path}",
+        f"status  python -m slurm_rl status {path}",
+        f"cancel  python -m slurm_rl cancel {path}",
+        describe_image(plan),
+    ]
+    note("\n".join(filter(None, lines)))
+    return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)
 
 
 def follow_to_the_end(run: RunDir, job: Any) -> int:

@@ -20,10 +20,9 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.foreground import stop_like_ctrl_c
+from slurm_rl.cli.foreground import announce_and_follow, stop_like_ctrl_c
 from slurm_rl.cli.output import note
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose

@@ -193,7 +193,7 @@ def render_help() -> str:
         "",
         f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
         "  --version     print the version",
-        "  --cfg job     print the composed config; --hydra-help: Hydra's own flags",
+        "  --cfg job     print the composed config",
     ]
     parser.epilog = "\n".join(lines)
     return parser.format_help().replace("\n  \n", "\n").rstrip()

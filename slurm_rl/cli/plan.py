@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import textwrap
 
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.output import note
-from slurm_rl.cli.table import find_width
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
@@ -20,9 +17,6 @@ from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
-
-_LEAST = 30
-"""Smallest width for a reason on the line of its variable."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +38,7 @@ def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
     if args.json:
         return json.dumps(plan.to_json(), indent=2)
     if args.script:
-        text = fold_reasons(render_plan(plan), find_width())
+        text = render_plan(plan)
         if (exactness := explain_exactness(config)) is not None:
             line = f"exactness  {exactness[0]} ({exactness[1]})"
             text = text.replace("\n\nplacement\n", f"\n{line}\n\nplacement\n", 1)
@@ -52,25 +46,3 @@ def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
     shape = None if config.external else find_shape(config.model)
     prompts = "" if config.external else describe_prompts(config)
     return render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)
-
-
-def fold_reasons(text: str, width: int | None) -> str:
-    """Wrap the reasons of environment variables at the terminal's width; the variables stay on one line.
-
-    >>> print(fold_reasons("  A=1    # likewise, and for a very long reason", 44))
-      A=1    # likewise, and for a very long
-            # reason
-    """
-
-    def fold(found: re.Match[str]) -> str:
-        name, reason = found.groups()
-        indent = " " * min(len(name), 8)
-        # A reason begins on the next line if the name is long.
-        first = indent if len(name) + _LEAST > (width or 0) else name
-        lines = textwrap.wrap(reason, width or 0, initial_indent=f"{first}# ", subsequent_indent=f"{indent}# ")
-        return "\n".join(lines if first == name else [name.rstrip(), *lines])
-
-    def shorten(line: str) -> str:
-        return re.sub(r"^(  \w+=.*?    )# (.*)$", fold, line) if width is not None and len(line) > width else line
-
-    return "\n".join(map(shorten, text.split("\n")))

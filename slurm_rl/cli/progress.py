@@ -5,22 +5,16 @@ It reads only the run directory, so any process can show it.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import STAGE_TITLES
-from slurm_rl.run_dir.event_text import describe_event, format_seconds, render_event
+from slurm_rl.run_dir.event_text import format_seconds, render_event
 from slurm_rl.run_dir.jsonl import Row, RowTail
 from slurm_rl.run_dir.row_text import WATCHED
 from slurm_rl.run_dir.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 STAGES: dict[str, str] = {
     "job/submitted": "waiting for the job to start",
@@ -48,9 +42,7 @@ class Progress:
     done: int = 0
     total: int = 0
     """Steps of this stage; 0 before training starts, when there is nothing to count."""
-    last_event: str = ""
     attempt_started: float = 0.0
-    first_time: float | None = None
     warmup_steps: int = 0
     num_steps: int = 0
     latest: dict[str, float] = field(default_factory=dict)
@@ -59,8 +51,6 @@ class Progress:
 
     def apply_event(self, event: Row) -> None:
         kind = event["kind"]
-        self.last_event = describe_event(event)
-        self.first_time = event["time"] if self.first_time is None else self.first_time
         if kind == "attempt/started":
             self.attempt_started = event["time"]
         if kind == "trainer/started":
@@ -114,22 +104,18 @@ WAIT_LINE_EVERY_S = 15.0
 """Longest silence of a log before the first step."""
 LINE_EVERY_STEPS = 10
 
-Show = Callable[[list[Row]], None]
-"""Shows the state, given the events that are new."""
-
 
 def follow(run: RunDir, is_alive: Callable[[], bool]) -> None:
     """Show the run until `is_alive` returns False, with the last lines written."""
     progress = Progress()
     events, metrics = RowTail(run.events), RowTail(run.metrics)
-    with _open_display(run, progress) as show:
-        alive = True
-        while alive:
-            # Check before reading the files, so that the last lines of a dying run are shown.
-            alive = is_alive()
-            show(_advance(progress, events, metrics))
-            if alive:
-                time.sleep(REFRESH_S)
+    show, alive = Display(progress), True
+    while alive:
+        # Check before reading the files, so that the last lines of a dying run are shown.
+        alive = is_alive()
+        show(_advance(progress, events, metrics))
+        if alive:
+            time.sleep(REFRESH_S)
 
 
 def _advance(progress: Progress, events: RowTail, metrics: RowTail) -> list[Row]:
@@ -146,22 +132,8 @@ def _advance(progress: Progress, events: RowTail, metrics: RowTail) -> list[Row]
     return sorted(added, key=lambda event: float(event["time"]))
 
 
-@contextmanager
-def _open_display(run: RunDir, progress: Progress) -> Iterator[Show]:
-    """A live panel on a terminal, plain lines anywhere else."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console()
-    if not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield PlainDisplay(progress)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        yield lambda events: _update(live.console, live.update, events, run.path.name, progress)
-
-
-class PlainDisplay:
-    """One line an event, and one for progress every few seconds or steps; no cursor movement."""
+class Display:
+    """Print a line per event, and one for progress every few seconds or steps; no cursor movement."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -192,30 +164,3 @@ class PlainDisplay:
             return True
         late = time.monotonic() - self._printed_at >= LINE_EVERY_S
         return late or progress.done - done >= LINE_EVERY_STEPS
-
-
-def _update(console: Console, draw: Callable[..., None], events: list[Row], name: str, progress: Progress) -> None:
-    """Print new events above the panel, where they stay, and redraw the panel."""
-    for event in events:
-        console.print(render_event(event), style="dim", markup=False, highlight=False)
-    draw(render_panel(name, progress, now=time.time()), refresh=True)
-
-
-def render_panel(name: str, progress: Progress, *, now: float) -> RenderableType:
-    """The live part: stage with a bar, the numbers, the last event."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(progress.stage_text(), style="bold")]
-    if progress.total:
-        # A bar does not end its line; without padding the numbers would overwrite it.
-        parts.append(Padding(ProgressBar(total=progress.total, completed=progress.done), 0))
-    if numbers := progress.numbers():
-        parts.append(Text("   ".join(numbers)))
-    if progress.last_event:
-        parts.append(Text(progress.last_event, style="dim", no_wrap=True, overflow="ellipsis"))
-    running = "" if progress.first_time is None else format_seconds(now - progress.first_time)
-    return Panel(Group(*parts), title=Text(name), title_align="left", subtitle=running, subtitle_align="right")

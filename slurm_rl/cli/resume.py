@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.find import find_target, open_target
+from slurm_rl.cli.foreground import announce_and_follow
 from slurm_rl.cli.output import note
 from slurm_rl.cli.parser import parse
 from slurm_rl.cli.pipeline import start_stages

@@ -13,17 +13,17 @@ from typing import Any
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.output import to_printable
 from slurm_rl.cli.run_facts import END_BYTES, describe_phase, describe_results, read_newest_row, read_num_steps
-from slurm_rl.cli.table import STYLES, RunLine, draw_runs, find_screen, format_age, join_row, render_runs
+from slurm_rl.cli.table import STYLES, RunLine, find_screen, format_age, join_row, render_runs
 from slurm_rl.config.user_files.load import load_function
-from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.record import RunState, load_job, read_last_row
 from slurm_rl.launch.jobs import count_states, read_far_log, read_states
 from slurm_rl.launch.runs.pipeline import find_stages
-from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
+from slurm_rl.launch.sweep.ledger import SweepDir
 from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_last_rows
-from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_text
+from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.run_dir.save_times import read_learned
 
 LEADERBOARD = "slurm_rl.plugins.report.standings:print_leaderboard"
@@ -35,48 +35,22 @@ _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 def run(args: argparse.Namespace) -> int:
     path = find_target(args.rest)
     is_ranked = args.metric is not None or args.json or args.smallest_first is not None
-    is_sweep = is_ranked or SweepDir(path).is_sweep
-    if is_sweep:
+    if is_ranked or SweepDir(path).is_sweep:
         load_function(LEADERBOARD)(SweepDir(path), args.metric, args.smallest_first, as_json=args.json)
-    table = [] if is_sweep and not args.svg else build_table(path)
-    if table and not is_sweep:
+        return 0
+    if table := build_table(path):
         _print_table(table)
-    elif not is_sweep:
+    else:
         print(to_printable(render_status(open_target(path))))
-    if args.svg:
-        save_picture(args.svg, table, to_printable(" ".join(args.rest)) or str(path))
     return 0
 
 
 def build_table(path: Path) -> list[RunLine]:
-    """Return a row for each run of a sweep, a pipeline or a folder; nothing for a single run."""
-    if (sweep := SweepDir(path)).is_sweep:
-        runs, entries = runs_of(sweep), load_ledger(sweep).runs
-        swept = [{key.rpartition(".")[2]: value for key, value in one.items()} for one in swept_overrides(entries)]
-        names = [
-            " ".join([str(entry.index), *(f"{key}={value}" for key, value in one.items())])
-            for entry, one in zip(entries, swept, strict=True)
-        ]
-    elif runs := find_stages(path):
-        names = [run.path.name for run in runs]
-    else:
+    """Return a row for each run of a pipeline or a folder; nothing for a single run."""
+    if not (runs := find_stages(path)):
         return _look_below(path)
     now = time.time()
-    return [_look(run, state, name, now) for run, state, name in zip(runs, read_states(runs), names, strict=True)]
-
-
-def save_picture(path: Path, table: list[RunLine], title: str) -> None:
-    """Write the table as a picture.
-
-    Raises:
-        ConfigError: there is no table, as for one run.
-        RunDirError: the file cannot be written.
-    """
-    if not table:
-        action = "python -m slurm_rl status <folder> --svg FILE; a run has its pictures in report.html"
-        raise ConfigError("--svg is for a pipeline, a sweep or a folder of runs", seen=title, action=action)
-    with expect_writable(path, "or name another file", what="--svg"):
-        write_text(path, draw_runs(table, f"{title}, {time.strftime('%Y-%m-%d %H:%M')}"))
+    return [_look(run, state, run.path.name, now) for run, state in zip(runs, read_states(runs), strict=True)]
 
 
 def _look_below(folder: Path) -> list[RunLine]:

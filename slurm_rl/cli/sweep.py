@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from slurm_rl.cli.announce import announce_and_follow
 from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.foreground import announce_and_follow
 from slurm_rl.cli.output import note
 from slurm_rl.cli.status import LEADERBOARD
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs

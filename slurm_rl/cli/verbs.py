@@ -43,10 +43,8 @@ def _add_submit(verbs: Verbs) -> None:
     parser.switch("-m", "--multirun", help="a sweep: values with commas between them, optim.lr=1e-4,6e-4")
     parser.flag("--metric", needs="-m", help="-m: the metric that ranks runs and that a sweeper optimizes")
     parser.switch("--min", needs="-m", help="-m: smaller is better")
-    parser.flag("--cfg", "-c", choices=["job", "hydra", "all"], help="print the composed config, start nothing")
-    parser.flag("--package", "-p", help="--cfg: only this section")
-    parser.flag("--info", "-i", nargs="?", const="all", metavar="TOPIC", help="print how Hydra composed it")
-    parser.switch("--hydra-help", help="Hydra's own flags")
+    parser.flag("--cfg", "-c", choices=["job"], help="print the composed config, start nothing")
+    parser.flag("--package", "-p", needs="--cfg", help="--cfg: only this section")
     parser.flag("--dir", type=Path, metavar="DIR", help="pipeline: new folder; ./runs/<file>-<time> by default")
 
 
@@ -117,20 +115,15 @@ def _add_plan(verbs: Verbs) -> None:
 
 
 def _add_config(verbs: Verbs) -> None:
-    details = (
-        "With overrides, print the values that they set and the defaults. Completions of verbs, flags, presets"
-        f'\nand keys, in ~/.bashrc or ~/.zshrc: eval "$(python -m slurm_rl config --completion)"\n\n{OVERRIDES}'
-    )
     parser = verbs.add(
         "config",
         "list the sections of the config, the keys of one, or all of one key; +group: the presets of a group",
         "[section | key | +group] [overrides]",
         "config optim +exp=demo",
         f"{_CLI}.config:run",
-        details,
+        f"With overrides, print the values that they set and the defaults.\n\n{OVERRIDES}",
     )
     add_config_dir(parser)
-    parser.switch("--completion", help="print completions for bash and zsh")
 
 
 def _add_status(verbs: Verbs) -> None:
@@ -142,7 +135,6 @@ def _add_status(verbs: Verbs) -> None:
         f"{_CLI}.status:run",
         RUN,
     )
-    parser.flag("--svg", type=Path, metavar="FILE", help="draw the table of a pipeline, a sweep or a folder, too")
     parser.flag("--metric", help="sweep: key of metrics.jsonl, or dotted path in the summary; the sweep's by default")
     order = parser.add_mutually_exclusive_group()
     for name, action, comparison in (("--min", "store_true", "smaller"), ("--max", "store_false", "larger")):
@@ -178,7 +170,6 @@ def _add_attach(verbs: Verbs) -> None:
     parser.takes_command = True
     parser.flag("--node", type=int, default=0, metavar="RANK", help="0, the head, by default")
     parser.switch("--dashboard", help="print the ssh forward to the Ray dashboard and TensorBoard")
-    parser.switch("--open", needs="--dashboard", help="--dashboard: open it until Ctrl-C, and start TensorBoard")
     port = "--dashboard: local port of Ray; 8265 by default"
     parser.flag("--port", needs="--dashboard", type=parse_port, default=8265, help=port)
     parser.flag(

@@ -83,21 +83,12 @@ def _enter_by_name(program: str, name: str, pid: int, env: Mapping[str, str], tt
 enter_podman, enter_docker = partial(_enter_by_name, "podman"), partial(_enter_by_name, "docker")
 
 
-@dataclass(frozen=True)
-class Forward:
-    """A remote port forwarded to a local one."""
+def build_ssh_argv(host: str, local_port: int, remote_port: int, jump: str | None = None) -> list[str]:
+    """Return argv of an ssh that forwards a loopback port and fails if the local port is taken.
 
-    local_port: int
-    remote_port: int
-
-
-def build_ssh_argv(host: str, forwards: Sequence[Forward], jump: str | None = None) -> list[str]:
-    """Return argv of an ssh that forwards loopback ports and fails if a local port is taken.
-
-    >>> build_ssh_argv("n1", [Forward(8265, 26970)], jump="me@login")[-5:]
+    >>> build_ssh_argv("n1", 8265, 26970, jump="me@login")[-5:]
     ['-L', '127.0.0.1:8265:127.0.0.1:26970', '-J', 'me@login', 'n1']
     """
     argv = ["ssh", "-N", "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=30"]
-    for forward in forwards:
-        argv += ["-L", f"127.0.0.1:{forward.local_port}:127.0.0.1:{forward.remote_port}"]
+    argv += ["-L", f"127.0.0.1:{local_port}:127.0.0.1:{remote_port}"]
     return [*argv, *(["-J", jump] if jump else []), host]

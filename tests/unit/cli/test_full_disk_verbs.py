@@ -30,7 +30,7 @@ WRITES = {
     "resume": ["resume @/run"],
     "report": ["report @/run", "report @/sweep", "report --goodput @/begun --svg @/bar.svg"],
     "convert": ["convert @/run"],
-    "status": ["status @ --svg @/runs.svg"],
+    "status": ["status @"],
     "plan": ["plan --as dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}

@@ -59,7 +59,6 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
         (["plan", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
-        (["config", "--completion"], "_slurm_rl_verbs='submit "),
         (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
         (["run-in-job", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
@@ -126,7 +125,6 @@ def test_the_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None
     assert "gpu:mi300:8" in call("plan", "--script", "+exp=demo", "+cluster=amd_mi300")
     assert "exec python -m slurm_rl run-in-job" in call("run-in-job", "--print-template")
     assert "Peak learning rate." in call("config", "optim"), "the strings under fields are read from the source"
-    assert "complete -o nospace" in call("config", "--completion")
     build = ["image", "build", "container.runtime=pyxis", f"container.image={tmp_path}/rl.sqsh"]
     done = subprocess.run(
         [str(python), "-m", "slurm_rl", *build],

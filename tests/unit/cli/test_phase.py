@@ -84,7 +84,7 @@ def test_plain_display_is_never_silent_for_long(
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     state = progress.Progress()
-    show = progress.PlainDisplay(state)
+    show = progress.Display(state)
     state.apply_event({"time": 1.0, **ENGINES})
     for clock[0] in (0.0, 10.0, 20.0, 30.0, 40.0):
         show([])

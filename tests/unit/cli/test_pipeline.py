@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,9 +12,8 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.record import record_end, record_job
 from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, Stage, find_stages, parse_stages, place_stages
 from slurm_rl.launch.runs.start import create_stages
-from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_text
+from slurm_rl.run_dir.run_dir import RunDir, write_text
 
-SVG = "{http://www.w3.org/2000/svg}"
 FILE = "sft: +exp=sft_tiny\ngrpo: +exp=demo model=hf 'model.path={sft}/export'\n"
 
 
@@ -67,31 +64,3 @@ def test_status_shows_the_stages_in_their_order(tmp_path: Path, capsys: pytest.C
     heading, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["sft", "failed"], ["grpo", "not"]] and "STATE" in heading
     assert "the disk is full" in lines[0]
-
-
-def test_a_picture_of_the_stages_needs_nothing_besides_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "both"
-    placed = place_stages(parse_stages(FILE, "a.yaml"), folder)
-    create_stages([load_config(words) for words in placed], lambda line: None)
-    write_text(folder / PIPELINE_FILE, FILE)
-    run = RunDir(folder / "sft")
-    record_job(run, "local", "1")
-    record_end(run, "failed", 1, "loss < 0 & no room")
-    append_event(run, "trainer/started", warmup_steps=0, num_steps=8)
-    append_row(run, run.metrics, {"step": 2, "stage": "sft", "policy/loss": 2.5})
-    assert main(["status", "both", "--svg", "both.svg"]) == 0
-    svg = (tmp_path / "both.svg").read_text()
-    root = ElementTree.fromstring(svg)
-    texts = [text.text or "" for text in root.iter(f"{SVG}text")]
-    assert texts[0].startswith("both, 20") and texts[1:3] == ["RUN", "STATE"]
-    assert {"sft", "failed", "2/8", "25%", "2.500", "grpo"} <= set(texts)
-    assert any("loss < 0 & no room" in text for text in texts)
-    assert not re.search(r"url\(|@font-face|href|https?://(?!www\.w3\.org/2000/svg)", svg)
-    whole, done = (float(bar.attrib["width"]) for bar in list(root.iter(f"{SVG}rect"))[1:3])
-    assert done == pytest.approx(whole / 4, abs=0.1)
-    capsys.readouterr()
-    assert main(["status", "both/sft", "--svg", "one.svg"]) == 2
-    assert "--svg is for a pipeline" in capsys.readouterr().err and not (tmp_path / "one.svg").exists()

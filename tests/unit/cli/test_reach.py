@@ -1,4 +1,4 @@
-"""`tunnel` and `attach`: argv for every kind of run, a real shell of a local one, and refusals."""
+"""`attach`: argv for every kind of run, a real shell of a local one, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli import attach, tunnel
+from slurm_rl.cli import attach
 from slurm_rl.config.load import load_config
 from slurm_rl.node.ports import derive_port_block
 from slurm_rl.node.ray_cluster import build_ray_start_argv
@@ -137,16 +137,16 @@ def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(
     assert f"--logdir={live.tensorboard}" in output
 
 
-def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    ssh = tunnel.find_ssh(plan_of("+cluster=slurm_cpu"), live.attempt(1), 9000)
-    assert ssh[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{PORTS.dashboard}", "n0"]
-    assert shlex.split(shlex.join(ssh)) == ssh
+def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir) -> None:
+    lines = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu"), live.attempt(1), 9000)
+    [command] = [line.partition("from here")[2] for line in lines if "from here" in line]
+    assert shlex.split(command)[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{PORTS.dashboard}", "n0"]
 
 
 def test_a_dashboard_may_have_a_port_that_is_known_beforehand(live: RunDir) -> None:
     plan = plan_of("+cluster=slurm_cpu", "ray.dashboard_port=8265")
-    assert tunnel.find_ssh(plan, live.attempt(1), 9000)[-2] == "127.0.0.1:9000:127.0.0.1:8265"
-    assert "http://127.0.0.1:8265" in tunnel.render(live, plan, live.attempt(1), [], 9000)
+    lines = attach.describe_dashboard(live, plan, live.attempt(1), 9000)
+    assert any("127.0.0.1:9000:127.0.0.1:8265" in line for line in lines)
     start = build_ray_start_argv(
         plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
     )
@@ -155,12 +155,8 @@ def test_a_dashboard_may_have_a_port_that_is_known_beforehand(live: RunDir) -> N
 
 @pytest.mark.parametrize("words", [["+exp=sft_tiny"], ["ray.dashboard=false"]])
 def test_without_a_dashboard_there_is_no_way_to_it(live: RunDir, words: list[str]) -> None:
-    assert tunnel.find_ssh(plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000) == []
-
-
-def test_open_ends_with_the_first_that_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    false = [sys.executable, "-c", "raise SystemExit(3)"]
-    assert tunnel.open_all([["sleep", "60"], false, []]) == 3
+    [line] = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000)
+    assert line.startswith("dashboard    none")
 
 
 def test_a_run_that_has_ended_cannot_be_reached(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

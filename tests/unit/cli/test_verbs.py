@@ -119,7 +119,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["image", "bild"], "did you mean build?"),
         (["image"], "one of build, import, check; got none"),
         (["plan", "--as=dstak"], "invalid choice: 'dstak'"),
-        (["attach", "--open"], "--open needs --dashboard"),
+        (["attach", "--port=9"], "--port needs --dashboard"),
         (["doctor", "--clear", "n1"], "--clear needs --nodes"),
         (["report", "--json"], "--json needs --goodput"),
         (["--dir", "x"], "is for a pipeline file"),

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
-from slurm_rl.cli.progress import Progress, follow, render_panel
+from slurm_rl.cli.progress import Progress, follow
 from slurm_rl.run_dir.run_dir import RunDir
 
 from .sample_run import START, fill, make_events, make_row, make_rows
@@ -104,31 +102,3 @@ def test_progress_lines_come_every_ten_steps(
     steps = [lambda step=step: fill(run.metrics, [make_row(step, "grpo")]) for step in range(1, 31)]
     follow(run, scripted_is_alive(*steps))
     assert capsys.readouterr().out.splitlines()[1:] == ["GRPO 1/30", "GRPO 11/30", "GRPO 21/30", "GRPO 30/30"]
-
-
-def test_the_panel_shows_stage_numbers_and_last_event_without_markup() -> None:
-    progress = started(warmup_steps=0, num_steps=100)
-    progress.apply_row(make_row(37, "grpo", **{"reward/mean": 0.5, "time/tokens_per_s": 1234.5, "time/step_s": 2.0}))
-    progress.apply_event({"time": START + 40, "kind": "checkpoint/saved", "path": "[red]here"})
-    console = Console(file=io.StringIO(), width=90, record=True)
-    console.print(render_panel("addition-1", progress, now=START + 58))
-    text = console.export_text()
-    for expected in ("addition-1", "GRPO 37/100", "reward 0.500", "1,234 tokens/s", "2 min 06 s left", "[red]here"):
-        assert expected in text
-    assert "1 min 00 s" in text
-    stage, bar, numbers, event = (line.strip("│ ") for line in text.splitlines()[1:-1])
-    assert (stage, numbers) == ("GRPO 37/100", "reward 0.500   1,234 tokens/s   2 min 06 s left")
-    assert set(bar) <= set("━╺╸ ") and event.startswith("checkpoint saved")
-
-
-def test_the_panel_fits_eighty_columns() -> None:
-    progress = started(warmup_steps=0, num_steps=100_000)
-    numbers = {"reward/mean": 0.5, "accuracy/greedy": 1.0, "accuracy/sampled": 1.0, "time/tokens_per_s": 123456.0}
-    progress.apply_row(make_row(37_000, "grpo", **numbers, **{"time/step_s": 20.0}))
-    progress.apply_event({"time": START + 40, "kind": "attempt/ended", "cause": "a long cause " * 20})
-    progress.apply_row(make_row(37_001, "grpo", **numbers, **{"time/step_s": 20.0}))
-    console = Console(file=io.StringIO(), width=80, record=True)
-    console.print(render_panel("a-long-name-" * 10, progress, now=START + 58))
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "349 h 59 min left" in " ".join(text.replace("│", " ").split())
