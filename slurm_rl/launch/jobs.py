@@ -16,11 +16,10 @@ from pathlib import Path
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError, SlurmRLError, UnknownJobError, WaitError
-from slurm_rl.launch.controller.holding import hold
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.run_dir import RunDir, read_json
+from slurm_rl.run_dir.run_dir import RunDir, hold, read_json
 from slurm_rl.run_dir.run_lock import RESUME, LockHolder, read_lock
 
 # A scheduler serves all users: the polling interval of a sweep grows.

@@ -35,8 +35,8 @@ from slurm_rl.node.stall_detector import (
     role_of,
 )
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.process_stat import read_stat
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
-from slurm_rl.run_dir.run_lock import read_stat
 
 CHECK_S = 2.0
 REPORT_S = 10.0

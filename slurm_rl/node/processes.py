@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.run_dir.process_stat import read_stat
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.run_dir.run_lock import read_stat
 
 MARK = "SLURM_RL_ATTEMPT"
 """Environment variable with run, attempt and node rank."""

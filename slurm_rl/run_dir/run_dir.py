@@ -34,7 +34,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from slurm_rl.run_dir.io_errors import (
     next_action,
     open_regular,
 )
-from slurm_rl.run_dir.run_lock import require_epoch
+from slurm_rl.run_dir.run_lock import LockHolder, RunLock, acquire, require_epoch
 
 # Numbers of damaged lines that one event names.
 _MOST_TOLD = 20
@@ -184,6 +184,19 @@ def expect_writable(path: Path, then: str, *, what: str = "the run directory") -
             seen=str(path),
             action=f"{next_action(error)}, {then}",
         ) from error
+
+
+def hold(
+    run: RunDir,
+    own: LockHolder,
+    is_known_alive: Callable[[LockHolder], bool] = lambda holder: False,
+    is_stopped: Callable[[], bool] = lambda: False,
+    *,
+    then: str = "then resume",
+) -> RunLock:
+    """Acquire the lock of a run. Raises LeaseError, or RunDirError with the next action `then`."""
+    with expect_writable(run.path, then):
+        return acquire(run.lease, own, is_known_alive, is_stopped)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from slurm_rl.errors import LeaseError
+from slurm_rl.run_dir.io_errors import log_to_stderr
+from slurm_rl.run_dir.process_stat import machine_id, started_at
 
 RESUME = "resume"
 """Launcher of a holder that only submits, and hands the run to the controller that it started."""
@@ -54,10 +56,14 @@ class LockHolder:
     started: int
     """Start time by the kernel's clock, since pids are reused."""
 
+    @property
+    def start_of_job(self) -> tuple[str, str, int]:
+        return self.launcher, self.job, self.restart
+
     @classmethod
     def of_this_process(cls, launcher: str, job: str, restart: int = 0) -> LockHolder:
         pid = os.getpid()
-        return cls(launcher, job, restart, socket.gethostname(), _this_machine(), pid, started_at(pid) or 0)
+        return cls(launcher, job, restart, socket.gethostname(), machine_id(), pid, started_at(pid) or 0)
 
     def __str__(self) -> str:
         name = "a command that resumes it" if self.launcher == RESUME else f"{self.launcher} job {self.job}"
@@ -74,16 +80,8 @@ class LockState(NamedTuple):
     beat: int
 
 
-def _no(holder: LockHolder) -> bool:
-    return False
-
-
-def decide(seen: LockState, own: LockHolder, is_known_alive: Callable[[LockHolder], bool] = _no) -> Verdict:
-    """Decide how to treat the holder of the lock.
-
-    Args:
-        is_known_alive: returns True if the scheduler reports that the job of the holder runs.
-    """
+def decide(seen: LockState, own: LockHolder, is_known_alive: Callable[[LockHolder], bool]) -> Verdict:
+    """Decide how to treat the holder of the lock; `is_known_alive`: the scheduler reports that its job runs."""
     holder = seen.holder
     if seen.is_ended:
         return "take"
@@ -138,10 +136,9 @@ class RunLock:
 def acquire(
     folder: Path,
     own: LockHolder,
-    is_known_alive: Callable[[LockHolder], bool] = _no,
-    *,
+    is_known_alive: Callable[[LockHolder], bool] = lambda holder: False,
     is_stopped: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[str], None] = lambda text: None,
+    *,
     beat_s: float = BEAT_S,
     silence_s: float = SILENCE_S,
     look_s: float = _LOOK_S,
@@ -151,7 +148,6 @@ def acquire(
     Args:
         is_known_alive: see `decide`.
         is_stopped: ends the waiting.
-        on_wait: called once with the holder that this process waits for.
 
     Raises:
         LeaseError: a live controller holds the lock, or `is_stopped` returned True.
@@ -180,7 +176,7 @@ def acquire(
             seen_text, action = f"{_describe(seen)} has {folder.parent}", f"wait for its end, or end it first: {cancel}"
             raise LeaseError("a run has one controller at a time", seen=seen_text, action=action)
         if not has_reported:
-            on_wait(f"{_describe(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
+            log_to_stderr(f"{_describe(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
             has_reported = True
         time.sleep(look_s)
 
@@ -255,30 +251,3 @@ def _names(folder: Path) -> set[str]:
 
 def _describe(state: LockState | None) -> str:
     return "an unreadable holder" if state is None or state.holder is None else str(state.holder)
-
-
-# ---- processes of this machine -----------------------------------------------------------------------
-
-
-def _this_machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def started_at(pid: int) -> int | None:
-    """Return None for a process that has ended, including zombies."""
-    fields = read_stat(pid)
-    return None if not fields or fields[0] in "ZX" else int(fields[19])
-
-
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the name: state, parent, ...; [] for an ended process."""
-    try:
-        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
-    except OSError:
-        return []
-    # The name is in parentheses and may contain spaces and parentheses.
-    return stat.rpartition(")")[2].split()

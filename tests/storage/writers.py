@@ -148,7 +148,7 @@ def logs(folder: Path) -> Case:
 
 @writer("lease/<epoch>.json")
 def lease(folder: Path) -> Case:
-    from slurm_rl.launch.controller.holding import hold
+    from slurm_rl.run_dir.run_dir import hold
     from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 
     def is_held() -> bool:

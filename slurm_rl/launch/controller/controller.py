@@ -37,14 +37,22 @@ from slurm_rl.launch.controller.ends import (
     remedy_memory,
     settle_killed_attempts,
 )
-from slurm_rl.launch.controller.holding import take_run
 from slurm_rl.launch.controller.record import require_finished
 from slurm_rl.launch.controller.results import copy_behind
 from slurm_rl.launch.controller.watch import AttemptWatch, LimitWatch, end_nodes
 from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.io_errors import explain_io_error, io_error_code, log_to_stderr, reserve_space
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last
+from slurm_rl.run_dir.run_dir import (
+    AttemptDir,
+    RunDir,
+    append_event,
+    hold,
+    read_json,
+    report_damage,
+    write_json,
+    write_last,
+)
 from slurm_rl.run_dir.run_lock import RunLock
 from slurm_rl.run_dir.run_secret import checkpoint_key, token_file
 
@@ -92,7 +100,14 @@ class Controller:
         return self.stopped_by != ""
 
     def _take_run(self) -> RunLock:
-        return take_run(self.run_dir, self.allocation, self.is_stopped)
+        """Acquire the run lock, and record this job in job.json."""
+        run, allocation = self.run_dir, self.allocation
+        lock = hold(run, allocation.holder(), allocation.is_known_alive, self.is_stopped)
+        run.epoch, job = lock.epoch, allocation.job
+        # The submitting process writes it later, or never if it died; with two at once, it may have the other id.
+        if job and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
+            write_json(run.job, job)
+        return lock
 
     def _once_there_is_room(self, work: Callable[[], T]) -> T:
         """Return the result of `work`; a temporarily full disk does not end a run with remaining attempts."""

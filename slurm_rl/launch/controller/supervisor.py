@@ -24,7 +24,6 @@ from slurm_rl.launch.controller.allocation import Allocation
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.launch.controller.controller import STOP_SIGNALS, Controller
 from slurm_rl.launch.controller.ends import newest_step
-from slurm_rl.launch.controller.holding import own_epoch
 from slurm_rl.launch.controller.results import write_results
 from slurm_rl.node.driver import name_signal
 from slurm_rl.node.limits import raise_limits
@@ -35,6 +34,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.fs_probe import LOST_S, ForkedTask, SubprocessProbe
 from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_last
+from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 from slurm_rl.run_dir.save_times import lead_in_force
 
 EXIT_KILLED = 137
@@ -74,6 +74,14 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
     if status != EXIT_NOT_OURS:
         write_results(run)
     return status
+
+
+def own_epoch(run: RunDir, own: LockHolder) -> int:
+    """Return the epoch of this job's newest controller; 0 if another job holds the lock."""
+    state = read_lock(run.lease)
+    holder = state.holder if state else None
+    is_mine = holder is not None and holder.start_of_job == own.start_of_job
+    return state.epoch if state and is_mine else 0
 
 
 class Supervisor:

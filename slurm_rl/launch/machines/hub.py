@@ -6,18 +6,15 @@ There are no threads, and nothing blocks: a waiting caller calls `poll`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import resource
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
-from slurm_rl.launch.machines.link import Link, LinkClosed, RateLimitedEvents, WrongSecret
+from slurm_rl.launch.machines.link import Link, LinkClosed, WrongSecret
 from slurm_rl.launch.machines.place import HeadPlace, find_difference, listen
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
@@ -26,10 +23,7 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 """Seconds of silence after which a machine counts as lost."""
 _PROOF_S = 20.0
-# Later connections stay in the kernel's queue, so that a flood does not block the head.
-_ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
-_MIN_PENDING = 64
 
 
 class _StillHere(ConfigError):
@@ -55,12 +49,6 @@ class Member:
         return f"{self.name} ({self.link.peer})" if self.name != self.link.peer else self.name
 
 
-def max_pending(num_nodes: int) -> int:
-    """Return the limit of unauthenticated connections: twice the nodes, and a quarter of the file descriptors."""
-    wanted, (descriptors, _) = max(_MIN_PENDING, 2 * num_nodes), resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if descriptors == resource.RLIM_INFINITY else min(wanted, descriptors // 4)
-
-
 class Hub:
     """All other machines of a run.
 
@@ -83,8 +71,8 @@ class Hub:
         self.notice: str | None = None
         """Machine that received a stop signal, and the signal."""
         self._beat_at = 0.0
-        self._max_pending = max_pending(num_nodes)
-        self._events = RateLimitedEvents(functools.partial(append_event, run))
+        self._rejected: set[tuple[str, str]] = set()
+        """Address and cause of rejected connections; each is logged once."""
 
     def open(self) -> None:
         """Listen; no-op if it listens already. Raises ConfigError if the port is taken."""
@@ -146,16 +134,13 @@ class Hub:
             member.link.close()
         if self._listener is not None:
             self._listener.close()
-        self._events.close()
 
     def _accept(self) -> None:
-        """Accept connections; above the limit, close the oldest one of the address with the most connections."""
-        for _ in range(_ACCEPTED_AT_ONCE if self._listener is not None else 0):
-            assert self._listener is not None
+        while self._listener is not None:
             try:
                 sock, _ = self._listener.accept()
             except OSError:  # none left
-                break
+                return
             try:
                 link = Link(sock, self._secret, is_head=True)
             except OSError:  # the peer has already closed it
@@ -163,10 +148,6 @@ class Hub:
                 continue
             now = time.monotonic()
             self._pending.append(Member(link, now, now))
-        while len(self._pending) > self._max_pending:
-            [(peer, _)] = Counter(member.link.peer for member in self._pending).most_common(1)
-            oldest = next(member for member in self._pending if member.link.peer == peer)
-            self._drop(oldest, f"more than {self._max_pending} at once had not said who they are")
 
     def _receive(self, member: Member) -> None:
         now = time.monotonic()
@@ -207,11 +188,17 @@ class Hub:
         member.link.close()
         if member in self._pending:
             self._pending.remove(member)
-            self._events.add("node/turned_away", address=member.link.peer, cause=cause)
+            self._reject("node/turned_away", address=member.link.peer, cause=cause)
         elif self.members.get(member.rank) is member:
             del self.members[member.rank]
             self.lost[member.rank] = member.host
             self._report("node/left", member, cause=cause)
+
+    def _reject(self, kind: str, **fields: str) -> None:
+        place, cause = fields.values()
+        if (place, cause) not in self._rejected:
+            self._rejected.add((place, cause))
+            append_event(self.run_dir, kind, **fields)
 
     # ---- new members -----------------------------------------------------------------------------
 
@@ -225,7 +212,7 @@ class Hub:
             with contextlib.suppress(SlurmRLError):
                 member.link.poll()
             # It closes the connection after reading that.
-            self._events.add("node/refused", host=member.host, cause=str(error))
+            self._reject("node/refused", host=member.host, cause=str(error))
             return
         self._pending.remove(member)
         self.members[member.rank] = member

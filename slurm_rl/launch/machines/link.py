@@ -17,8 +17,6 @@ import json
 import secrets
 import socket
 import struct
-import time
-from collections.abc import Callable
 from types import UnionType
 from typing import Any, cast
 
@@ -28,11 +26,8 @@ _NONCE_BYTES = 32
 _MAC_BYTES = 32
 # A config with all fields has less than 100 kB.
 _MOST_BYTES = 4_000_000
-# Before the peer has authenticated.
-_MOST_UNPROVEN_BYTES = 200_000
 _READS_AT_ONCE = 16
 _MAGIC = b"slurm_rl/1\n"
-_BURST, _EVENT_EVERY_S = 8, 60.0
 _FIELDS: dict[str, dict[str, type | UnionType]] = {
     # Both sides.
     "proof": {},
@@ -177,9 +172,7 @@ class Link:
         found: list[dict[str, Any]] = []
         while len(self._incoming) >= 4:
             (length,) = struct.unpack("!I", self._incoming[:4])
-            # A peer that has sent a valid message knows the secret.
-            most = _MOST_BYTES if self._num_received else _MOST_UNPROVEN_BYTES
-            if not _MAC_BYTES <= length <= most:
+            if not _MAC_BYTES <= length <= _MOST_BYTES:
                 raise LinkClosed("a message must be of a known length", seen=f"{length} bytes from {self.peer}")
             if len(self._incoming) < 4 + length:
                 break
@@ -212,36 +205,3 @@ def find_fault(message: Any) -> str | None:
         if name not in message or not isinstance(message[name], kind):
             return f"{message['kind']!r} without a fitting {name!r}"
     return None
-
-
-class RateLimitedEvents:
-    """Events of unauthenticated peers: a burst, then one a minute with the number of suppressed events before it.
-
-    Args:
-        write: takes an event's kind and fields.
-        now: a clock in seconds.
-    """
-
-    def __init__(self, write: Callable[..., None], now: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._now, self._seen_at = write, now, now()
-        self._tokens, self._num_suppressed = float(_BURST), 0
-
-    def add(self, kind: str, **fields: Any) -> None:
-        now = self._now()
-        self._tokens = min(_BURST, self._tokens + (now - self._seen_at) / _EVENT_EVERY_S)
-        self._seen_at = now
-        if self._tokens < 1:
-            self._num_suppressed += 1
-            return
-        self._tokens -= 1
-        self._flush(kind, **fields)
-
-    def close(self) -> None:
-        """Write the number of suppressed events."""
-        if self._num_suppressed:
-            self._flush("node/turned_away")
-
-    def _flush(self, kind: str, **fields: Any) -> None:
-        more = {"others_left_out": self._num_suppressed} if self._num_suppressed else {}
-        self._num_suppressed = 0
-        self._write(kind, **fields, **more)

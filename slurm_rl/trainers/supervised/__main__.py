@@ -24,11 +24,10 @@ from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
-from slurm_rl.launch.controller import holding
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json, write_text
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, hold, write_json, write_text
 from slurm_rl.run_dir.run_lock import LockHolder
 from slurm_rl.trainers.supervised.rank_info import RankInfo, read_rank_info
 
@@ -53,7 +52,7 @@ def main() -> int:
     try:
         rank_info = read_rank_info()
         start = open_run(words) if is_run else begin_run(words, rank_info)
-        with hold(start.run) if start.is_by_hand and rank_info.rank == 0 else contextlib.nullcontext():
+        with hold_by_hand(start.run) if start.is_by_hand and rank_info.rank == 0 else contextlib.nullcontext():
             return _train(start, rank_info)
     except SlurmRLError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -70,15 +69,10 @@ def _train(start: Start, rank_info: RankInfo) -> int:
 
 
 @contextlib.contextmanager
-def hold(run: RunDir) -> Iterator[None]:
-    """Hold the run lock.
-
-    Raises:
-        LeaseError: a running process holds it.
-        RunDirError: the run directory cannot be written.
-    """
+def hold_by_hand(run: RunDir) -> Iterator[None]:
+    """Hold the run lock. Raises LeaseError if a running process holds it, RunDirError if it cannot be written."""
     own = LockHolder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
-    with holding.hold(run, own, then="then the same command again") as lease:
+    with hold(run, own, then="then the same command again") as lease:
         run.epoch = lease.epoch
         yield
 

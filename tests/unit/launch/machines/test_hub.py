@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,10 @@ import pytest
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.launch.machines.hub import Hub, max_pending
-from slurm_rl.launch.machines.link import Link, LinkClosed, RateLimitedEvents
+from slurm_rl.launch.machines.hub import Hub
+from slurm_rl.launch.machines.link import Link, LinkClosed
 from slurm_rl.launch.machines.place import HeadPlace, listen
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.flood import flood, have_all_come, memory_mb
 from tests.slurm.cluster.waiting import wait_until
 
 SECRET = "s" * 16
@@ -156,76 +153,3 @@ def test_a_stranger_with_another_secret_changes_nothing(hub: Hub) -> None:
 def test_a_port_that_somebody_has_is_said_before_anything_starts(hub: Hub) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.head_port must be free"):
         listen(hub._place.port)
-
-
-def connect_as(hub: Hub, address: str) -> socket.socket:
-    """A connection from this address of the loopback net, over which nothing is said."""
-    return socket.create_connection(("127.0.0.1", hub._place.port), source_address=(address, 0))
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_a_thousand_idle_connections_keep_no_machine_out_and_cost_few_descriptors(hub: Hub) -> None:
-    idle, before = [], descriptors()
-    try:
-        for number in range(1000):
-            if number % 60 == 0:
-                idle += [connect_as(hub, f"127.0.0.{2 + number // 60}")]
-            idle += [connect_as(hub, "127.0.0.99")]
-            hub.poll()
-            assert len(hub._pending) <= max_pending(3)
-            if number == 500:
-                assert Client(hub, "a").join() == 1
-        assert Client(hub, "b").join() == 2
-        assert descriptors() - before - len(idle) <= max_pending(3) + 10
-        # Who holds most is who loses.
-        assert len({stranger.link.peer for stranger in hub._pending}) == 1 + 1000 // 60 + 1
-    finally:
-        for sock in idle:
-            sock.close()
-
-
-def test_a_flood_writes_few_lines_that_count_them_all(hub: Hub) -> None:
-    for _ in range(600):
-        sock = connect_as(hub, "127.0.0.9")
-        sock.send(b"GET / HTTP/1.1\r\n")
-        hub.poll()
-        sock.close()
-
-    def are_gone() -> bool:
-        hub.poll()
-        return not hub._pending
-
-    wait_until(are_gone, "all to be turned away", every_s=0.001)
-    hub._events.close()
-    rows = read_rows(hub.run_dir.events)
-    assert len(rows) <= 12
-    assert sum(("address" in row) + row.get("others_left_out", 0) for row in rows) == 600
-
-
-def test_a_flood_costs_the_head_neither_its_machines_nor_memory_nor_disk(hub: Hub) -> None:
-    first, before = Client(hub, "a"), memory_mb(os.getpid())
-    assert first.join() == 1
-    with flood(hub._place.port) as flooder:
-        wait_until(lambda: hub.poll() or have_all_come(flooder), "the flood", every_s=0.001)
-        assert Client(hub, "b").join() == 2
-        first.link.send("notice", signal="SIGTERM")
-        wait_until(lambda: first.link.poll() or hub.poll() or hub.notice, "a word of the first", every_s=0.001)
-        assert len(hub._pending) <= max_pending(3)
-        assert memory_mb(os.getpid()) - before < 50
-    assert set(hub.members) == {1, 2}
-    assert len(read_rows(hub.run_dir.events)) < 30
-
-
-def test_lines_about_strangers_come_again_when_time_has_passed() -> None:
-    rows: list[dict[str, Any]] = []
-    now = [0.0]
-    events = RateLimitedEvents(lambda kind, **fields: rows.append(fields), lambda: now[0])
-    for second in range(3600):
-        now[0] = float(second)
-        events.add("node/turned_away")
-    events.close()
-    assert 60 <= len(rows) <= 70
-    assert len(rows) - 1 + sum(row.get("others_left_out", 0) for row in rows) == 3600

@@ -19,18 +19,17 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.launch import here as local_allocation
 from slurm_rl.launch import jobs
-from slurm_rl.launch.controller import holding
 from slurm_rl.launch.controller.attempts import EXIT_NOT_OURS
 from slurm_rl.launch.controller.controller import Controller
-from slurm_rl.launch.controller.holding import own_epoch, take_run
 from slurm_rl.launch.controller.record import RunState, record_job
+from slurm_rl.launch.controller.supervisor import own_epoch
 from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launch.jobs import held_to_resume
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import run_lock
+from slurm_rl.run_dir import run_dir, run_lock
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
+from slurm_rl.run_dir.run_dir import RunDir, hold, read_json, write_json
 from slurm_rl.run_dir.run_lock import LockHolder
 
 OTHER = replace(LockHolder.of_this_process("local", "5"), machine="another", host="n2")
@@ -44,7 +43,7 @@ def plan(tmp_path: Path) -> JobPlan:
 @pytest.fixture
 def run(tmp_path: Path, plan: JobPlan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
     monkeypatch.setattr(
-        holding, "acquire", functools.partial(run_lock.acquire, beat_s=0.05, silence_s=0.3, look_s=0.05)
+        run_dir, "acquire", functools.partial(run_lock.acquire, beat_s=0.05, silence_s=0.3, look_s=0.05)
     )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     run = RunDir(tmp_path / "run")
@@ -77,7 +76,7 @@ def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, p
     record_job(run, "local", "5", host="n2")
     write_json(run.end, {"state": "failed"})
     other = RunDir(run.path)
-    with take_run(other, LocalAllocation(other, plan), lambda: False):
+    with Controller(other, plan, LocalAllocation(other, plan))._take_run():
         before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
         assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
         assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
@@ -88,7 +87,7 @@ def test_of_two_jobs_submitted_at_once_job_json_names_the_one_that_has_the_run(
 ) -> None:
     record_job(run, "local", "99", host="n2")
     monkeypatch.setenv(LOCAL_JOB_VARIABLE, "77")
-    with take_run(run, LocalAllocation(run, plan), lambda: False):
+    with Controller(run, plan, LocalAllocation(run, plan))._take_run():
         found = read_json(run.job)
         assert (found["job_id"], found["host"]) == ("77", os.uname().nodename)
 
@@ -112,7 +111,7 @@ def test_a_run_directory_that_takes_no_lease_is_told_by_its_disk(run: RunDir) ->
 
 def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir) -> None:
     mine = LockHolder.of_this_process("slurm", "7")
-    with holding.hold(run, mine, lambda holder: False):
+    with hold(run, mine):
         assert own_epoch(run, mine) == 1
         assert own_epoch(run, replace(mine, restart=1)) == 0
 

@@ -11,7 +11,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, LeaseError, RunDirError
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.run_lock import LockHolder, acquire
-from slurm_rl.trainers.supervised.__main__ import begin, find_run, hold, main, open_run
+from slurm_rl.trainers.supervised.__main__ import begin, find_run, hold_by_hand, main, open_run
 
 
 def test_the_run_must_be_named_and_of_torchruns_tasks() -> None:
@@ -69,11 +69,11 @@ def test_a_rank_that_an_agent_started_asks_for_no_lease(tmp_path: Path) -> None:
 
 def test_a_run_by_hand_is_held_until_its_end(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a")
-    with hold(run):
+    with hold_by_hand(run):
         assert run.epoch == 1
-        with pytest.raises(LeaseError, match="torchrun job"), hold(RunDir(run.path)):
+        with pytest.raises(LeaseError, match="torchrun job"), hold_by_hand(RunDir(run.path)):
             raise AssertionError("two at once")
-    with hold(run):
+    with hold_by_hand(run):
         assert run.epoch == 2
 
 
