@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.docs.markdown import DOCS, read_blocks
+
+ROOT = Path(__file__).parents[1]
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
 OVERRIDES = (
@@ -49,11 +51,33 @@ def start_run(
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run_dir.parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> str:
+    """Wait until a command has succeeded; return what it printed."""
+    output, _ = process.communicate(timeout=timeout_s)
+    assert process.returncode == 0, output
+    return output
+
+
+def run_cli(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
+    """Run `python -m slurm_rl <words>` in `folder`, which must succeed; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -95,7 +119,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example, demo = read_examples("python-api.md")[0], '["+exp=demo"]'
     assert example.count(demo) == 1
     (folder / "example.py").write_text(example.replace(demo, repr(list(OVERRIDES))))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "example.py"]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,8 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.examples.kit import ROOT, run_readme
-from tests.whole_run import exact_rows
+from tests.examples.kit import run_readme
+from tests.whole_run import exact_rows, run_cli
 
 pytestmark = pytest.mark.slow
 
@@ -75,11 +72,8 @@ def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Pat
     for name in ("checkpoints/step-47", "checkpoints/step-48", "export"):
         shutil.rmtree(run_dir / name)
     (run_dir / "end.json").unlink()
-    argv = [sys.executable, "-m", "slurm_rl", "resume", str(run_dir)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     # From where it was submitted: its data have a relative path.
-    done = subprocess.run(argv, cwd=run_dir.parents[1], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(run_dir.parents[1], "resume", str(run_dir))
     [resumed] = [row for row in read_rows(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
     assert resumed["step"] == 46
     assert exact_rows(run_dir) == exact_rows(whole)

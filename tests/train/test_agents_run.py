@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import HERE, ROOT, SMALL
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, run_cli
 
 WORLD = '''
 from slurm_rl.envs.environment import Environment, Step
@@ -47,15 +44,7 @@ def test_two_agents_are_trained_on_what_each_of_them_read(tmp_path: Path, order:
     words = [f"run_dir={run}", "--config-dir", str(ROOT / "examples/guessing_game"), "+exp=guessing_game_tiny"]
     words += [*HERE, *SMALL, "+algorithm=turn_rloo", "env.name=higher.py:Higher", "data.train=rows.jsonl"]
     words += ["data.num_eval=4", "trainer.num_steps=2", "eval.interval=2", f"env.schedule={order}", "env.num_workers=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(tmp_path, *words)
     steps = [row for row in exact_rows(run) if row["stage"] == "grpo"]
     assert len(steps) == 2
     for row in steps:

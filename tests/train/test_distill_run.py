@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import HERE, ROOT
-from tests.whole_run import exact_rows
+from tests.examples.kit import HERE
+from tests.whole_run import exact_rows, run_cli
 
 pytestmark = pytest.mark.slow
 SIZES = ("trainer.prompts_per_step=32", "data.num_eval=50", "eval.interval=40")
 
 
 def run(folder: Path, *words: str) -> None:
-    command = [sys.executable, "-m", "slurm_rl", "+exp=demo", f"run_dir={folder}", *HERE, *SIZES, *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(folder.parent, "+exp=demo", f"run_dir={folder}", *HERE, *SIZES, *words)
 
 
 def test_a_policy_comes_to_its_teacher(tmp_path: Path) -> None:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import HERE, ROOT, SMALL
+from tests.examples.kit import HERE, SMALL
+from tests.whole_run import run_cli
 
 SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
 ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
 # Sums so small that a minute of training gets some of them right.
 ROWS = ("data.largest_addend=9", "data.num_eval=10", "supervised.batch_size=64", "supervised.num_epochs=60")
 TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.interval=30", *ROWS, "run_dir=runs/sft")
-
-
-def run(folder: Path, *words: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def measured(folder: Path, name: str) -> dict[str, float]:
@@ -38,7 +28,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
 @pytest.mark.slow
 def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
     words = ("+exp=demo", "data.train=''", *SMALL, *SETS, "rollout.max_num_seqs=64", *HERE)
-    run(tmp_path, "eval", *words, "run_dir=runs/alone")
+    run_cli(tmp_path, "eval", *words, "run_dir=runs/alone")
     found = measured(tmp_path, "alone")
     assert found["set/sums/prompts"] == 25 and found["set/sums/failed"] == 0 and found["set/sums/length_mean"] > 1
     assert 0 <= found["set/sums/avg@4"] <= found["set/sums/pass@2"] <= found["set/sums/pass@4"] <= 1
@@ -48,16 +38,16 @@ def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_sft_is_measured_the_same_twice_and_a_checkpoint_of_it_too(tmp_path: Path) -> None:
-    run(tmp_path, *TRAIN, *SMALL, "policy.num_threads=1", "logging.wandb.mode=disabled")
+    run_cli(tmp_path, *TRAIN, *SMALL, "policy.num_threads=1", "logging.wandb.mode=disabled")
     words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *HERE)
     for name in ("first", "again"):
-        run(tmp_path, "eval", *words, f"run_dir=runs/{name}")
+        run_cli(tmp_path, "eval", *words, f"run_dir=runs/{name}")
     found = measured(tmp_path, "first")
     assert found["set/sums/prompts"] == 25 and found["set/sums/avg@4"] > 0
     assert measured(tmp_path, "again") == found
     # Of one checkpoint, the newest, the numbers are those of the export.
     named = ("eval", "runs/sft", "--step", "60", *words[2:])
-    run(tmp_path, *named, "run_dir=runs/step")
+    run_cli(tmp_path, *named, "run_dir=runs/step")
     assert (tmp_path / "runs/step/model/config.json").is_file()
     assert not list((tmp_path / "runs/sft").glob("export-step-*"))
     assert measured(tmp_path, "step") == found

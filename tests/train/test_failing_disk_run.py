@@ -13,7 +13,7 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.storage.disks import Disk, full, read_only
-from tests.whole_run import exact_rows, start_run
+from tests.whole_run import exact_rows, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 _SMALL_KB = 64 << 10
@@ -68,7 +68,5 @@ def test_a_run_on_a_disk_that_fails_ends_soon_says_so_and_goes_on_with_every_dig
         newest = store.latest()
         assert (newest.step if newest else -1) >= whole and not store.skipped
         disk.mend()
-        process = start_run(run.path, verb="resume")
-        output, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, output
+        finish(start_run(run.path, verb="resume"))
         assert exact_rows(run.path) == exact_rows(whole_run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
+from tests.examples.kit import EXAMPLES, HERE, SMALL
+from tests.whole_run import run_cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORDS = (
@@ -32,16 +32,7 @@ def test_a_step_trains_on_the_fair_episodes_and_names_the_failures_of_the_others
     subprocess.run([sys.executable, EXAMPLES / "guessing_game/make_data.py"], cwd=tmp_path, check=True)
     shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
     words = (*shipped, *WORDS, f"env.agent_command=[python,{agent}]", f"run_dir={tmp_path / 'run'}")
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", "submit", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stdout
+    run_cli(tmp_path, *words)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 2

@@ -18,7 +18,7 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.train.test_run import find_processes
-from tests.whole_run import OVERRIDES, exact_rows, start_run
+from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -43,8 +43,7 @@ def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def undisturbed(judged_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model in a worker of the trainer."""
     run_dir = tmp_path_factory.mktemp("judged") / "run"
-    output, _ = (process := start_run(run_dir, *judged_words)).communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(run_dir, *judged_words))
     return run_dir
 
 
@@ -64,8 +63,7 @@ def test_a_killed_judge_is_replaced_and_costs_no_digit(
     wait_for(lambda: len(read_rows(run.metrics)) >= steps + 3, process)
     assert not events(run, "reward/service_died"), "its worker alone was killed"
     os.kill(service, signal.SIGKILL)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(process)
     assert run.attempt_numbers() == [1] and not find_processes(run.path)
     assert [row["how"] for row in events(run, "reward/service_died")] == ["exit status -9"]
     assert len(events(run, "reward/service_up")) == 2

@@ -12,7 +12,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.train.test_engine_run import wait_for_phase
 from tests.train.test_run import find_processes
-from tests.whole_run import OVERRIDES, exact_rows, start_run
+from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -32,8 +32,7 @@ def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def undisturbed(taught_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("taught") / "run"
-    output, _ = (process := start_run(run_dir, *taught_words, "reference.num_workers=1")).communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(run_dir, *taught_words, "reference.num_workers=1"))
     return run_dir
 
 
@@ -48,8 +47,7 @@ def test_a_killed_teacher_costs_an_attempt_and_no_digit(
     run = RunDir(tmp_path / "run")
     process = start_run(run.path, *taught_words, *words)
     os.kill(wait_for_phase(run, process, holder, "reference_logprobs"), signal.SIGKILL)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(process)
     assert run.attempt_numbers() == [1, 2] and not find_processes(run.path)
     end = read_json(run.attempt(1).end)
     assert end["outcome"] == "failed" and f"{holder} must live through reference logprobs" in end["cause"], end

@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.tiny_moe import build_tiny_moe
-from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
+from tests.whole_run import OVERRIDES, exact_rows, finish, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,7 @@ def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None
     base = [word for word in OVERRIDES if not word.startswith("model.tiny")]
     words = ("model=hf", f"model.path={model}", *WORDS)
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
-    process = start_run(whole, *words, base=base)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(whole, *words, base=base))
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     assert max(row["sync/probe_difference"] for row in rows) < 2e-5, "stale experts differ by 1e-2"
     rewards = [row["reward/mean"] for row in rows]
@@ -39,6 +37,5 @@ def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None
 
     process = start_run(harmed, *words, base=base)
     kill_trainer(RunDir(harmed), process, step=104)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(process)
     assert exact_rows(harmed) == exact_rows(whole)

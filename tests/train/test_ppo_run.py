@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
+from tests.whole_run import OVERRIDES, exact_rows, finish, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,7 @@ WORDS = (
 
 def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Path) -> None:
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
-    process = start_run(whole, *WORDS)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(whole, *WORDS))
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     assert len(rows) == 6
     assert "policy/loss" not in rows[0] and all("policy/loss" in row for row in rows[1:])
@@ -39,8 +37,7 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
     process = start_run(harmed, *WORDS)
     # The first checkpoint with a trained critic.
     kill_trainer(RunDir(harmed), process, step=42)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(process)
     assert exact_rows(harmed) == exact_rows(whole)
 
 
@@ -58,9 +55,7 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
         tmp_path / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
     ).export(tmp_path / "rm")
     words = [*WORDS, "critic.num_workers=2", f"reward.model.path={tmp_path / 'rm'}", "reward.model.device=critic"]
-    process = start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3")
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3"))
     rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
     assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)
     assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in rows)

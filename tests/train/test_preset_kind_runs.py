@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
+from tests.examples.kit import EXAMPLES, HERE, SMALL
 from tests.train.test_agents_run import WORLD
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, run_cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -55,15 +54,7 @@ def test_run_of_preset_and_kind_finishes_and_moves_the_policy(cell: tuple[str, s
     subprocess.run([sys.executable, EXAMPLES / data / "make_data.py"], cwd=tmp_path, check=True)
     run = tmp_path / "run"
     first = ["--config-dir", str(EXAMPLES / example), words[0], f"+algorithm={preset}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", f"run_dir={run}", *first, *words[1:], *HERE],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_cli(tmp_path, f"run_dir={run}", *first, *words[1:], *HERE)
     steps = [row for row in exact_rows(run) if row["stage"] == "grpo"]
     assert len(steps) == 2
     assert any(row.get("policy/grad_norm", 0.0) > 0 for row in steps)

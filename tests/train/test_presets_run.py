@@ -7,18 +7,14 @@ these presets, with another tiny model: tests/examples.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tiny_llama import build_tiny_llama, write_conversations
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, run_cli
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 AS_ON_A_GPU = ("model.dtype=bfloat16", "policy.num_threads=1", "logging.wandb.mode=disabled")
@@ -27,10 +23,7 @@ SHORT_TEXT = ("supervised.batch_size=8", "supervised.max_tokens=256", "data.num_
 
 def train(run: Path, *words: str) -> list[dict[str, Any]]:
     """Run it to its end; its rows."""
-    argv = [sys.executable, "-m", "slurm_rl", f"run_dir={run}", *AS_ON_A_GPU, *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=run.parent, env=env, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(run.parent, f"run_dir={run}", *AS_ON_A_GPU, *words)
     assert (run / "export" / "model.safetensors").is_file()
     return exact_rows(run)
 

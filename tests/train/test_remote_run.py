@@ -10,7 +10,7 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
 from tests.train.test_run import kill_driver_when
-from tests.whole_run import exact_rows, start_run
+from tests.whole_run import exact_rows, finish, start_run
 
 
 @pytest.mark.slow
@@ -26,9 +26,7 @@ def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(
 
     kill_driver_when(start_run(run_dir, url), run_dir, lambda: copied(42))
     shutil.rmtree(run_dir)
-    again = start_run(run_dir, url)
-    output, _ = again.communicate(timeout=600)
-    assert again.returncode == 0, output
+    finish(start_run(run_dir, url))
     [fetched] = [row for row in read_rows(run_dir / "events.jsonl") if row["kind"] == "checkpoint/fetched"]
     assert fetched["step"] >= 42
     assert exact_rows(run_dir) == exact_rows(whole_run)

@@ -23,7 +23,7 @@ from slurm_rl.node.private_folder import tmp_stem
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained
-from tests.whole_run import OVERRIDES, exact_rows, start_run
+from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
 
 
 def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
@@ -135,9 +135,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Pat
     # A dashboard, which the undisturbed run has, is a third of the CPU time of a bring-up.
     kill_driver_when(start_run(run_dir, "ray.dashboard=false"), run_dir, lambda: has_rows(run_dir, 43))
     assert json.loads((run_dir / "end.json").read_text())["state"] == "failed"
-    final = start_run(run_dir, verb="resume")
-    output, _ = final.communicate(timeout=600)
-    assert final.returncode == 0, output
+    finish(start_run(run_dir, verb="resume"))
     assert exact_rows(run_dir) == exact_rows(whole_run)
     assert not find_processes(run_dir)
 
@@ -160,8 +158,7 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, oth
             assert process.returncode == 1, output
             num_kills += 1
             process = start_run(run_dir, verb="resume")
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
+        finish(process)
         assert exact_rows(run_dir) == exact_rows(whole_run)
         assert "skipped" not in (run_dir / "events.jsonl").read_text()
     assert all(Path(f"/proc/{pid}").exists() for pid in other_ray)
@@ -171,17 +168,14 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, oth
 def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
-    output, _ = (process := start_run(whole, *words)).communicate(timeout=600)
-    assert process.returncode == 0, output
+    finish(start_run(whole, *words))
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     # The first batches are all of the first weights; then each is two steps old.
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
     # Old weights are what there is to correct: without them the two programs agree to 1e-5.
     assert rows[0]["mismatch/max"] < 1e-4 < rows[-1]["mismatch/max"]
     kill_driver_when(start_run(killed, *words), killed, lambda: has_rows(killed, 44))
-    final = start_run(killed, verb="resume")
-    output, _ = final.communicate(timeout=600)
-    assert final.returncode == 0, output
+    finish(start_run(killed, verb="resume"))
     assert exact_rows(killed) == exact_rows(whole)
 
 
@@ -195,9 +189,7 @@ def test_a_continuous_run_ends_within_its_bound(tmp_path: Path) -> None:
         "algorithm.correction.kind=token_tis",
     )
     kill_driver_when(start_run(run_dir, *words), run_dir, lambda: has_rows(run_dir, 44))
-    final = start_run(run_dir, verb="resume")
-    output, _ = final.communicate(timeout=600)
-    assert final.returncode == 0, output
+    finish(start_run(run_dir, verb="resume"))
     rows = [row for row in exact_rows(run_dir) if row["stage"] == "grpo"]
     assert len(rows) == 6
     assert all(0 <= row["rollout/staleness"] <= 2 and 0 <= row["rollout/mixed_weights"] <= 1 for row in rows)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import run_training
+from tests.whole_run import run_cli
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +49,7 @@ def test_dpo_prefers_the_right_sum_and_makes_it_likelier(tmp_path: Path) -> None
 
 def test_ppo_gains_fifteen_points_of_reward(tmp_path: Path) -> None:
     """The whole pipeline: Ray, vLLM, policy, critic, reference."""
-    argv = [sys.executable, "-m", "slurm_rl", "+exp=ppo_tiny", f"run_dir={tmp_path / 'run'}"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(tmp_path, "+exp=ppo_tiny", f"run_dir={tmp_path / 'run'}")
     rows = [json.loads(line) for line in RunDir(tmp_path / "run").metrics.read_text().splitlines()]
     before, *_, after = [row["accuracy/sampled"] for row in rows if row["stage"] == "eval"]
     assert after >= before + 0.15

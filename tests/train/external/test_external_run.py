@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.whole_run import run_cli
 
 SCRIPT = """
 import os, sys, ray
@@ -35,17 +34,9 @@ def test_a_script_that_dies_is_started_again_and_told_to_resume(tmp_path: Path) 
     script, run_dir = tmp_path / "mine.py", tmp_path / "run"
     script.write_text(SCRIPT)
     words = ["+exp=command", f"external.argv=[{sys.executable},{script}]", f"run_dir={run_dir}", "job.max_failures=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run_cli(tmp_path, *words)
     run = RunDir(run_dir)
     logs = [run.attempt(number).log("driver").read_text() for number in run.attempt_numbers()]
-    assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
     assert len(logs) == 2
     assert "alive nodes: 1 resumed: 0" in logs[0] and "alive nodes: 1 resumed: 1" in logs[1]
     assert json.loads(run.end.read_text())["state"] == "finished"
@@ -67,15 +58,7 @@ def test_what_an_attempt_leaves_goes_to_the_url(tmp_path: Path) -> None:
     script.write_text(LEAVES)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{sys.executable},{script},${{plan:export}}]"]
     words += [f"run_dir={run_dir}", "job.max_failures=1", f"checkpoint.upload_url='file://{tmp_path}/bucket'"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_cli(tmp_path, *words)
     copies = sorted((tmp_path / "bucket/run").iterdir())
     assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-", "export"]
     assert all((copy / "complete.json").is_file() for copy in copies)
