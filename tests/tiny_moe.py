@@ -35,10 +35,23 @@ def _gpt_oss(shape: dict[str, Any]) -> Any:
     return lambda: GptOssForCausalLM(config)
 
 
+def _deepseek_v3(shape: dict[str, Any]) -> Any:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 48, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+    # vLLM's CPU kernel for latent attention exists for 512 + 64 columns only.
+    latent = {"kv_lora_rank": 512, "q_lora_rank": 24, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    own = {"first_k_dense_replace": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    heads = {"head_dim": 64, "num_key_value_heads": shape["num_attention_heads"], "tie_word_embeddings": False}
+    config = DeepseekV3Config(**{**shape, **heads}, **_EXPERTS, **experts, **latent, **own)
+    return lambda: DeepseekV3ForCausalLM(config)
+
+
 FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
+    "deepseek_v3": _deepseek_v3,
 }
 
 

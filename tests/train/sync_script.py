@@ -107,9 +107,8 @@ def main(folder: Path, family: str) -> None:
     )
     prompts, cluster = SimpleNamespace(max_images=None, tools=None), OneProcess()
     engine = start_engine(cluster, config, str(folder / "m"), prompts, 0)  # type: ignore[arg-type]
-    whole, adapted = (
-        build_policy(folder / "m", lora) for lora in (None, LoraConfig(rank=4, target_modules=("q_proj", "v_proj")))
-    )
+    targets = ("q_b_proj", "kv_b_proj") if family == "deepseek_v3" else ("q_proj", "v_proj")
+    whole, adapted = (build_policy(folder / "m", lora) for lora in (None, LoraConfig(rank=4, target_modules=targets)))
     held: Any = engine.handle.target
 
     def sync(policy: PolicyWorker, transport: Callable[[], Any]) -> float | str:

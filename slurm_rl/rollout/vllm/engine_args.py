@@ -39,12 +39,21 @@ def build_engine_args(
         **_memory_args(model_path, model, rollout, max_model_len, num_gpus),
         **_transfer_args(rollout),
         **({} if max_images is None else build_options(model, max_images)),
-        # vLLM rewinds the random state of a request if it reads the prompt in parts, which fails on CPU
-        # (gpu_model_runner.py, _bookkeeping_sync): read prompts in one piece there.
-        **({} if num_gpus else {"enable_chunked_prefill": False}),
+        **({} if num_gpus else _cpu_args(model_path)),
         **({"load_format": "random_weights"} if awaits_weights else {}),
         **rollout.engine_args,
     }
+
+
+def _cpu_args(model_path: str) -> dict[str, Any]:
+    # vLLM rewinds the random state of a request if it reads the prompt in parts, which fails on CPU
+    # (gpu_model_runner.py, _bookkeeping_sync): read prompts in one piece there.
+    args: dict[str, Any] = {"enable_chunked_prefill": False}
+    config = Path(model_path) / "config.json"
+    if config.is_file() and read_json(config).get("kv_lora_rank"):
+        # vLLM's CPU kernel for rotary embeddings is wrong for multi-head latent attention: logprobs differ by 0.05.
+        args["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+    return args
 
 
 def _memory_args(
