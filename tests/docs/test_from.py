@@ -45,11 +45,6 @@ def exists(name: str) -> bool:
     return path.startswith("tests/") and file.is_file() and (not test or f"def {test}(" in file.read_text())
 
 
-def test_missing_test_is_detected() -> None:
-    assert exists("tests/docs/test_from.py::test_missing_test_is_detected")
-    assert not exists("tests/docs/test_from.py::test_missing") and not exists("tests/docs/test_missing.py")
-
-
 def test_index_has_the_counts_of_every_page() -> None:
     rows = {re.findall(r"\]\(([\w-]+\.md)\)", cells[1])[0]: cells[2:] for cells in read_tables(FOLDER / "index.md")}
     assert rows == {page.name: count_row(page) for page in PAGES}

@@ -79,11 +79,6 @@ def test_keys_that_notes_and_pages_name_exist() -> None:
                 assert known or key.endswith((".json", ".jsonl", ".py", ".yaml")), f"{page.name}: no key {key}"
 
 
-def test_a_key_that_is_not_there_is_found_missing() -> None:
-    assert find_field("algorithm.kl.apply_to") and find_field("model.lora.rank")
-    assert not find_field("algorithm.kl.wher") and not find_field("trainer.epochs") and not find_field("seed.more")
-
-
 @functools.cache
 def trl_fields() -> frozenset[str]:
     """Fields of TRL's configs and of transformers' TrainingArguments, read from their sources."""

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-from mkdocs.exceptions import Abort
 
 from tests.docs.markdown import DOCS, pages, read_prose
 from tests.lock import ROOT
@@ -42,17 +41,6 @@ def test_no_page_is_fetched_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text())
         assert fetched == [], page.name
-
-
-@pytest.mark.parametrize("link", ["[a](nowhere.md)", "[a](index.md#no-such-part)", "[a](/absolute.md)"])
-def test_a_link_that_leads_nowhere_ends_the_build(link: str, tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "index.md").write_text("# Start here\n\n[a](#start-here)\n")
-    build_site(docs, tmp_path / "site", nav=["index.md"])
-    (docs / "index.md").write_text(f"# Start here\n\n{link}\n")
-    with pytest.raises(Abort):
-        build_site(docs, tmp_path / "site", nav=["index.md"])
 
 
 def test_readme_is_at_most_90_lines() -> None:

@@ -22,11 +22,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_sequences() -> list[Any]:
+def draw_lengths() -> list[tuple[int, int]]:
+    """(prompt, completion) tokens of each sequence."""
+    random = np.random.default_rng(0)
+    return [(int(random.integers(2, 30)), int(random.integers(4, 40))) for _ in range(NUM_SEQUENCES)]
+
+
+def build_sequences(lengths: list[tuple[int, int]]) -> list[Any]:
     from slurm_rl.algorithms.sequences import TrainSequence
 
-    random = np.random.default_rng(0)
-    lengths = [(int(random.integers(2, 30)), int(random.integers(4, 40))) for _ in range(NUM_SEQUENCES)]
+    random = np.random.default_rng(1)
     total = sum(completion for _, completion in lengths)
     return [
         TrainSequence(
@@ -62,7 +67,7 @@ def main(folder: str, backend: str, out: str) -> None:
         OptimConfig(lr=1e-3, eps=1e-6),
         temperature=1.0,
     )
-    mine = build_sequences()[rank::world]
+    mine = build_sequences(draw_lengths())[rank::world]
     rows = [engine.train([mine], build_policy_loss(AlgorithmConfig(), None), 1e-3) for _ in range(NUM_STEPS)]
     if rank == 0:
         Path(out).write_text(json.dumps([{key: float(row[key]) for key in ("loss", "grad_norm")} for row in rows]))

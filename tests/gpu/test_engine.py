@@ -13,8 +13,8 @@ import pytest
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from tests.gpu.layout_rank import CHARACTERS, build_sequences
 
-CHARACTERS = "0123456789+="
 LENGTHS = [(3, 20), (10, 5), (40, 17), (2, 1)]
 """(prompt, completion) tokens of each sequence."""
 
@@ -47,28 +47,12 @@ def build_engine(folder: Path, *, offload: Any = "none", **model: Any) -> Any:
     return PolicyEngine(folder, config, policy, OptimConfig(lr=1e-3), temperature=1.0)
 
 
-def build_sequences() -> list[Any]:
-    from slurm_rl.algorithms.sequences import TrainSequence
-
-    random = np.random.default_rng(0)
-    return [
-        TrainSequence(
-            token_ids=random.integers(2, len(CHARACTERS) + 2, prompt + completion),
-            trained_from=prompt,
-            weight=1 / 43,
-            advantages=np.full(completion, 1.0, np.float32),
-            old_logprobs=np.full(completion, -2.0, np.float32),
-        )
-        for prompt, completion in LENGTHS
-    ]
-
-
 def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> None:
     from slurm_rl.algorithms.policy_loss import build_policy_loss
 
     engine = build_engine(folder, dtype="bfloat16")
     assert engine.device.type == "cuda"
-    batch = [build_sequences()]
+    batch = [build_sequences(LENGTHS)]
     before = np.concatenate(engine.compute_logprobs(batch)[0]).mean()
     for _ in range(5):
         totals = engine.train(batch, build_policy_loss(AlgorithmConfig(), None), 1e-3)
@@ -80,7 +64,7 @@ def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> No
 def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: str, tmp_path: Path) -> None:
     from slurm_rl.algorithms.policy_loss import build_policy_loss
 
-    batch, found = [build_sequences()], []
+    batch, found = [build_sequences(LENGTHS)], []
     for place in ("none", offload):
         engine = build_engine(folder, dtype="float32", offload=place)
         for _ in range(3):
@@ -95,8 +79,8 @@ def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: s
 
 def test_packed_sequences_do_not_see_each_other(folder: Path) -> None:
     engine = build_engine(folder, dtype="float32")
-    together = engine.compute_logprobs([build_sequences()])[0]
-    alone = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences()]
+    together = engine.compute_logprobs([build_sequences(LENGTHS)])[0]
+    alone = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences(LENGTHS)]
     for a, b in zip(together, alone, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -111,7 +95,7 @@ def test_flash_attention_says_what_sdpa_says(folder: Path, way: str) -> None:
     """Both in bfloat16, which the kernels want; their difference is that of their rounding."""
     both = [
         np.concatenate(
-            build_engine(folder, dtype="bfloat16", attention=attention).compute_logprobs([build_sequences()])[0]
+            build_engine(folder, dtype="bfloat16", attention=attention).compute_logprobs([build_sequences(LENGTHS)])[0]
         )
         for attention in ("sdpa", way)
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny import build_tiny_model
+from tests.unit.models.test_store_address import free_port
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
@@ -259,12 +259,6 @@ def cut(value: Any, rank: int, num: int) -> Any:
         return value
     parts = value.chunk(num)
     return parts[rank].clone() if rank < len(parts) else value[:0].clone()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

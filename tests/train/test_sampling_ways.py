@@ -12,6 +12,7 @@ import pytest
 
 from slurm_rl.plan.accelerator import accelerator_env
 
+pytestmark = pytest.mark.slow
 EOS, SEVEN, STOP_TOKEN = 1, 9, 4
 
 

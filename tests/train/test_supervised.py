@@ -6,7 +6,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,8 @@ from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
+from tests.unit.models.test_store_address import free_port
+from tests.whole_run import exact_rows
 
 SMALL = [
     "model.tiny.hidden_size=32",
@@ -103,12 +104,6 @@ def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None
     torch.distributed.destroy_process_group()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("supervised")
@@ -130,12 +125,6 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     multiprocessing.spawn(work, args=(4, free_port(), root, FOUR), nprocs=4)
     work(0, 1, free_port(), root, [("fsdp2", task) for task in ADAPTED])
     return root
-
-
-def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock measured."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
 @pytest.mark.parametrize(("layout", "task"), OFTEN)

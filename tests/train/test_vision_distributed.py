@@ -6,7 +6,6 @@ Without a pass of the second one through the vision tower this would never end.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
 from tests.image_kit import build_sequence, write_image
+from tests.unit.models.test_store_address import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -65,11 +65,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_tiny_vl(TinyVLConfig(), seed=0, folder=root / "model")
     write_image(root / "wide.png", 1, 140, 60)
     write_image(root / "tall.png", 2, 60, 110)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     run: Callable[..., object] = multiprocessing.spawn
-    run(run_worker, args=(port, root), nprocs=2)
+    run(run_worker, args=(free_port(), root), nprocs=2)
     return root
 
 
