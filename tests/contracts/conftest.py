@@ -23,11 +23,6 @@ def flash_attn() -> Package:
 
 
 @pytest.fixture(scope="session")
-def verifiers() -> Package:
-    return Package(open_pinned("verifiers"))
-
-
-@pytest.fixture(scope="session")
 def installed() -> Package:
     """What is installed here in the version that GPUs get, too: transformers, DeepSpeed, Ray."""
     found = importlib.util.find_spec("transformers")

@@ -1,7 +1,7 @@
 """The Python files of packages that are pinned and not installed here, as one small archive each.
 
-pip fetches the file that containers/cuda/constraints.txt or adapters.txt names and compares its hash; nothing of it is
-installed or imported. What stays is below the cache folder, by version and hash, so a changed pin is fetched anew.
+pip fetches the file that containers/cuda/constraints.txt names and compares its hash; nothing of it is installed or
+imported. What stays is below the cache folder, by version and hash, so a changed pin is fetched anew.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import pytest
 
 from tests.layers import PACKAGE
 
-_LOCKS = (PACKAGE.parent / "containers/cuda/constraints.txt", Path(__file__).with_name("adapters.txt"))
-"""What GPUs get; and packages whose environments our adapters play, which have a virtual environment of their own."""
+_LOCK = PACKAGE.parent / "containers/cuda/constraints.txt"
 _WORTH_A_TRY_S = 600
 
 
@@ -44,8 +43,7 @@ def open_pinned(name: str) -> zipfile.Path:
 
 
 def _read_pin(name: str) -> str:
-    lines = [line for lock in _LOCKS for line in lock.read_text(encoding="utf-8").splitlines()]
-    return next(line for line in lines if line.startswith(f"{name}=="))
+    return next(line for line in _LOCK.read_text(encoding="utf-8").splitlines() if line.startswith(f"{name}=="))
 
 
 def _fetch(name: str, line: str, kept: Path) -> None:

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
-from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics, wait_until_clean
 
@@ -82,25 +80,6 @@ def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
 
 
 @slow_scenario
-def requeued_by_hand(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, ONE_NODE)
-    run.wait_for_training(1)
-    assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
-    run.wait_for_events("attempt/started", 2)
-    check_end(run, [run.outcomes[0], "finished"])
-    assert run.outcomes[0] in ("checkpointed", "lost")
-
-
-@slow_scenario
-def the_driver_is_killed(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, ONE_NODE)
-    run.wait_for_training(1)
-    run.kill(run.hosts(1)[0], "light/trainer.py")
-    check_end(run, ["failed", "finished"])
-    assert "killed by SIGKILL, exit status 137" in run.causes[0]
-
-
-@slow_scenario
 def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
@@ -138,27 +117,6 @@ def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert all((copy / "complete.json").is_file() for copy in copies)
     assert (copies[0] / "files/logs/driver.log").is_file()
     assert not run.events("run/copy_failed")
-
-
-@slow_scenario
-def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
-    """It is named with its node, no failure is charged (none is allowed), and the numbers stay."""
-    run = LightRun(cluster, folder, "job.heartbeat_timeout_s=10", "job.max_failures=0", num_steps=300)
-    run.wait_for_training(1)
-    host, found = run.hosts(1)[1], list[int]()
-
-    def has_worked() -> bool:
-        told = [beat for one in read_node_reports(run.run_dir.attempt(1)) for beat in one["beats"]]
-        found.extend(beat["pid"] for beat in told if beat["name"] == "counter-1" and beat["num_calls"] >= 5)
-        return bool(found)
-
-    wait_until(has_worked, "the rank to be known", timeout_s=240)
-    cluster.signal(host, found[0], signal.SIGSTOP)
-    check_end(run, ["lost", "finished"], num_steps=300)
-    [hung] = run.events("rank/hung")
-    assert (hung["rank"], hung["node"], hung["phase"]) == ("counter-1", host, "add")
-    assert "stopped (SIGSTOP)" in hung["verdict"]
-    assert f"counter-1 on {host}" in run.causes[0]
 
 
 @slow_scenario

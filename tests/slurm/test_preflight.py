@@ -19,8 +19,7 @@ from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, make_slow_python, remembered
-from tests.slurm.submitting import job_id, refused, submit, wait_for_end, wait_for_step
-from tests.slurm.users import find_other_user
+from tests.slurm.submitting import refused, submit, wait_for_end, wait_for_step
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -156,34 +155,6 @@ def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cl
     assert excluded(cluster, job) == bad
     assert finish(run)["state"] == "finished"
     assert len(events(run, "nodes/avoided")) == 1
-
-
-@pytest.mark.slow
-def test_array_of_a_plain_user_avoids_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
-    other = find_other_user()
-    folder = other.own(shared_dir / "theirs")
-    make_nvidia_smi(shared_dir)
-    sick = cluster.nodes[0]
-    (shared_dir / sick).write_text(REMAP_FAILED)
-    words = ["-m", "+exp=demo", "+cluster=slurm_cpu", f"hydra.sweep.dir={folder / 'sweep'}", "optim.lr=1e-4,2e-4"]
-    words += [f"cluster.python={make_light_python(folder, python=other.python)}", "cluster.num_nodes=1"]
-    words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "cluster.accelerator=nvidia"]
-    words += ["cluster.gpus_per_node=1", "rollout.colocate=true", "model.dtype=float32"]
-    path = f"{shared_dir}:{os.environ['PATH']}"
-    env = {**cluster.env, **other.env, "HOME": str(folder), "PATH": path}
-    argv = [*other.prefix, other.python, "-m", "slurm_rl", *words]
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    runs = sorted(path.parent for path in (folder / "sweep").rglob("job.json"))
-    assert len(runs) == 2
-    for run in runs:
-        wait_until(lambda run=run: (run / "end.json").is_file() or events(run, "preflight/passed"), f"{run} to start")
-        assert sick not in events(run, "preflight/passed")[0]["nodes"]
-        assert excluded(cluster, job_id(run)) in (sick, "(null)"), "of an element that began elsewhere"
-    left = [row["node"] for run in runs for row in events(run, "node/unfit")]
-    assert set(left) == {sick}
-    assert any(excluded(cluster, job_id(run)) == sick for run in runs)
-    assert [finish(run)["state"] for run in runs] == ["finished", "finished"]
 
 
 def test_node_with_missing_gpus_or_full_shm_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
