@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from slurm_rl.node.processes import find_marked
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.stall_detector import (
     Beat,
+    Late,
     Stack,
     describe_groups,
     find_late,
@@ -40,31 +41,11 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 
 CHECK_S = 2.0
 REPORT_S = 10.0
-_ENGINES = "rollout-"
 _SILENT_S = 60.0
 _STACK_S = 3.0
 _GATHER_S = 30.0
 _ISOLATED_S = 60.0
 """After this time an agent ends the attempt for its own late rank, if the head has not reacted."""
-
-
-@dataclass(frozen=True)
-class Late:
-    """A process with a last heartbeat older than its deadline."""
-
-    name: str
-    node: str
-    phase: str
-    age_s: float
-    deadline_s: float
-
-    @property
-    def is_engine(self) -> bool:
-        return self.name.startswith(_ENGINES)
-
-    @property
-    def rule(self) -> str:
-        return f"{self.name} on {self.node} must make progress in {self.phase} within {self.deadline_s:g} s"
 
 
 class HangMonitor:
@@ -95,8 +76,7 @@ class HangMonitor:
         # Processes that have ended are noticed elsewhere.
         beats = [beat for beat in read_beats(self.folder, now) if next(iter(read_stat(beat.pid)), "Z") != "Z"]
         limits = self.plan.limits
-        found = find_late(beats, limits.heartbeat_timeout_s, limits.step_timeout_s)
-        late = [Late(beat.name, self.host, beat.phase, round(beat.age_s, 1), round(at, 1)) for beat, at in found]
+        late = find_late(beats, self.host, limits.heartbeat_timeout_s, limits.step_timeout_s)
         if engines := tuple(one.name for one in late if one.is_engine and one.name not in self._reported):
             workers = tuple(f"{name}." for name in engines)
             self._dump_stacks(lambda name: name in engines or name.startswith(workers))

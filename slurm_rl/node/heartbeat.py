@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ class Heartbeat:
         """Phase left last: for an error, the outermost phase that it passed."""
         self._fd = os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._phases: list[str] = []
-        self._calls: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._longest: dict[str, float] = {}
         self._speeds: deque[float] = deque(maxlen=NUM_SPEEDS)
         self._last, self._written = time.monotonic(), 0.0
@@ -65,12 +65,12 @@ class Heartbeat:
             self._write()
 
     def leave(self, phase: str) -> None:
-        self.last_phase = phase
         with self._lock:
             self._progress()
             # The last one: several threads may be in the same phase.
             del self._phases[len(self._phases) - 1 - self._phases[::-1].index(phase)]
-            self._calls[phase] = self._calls.get(phase, 0) + 1
+            self._calls[phase] += 1
+            self.last_phase = phase
             self._write()
 
     def beat(self) -> None:
@@ -104,7 +104,7 @@ class Heartbeat:
             "pid": self._pid,
             "phase": phase,
             "last": round(self._last, 3),
-            "num_calls": self._calls.get(phase, 0),
+            "num_calls": self._calls[phase],
             "longest_s": round(self._longest.get(phase, 0.0), 3),
             "speeds": [float(f"{speed:.4g}") for speed in self._speeds],
         }
@@ -193,18 +193,14 @@ def with_heartbeat(cls: T, name: str) -> T:
 
 
 def _as_phase(method: Any, name: str) -> Any:
-    if inspect.iscoroutinefunction(method):
-
-        @functools.wraps(method)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            with phase(name):
-                return await method(*args, **kwargs)
-
-        return call_async
-
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with phase(name):
             return method(*args, **kwargs)
 
-    return call
+    @functools.wraps(method)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        with phase(name):
+            return await method(*args, **kwargs)
+
+    return call_async if inspect.iscoroutinefunction(method) else call

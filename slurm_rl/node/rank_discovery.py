@@ -131,7 +131,7 @@ def from_slurm(env: Environment, flags: Flags) -> NodeIdentity | None:
             raise ConfigError(f"{NODE_VARIABLE} must be one of the nodes that the controller chose", seen=seen)
         rank = hosts.index(name)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
-    head = hosts[0] if hosts else first_host(nodes) if nodes else None
+    head = hosts[0] if hosts else expand_hosts(nodes)[0] if nodes else None
     return NodeIdentity("Slurm", rank, size, head, None, env["SLURM_JOB_ID"], hosts, name)
 
 
@@ -211,15 +211,26 @@ SOURCES: dict[str, Callable[[Environment, Flags], NodeIdentity | None]] = {
 """Variables or flags to set -> source, in order of precedence."""
 
 
-def first_host(nodelist: str) -> str:
-    """Return the first name of a compressed Slurm node list.
+def expand_hosts(short: str) -> list[str]:
+    """Expand a compressed node list of Slurm without a command, which a container lacks.
 
-    >>> first_host("gpu[007-9,12],login"), first_host("n1"), first_host("a[1-2]-ib")
-    ('gpu007', 'n1', 'a1-ib')
+    >>> expand_hosts("n[08-10,12],10.140.71.103,r[1-2]s[1-2]")
+    ['n08', 'n09', 'n10', 'n12', '10.140.71.103', 'r1s1', 'r1s2', 'r2s1', 'r2s2']
     """
-    match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodelist)
-    assert match is not None
-    return "".join(part or "" for part in match.groups())
+    return [host for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", short) for host in _unfold(part)]
+
+
+def _unfold(part: str) -> list[str]:
+    found = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+    if found is None:
+        return [part]
+    numbers = [number for piece in found[2].split(",") for number in _count(piece)]
+    return [f"{found[1]}{number}{rest}" for number in numbers for rest in _unfold(found[3])]
+
+
+def _count(piece: str) -> list[str]:
+    first, _, last = piece.partition("-")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
 
 
 def _hosts(env: Environment) -> tuple[str, ...]:

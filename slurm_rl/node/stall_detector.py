@@ -2,11 +2,6 @@
 
 Of ranks with the same work, most wait in one place for those that are elsewhere (ByteRobust,
 https://arxiv.org/abs/2509.16293).
-
->>> deadline_of(num_calls=5, longest_s=20.0, least_s=60.0, most_s=3600.0)
-100.0
->>> deadline_of(num_calls=4, longest_s=20.0, least_s=60.0, most_s=3600.0)
-3600.0
 """
 
 from __future__ import annotations
@@ -65,6 +60,25 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Late:
+    """A process with a last heartbeat older than its deadline."""
+
+    name: str
+    node: str
+    phase: str
+    age_s: float
+    deadline_s: float
+
+    @property
+    def is_engine(self) -> bool:
+        return self.name.startswith("rollout-")
+
+    @property
+    def rule(self) -> str:
+        return f"{self.name} on {self.node} must make progress in {self.phase} within {self.deadline_s:g} s"
+
+
+@dataclass(frozen=True)
 class Stack:
     """Main thread of one process."""
 
@@ -86,23 +100,16 @@ def role_of(name: str) -> str:
     return name.rpartition("-")[0] or name
 
 
-def parse_beat(text: str, now: float) -> Beat | None:
-    """Parse a heartbeat file at the node's time.monotonic() `now`; return None while the file is being written."""
-    try:
-        row = json.loads(text)
-        age_s = round(max(0.0, now - row.pop("last")), 3)
-        return Beat(**{**row, "age_s": age_s, "speeds": tuple(row["speeds"])})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
 def read_beats(folder: Path, now: float) -> list[Beat]:
-    """Return the heartbeats of the node, also of processes that have ended."""
+    """Return the heartbeats of the node at its time.monotonic() `now`, also of processes that have ended."""
     beats = []
     for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError):
-            beats.append(parse_beat(path.read_text(encoding="ascii", errors="replace"), now))
-    return [beat for beat in beats if beat is not None]
+        # A file may be incomplete while it is written for the first time.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            row = json.loads(path.read_text(encoding="ascii", errors="replace"))
+            age_s = round(max(0.0, now - row.pop("last")), 3)
+            beats.append(Beat(**{**row, "age_s": age_s, "speeds": tuple(row["speeds"])}))
+    return beats
 
 
 def deadline_of(num_calls: int, longest_s: float, least_s: float, most_s: float) -> float:
@@ -115,23 +122,19 @@ def deadline_of(num_calls: int, longest_s: float, least_s: float, most_s: float)
     return max(least_s, most_s if num_calls < MIN_CALLS else min(FACTOR * longest_s, most_s))
 
 
-def find_late(beats: Iterable[Beat], least_s: float, most_s: float) -> list[tuple[Beat, float]]:
-    """Return late processes with their deadlines."""
+def find_late(beats: Iterable[Beat], node: str, least_s: float, most_s: float) -> list[Late]:
+    """Return the late processes of a node."""
     late = []
     for beat in beats:
-        if beat.phase in _MONITORED_OF_DRIVER if beat.name == "driver" else beat.phase not in _UNMONITORED:
-            deadline = deadline_of(beat.num_calls, beat.longest_s, least_s, most_s)
-            late += [(beat, deadline)] if beat.age_s > deadline else []
+        deadline = deadline_of(beat.num_calls, beat.longest_s, least_s, most_s)
+        is_monitored = beat.phase in _MONITORED_OF_DRIVER if beat.name == "driver" else beat.phase not in _UNMONITORED
+        if is_monitored and beat.age_s > deadline:
+            late.append(Late(beat.name, node, beat.phase, round(beat.age_s, 1), round(deadline, 1)))
     return late
 
 
 def find_stragglers(beats: Sequence[Beat]) -> dict[str, float]:
-    """Return slow ranks with their speed relative to their peers, by the best of the newest five steps.
-
-    >>> fast, slow = (1.0,) * 5, (2.0,) * 5
-    >>> find_stragglers([Beat(f"rank-{n}", n, "", 0.0, speeds=slow if n == 2 else fast) for n in range(4)])
-    {'rank-2': 0.5}
-    """
+    """Return slow ranks with their speed relative to their peers, by the best of the newest five steps."""
     slow: dict[str, float] = {}
     best = {beat.name: min(beat.speeds) for beat in beats if len(beat.speeds) == NUM_SPEEDS}
     for role in dict.fromkeys(map(role_of, best)):
@@ -142,11 +145,7 @@ def find_stragglers(beats: Sequence[Beat]) -> dict[str, float]:
 
 
 def parse_stack(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread, which faulthandler writes last, innermost first.
-
-    >>> parse_stack('Current thread 0x00007f (most recent call first):\\n  File "/a/b.py", line 6 in main\\n')
-    ('main (b.py)',)
-    """
+    """Return the frames of the main thread, which faulthandler writes last, innermost first."""
     threads = _THREAD.split(text)[1:]
     frames = _FRAME.findall(threads[-1]) if threads else []
     # Without line numbers: ranks that wait in a loop are in different lines of it.

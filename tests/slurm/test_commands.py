@@ -86,7 +86,7 @@ def test_a_job_from_waiting_to_its_end(on_cluster: Cluster, shared_dir: Path) ->
     assert held.end_time is None
     on_cluster.run(["scontrol", "release", job])
     running = wait_for(job, JobState.RUNNING)
-    assert commands.hostnames(running.nodelist) == [on_cluster.nodes[0]]
+    assert running.nodelist == on_cluster.nodes[0]
     assert running.start_time is not None and abs(running.start_time - time.time()) < 300
     assert running.end_time == running.start_time + 600
     go.touch()
@@ -144,7 +144,6 @@ def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     assert found[0].max_time_min is None
     assert max_array_size() == 1001
     assert kill_wait_s() == 15
-    assert commands.hostnames("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
 
 
 def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir: Path) -> None:

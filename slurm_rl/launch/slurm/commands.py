@@ -25,6 +25,7 @@ from slurm_rl.launch.slurm.command_line import (
     words_of,
 )
 from slurm_rl.launch.slurm.states import JobState, parse_state
+from slurm_rl.node.rank_discovery import expand_hosts
 
 _NO_SUCH_JOB = "invalid job id specified"
 _NO_ACCOUNTING = "accounting storage is disabled"
@@ -45,7 +46,7 @@ class JobInfo:
     reason: str
     """Slurm's reason for waiting or for the end; may be empty."""
     nodelist: str
-    """Compressed; see `hostnames`."""
+    """Compressed; see `expand_hosts`."""
     start_time: float | None
     """Seconds since 1970; an estimate for a pending job, if Slurm has one."""
     end_time: float | None
@@ -163,7 +164,7 @@ def excluded_nodes(job_id: str) -> list[str]:
     """Return the job's ExcNodeList."""
     shown = run_slurm(["scontrol", "show", "job", job_id])
     found = re.search(r"\bExcNodeList=(\S+)", shown)
-    return [] if found is None or found[1] == "(null)" else hostnames(found[1])
+    return [] if found is None or found[1] == "(null)" else expand_hosts(found[1])
 
 
 def exclude_nodes(job_id: str, names: Sequence[str], within_s: float) -> None:
@@ -200,11 +201,6 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
     if environ.get("SLURM_JOB_ID") != job_id or "SLURM_ARRAY_TASK_ID" not in environ:
         return job_id
     return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-
-
-def hostnames(nodelist: str) -> list[str]:
-    """Expand a compressed node list: `a[01-03,7]` to a01 a02 a03 a7."""
-    return run_slurm(["scontrol", "show", "hostnames", nodelist]).split()
 
 
 def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:

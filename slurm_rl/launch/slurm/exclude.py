@@ -15,7 +15,8 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.record import Job, has_finished, load_job, not_finished, read_end_state
 from slurm_rl.launch.hooks import Exclusion, open_node_checks
-from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes, hostnames
+from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes
+from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import SbatchOptions
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
@@ -24,7 +25,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
 def user_nodes(plan: JobPlan, option: str) -> list[str]:
     """Return the node names in an sbatch option of the user."""
     names = str(plan.sbatch.get(option, ""))
-    return hostnames(names) if names else []
+    return expand_hosts(names) if names else []
 
 
 def exclude_at_submit(run: RunDir, plan: JobPlan) -> tuple[JobPlan, Exclusion]:

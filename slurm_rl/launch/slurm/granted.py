@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.slurm.commands import hostnames
+from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import StepPart
 
@@ -90,8 +90,8 @@ def split_hosts(plan: JobPlan, hosts: Sequence[str], env: Mapping[str, str]) -> 
 def _granted_parts(env: Mapping[str, str]) -> list[StepPart]:
     size = int(env.get("SLURM_HET_SIZE", 0))
     if not size:
-        return [StepPart(hostnames(env["SLURM_JOB_NODELIST"]))]
-    return [StepPart(hostnames(env[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"]), group) for group in range(size)]
+        return [StepPart(expand_hosts(env["SLURM_JOB_NODELIST"]))]
+    return [StepPart(expand_hosts(env[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"]), group) for group in range(size)]
 
 
 def _cpus(plan: JobPlan, group: int, env: Mapping[str, str]) -> int:

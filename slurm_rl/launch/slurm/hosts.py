@@ -7,7 +7,6 @@ switch, or of one block, get consecutive ranks. Surplus nodes are those with the
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from slurm_rl.launch.hooks import open_node_checks
 from slurm_rl.launch.slurm.command_line import run_slurm
 from slurm_rl.launch.slurm.granted import granted_hosts, split_hosts
 from slurm_rl.launch.slurm.partitions import nodes_out_of_service
+from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
@@ -139,7 +139,7 @@ def parse_topology(output: str) -> dict[str, tuple[str, ...]]:
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         name = fields.get("SwitchName") or fields.get("BlockName") or fields.get("AggregatedBlock")
         if name and fields.get("Nodes"):
-            groups[name] = unfold_hosts(fields["Nodes"])
+            groups[name] = expand_hosts(fields["Nodes"])
     ordered = sorted(groups, key=lambda name: -len(groups[name]))
     found: dict[str, tuple[str, ...]] = {}
     for name in ordered:
@@ -168,25 +168,3 @@ def order_by_topology(hosts: Sequence[str], topology: Topology) -> list[str]:
         return [*((-sizes[prefix], first[prefix]) for prefix in prefixes[host]), (0, hosts.index(host))]
 
     return sorted(hosts, key=key)
-
-
-def unfold_hosts(short: str) -> list[str]:
-    """Expand a compressed node list without a Slurm command, for clusters of thousands of nodes.
-
-    >>> unfold_hosts("n[08-10,12],10.140.71.103,r[1-2]s[1-2]")
-    ['n08', 'n09', 'n10', 'n12', '10.140.71.103', 'r1s1', 'r1s2', 'r2s1', 'r2s2']
-    """
-    return [host for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", short) for host in _unfold(part)]
-
-
-def _unfold(part: str) -> list[str]:
-    found = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if found is None:
-        return [part]
-    numbers = [number for piece in found[2].split(",") for number in _count(piece)]
-    return [f"{found[1]}{number}{rest}" for number in numbers for rest in _unfold(found[3])]
-
-
-def _count(piece: str) -> list[str]:
-    first, _, last = piece.partition("-")
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]

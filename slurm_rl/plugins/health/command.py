@@ -22,10 +22,10 @@ from slurm_rl.launch.controller.agents import agent_environment, choose_telling
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.controller.create import snapshot_code
 from slurm_rl.launch.jobs import open_launcher
-from slurm_rl.launch.slurm.commands import hostnames
 from slurm_rl.launch.slurm.granted import read_allocation
 from slurm_rl.launch.slurm.srun import srun_argv
 from slurm_rl.node.environment import find_accelerator
+from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.accelerator import accelerator_env, ray_env
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
@@ -90,7 +90,7 @@ def choose_nodes(plan: JobPlan, *, is_here: bool) -> tuple[JobPlan, list[str] | 
     granted = read_allocation(os.environ)
     gpus = 0 if plan.accelerator == "cpu" else granted.gpus_per_node or plan.gpus_per_node
     plan = replace(plan, num_nodes=granted.num_nodes, gpus_per_node=gpus, cpus_per_node=granted.cpus_per_node)
-    return plan, hostnames(os.environ["SLURM_JOB_NODELIST"])
+    return plan, expand_hosts(os.environ["SLURM_JOB_NODELIST"])
 
 
 def check_nodes(

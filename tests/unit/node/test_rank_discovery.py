@@ -14,7 +14,7 @@ from slurm_rl.node.rank_discovery import (
     NodeRole,
     discover,
     discover_role,
-    first_host,
+    expand_hosts,
 )
 from slurm_rl.node.rendezvous import own_address
 
@@ -136,11 +136,16 @@ def test_discover_role_follows_the_host_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [("n1", "n1"), ("n1,n2", "n1"), ("n[1-3],m", "n1"), ("n[08,10]", "n08"), ("r[1-2]-gpu", "r1-gpu")],
+    ("short", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("a[01-03,7],b", ["a01", "a02", "a03", "a7", "b"]),
+        ("a[1,3]-ib", ["a1-ib", "a3-ib"]),
+        ("g[099-101]", ["g099", "g100", "g101"]),
+    ],
 )
-def test_first_host_expands_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
+def test_expand_hosts_returns_each_name(short: str, hosts: list[str]) -> None:
+    assert expand_hosts(short) == hosts
 
 
 def test_own_address_follows_the_route() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.launch.slurm.hosts import order_by_topology, parse_topology, unfold_hosts
+from slurm_rl.launch.slurm.hosts import order_by_topology, parse_topology
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "scontrol-show-topology.txt"
 
@@ -72,11 +72,3 @@ def test_what_is_not_in_the_topology_comes_as_it_was() -> None:
     assert set(order_by_topology(["n1", "cloud", "n3"], topology)[:2]) <= {"n1", "n3", "cloud"}
     ordered = order_by_topology(["n1", "cloud", "n3"], topology)
     assert abs(ordered.index("n1") - ordered.index("n3")) == 1
-
-
-@pytest.mark.parametrize(
-    ("short", "hosts"),
-    [("n1", ["n1"]), ("a[1,3]-ib", ["a1-ib", "a3-ib"]), ("g[099-101]", ["g099", "g100", "g101"])],
-)
-def test_short_forms_are_unfolded(short: str, hosts: list[str]) -> None:
-    assert unfold_hosts(short) == hosts

@@ -28,7 +28,6 @@ NODES = parse_nodes(
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(memory, "list_nodes", lambda partition: NODES)
     monkeypatch.setattr(memory, "boot_times", lambda hosts: {})
-    monkeypatch.setattr(exclude, "hostnames", lambda names: names.split(","))
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     return run
