@@ -13,7 +13,6 @@ import sys
 from typing import Any, NoReturn
 
 from slurm_rl.cli.find import find_run, load_head, load_live
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.launch.controller.ends import read_record
@@ -73,7 +72,7 @@ def find_host(plan: JobPlan, host: str) -> str | None:
     Raises:
         ConfigError: it is another machine, which srun cannot reach.
     """
-    if not LAUNCHERS[plan.launcher].on_this_machine:
+    if not plan.launcher_entry.on_this_machine:
         return host
     if host not in (socket.gethostname(), os.environ.get(NODE_VARIABLE)):
         raise ConfigError(

@@ -24,7 +24,6 @@ from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.foreground import announce_and_follow, stop_like_ctrl_c
 from slurm_rl.cli.output import note
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
@@ -79,7 +78,7 @@ def _load(args: argparse.Namespace, identity: NodeIdentity) -> RunConfig:
     if identity.wants_debugger:
         tree["cluster"]["env"].setdefault("RAY_DEBUG", "legacy")
     config = parse_config(tree, is_run=named is None)
-    if not LAUNCHERS[config.cluster.launcher].by_node:
+    if not config.cluster.launcher_entry.by_node:
         raise RunDirError(
             "`join` resumes only runs that `join` started", seen=named, action=f"python -m slurm_rl resume {named}"
         )

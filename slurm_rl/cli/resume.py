@@ -9,7 +9,6 @@ from slurm_rl.cli.foreground import announce_and_follow
 from slurm_rl.cli.output import note
 from slurm_rl.cli.parser import parse
 from slurm_rl.cli.pipeline import start_stages
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.data.load_data import accept_new_rows
 from slurm_rl.launch.controller.create import require_own_run
 from slurm_rl.launch.jobs import held_to_resume
@@ -26,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if args.accept_new_rows:
         with held_to_resume(directory):
             accept_new_rows(directory)
-    if LAUNCHERS[load_plan(directory).launcher].by_node:
+    if load_plan(directory).launcher_entry.by_node:
         from slurm_rl.cli.join import run as join
 
         return join(parse("join", ["--run", str(directory.path)]))

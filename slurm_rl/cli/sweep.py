@@ -18,7 +18,6 @@ from slurm_rl.cli.output import note
 from slurm_rl.cli.status import LEADERBOARD
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.config.compose_errors import explain_hydra
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.config.tasks import TASKS
@@ -54,7 +53,7 @@ class SweepRuns:
             SlurmRLError: Slurm refused them, or the directory cannot be written.
         """
         ledger = create_runs(self.directory, self.ledger, planned)
-        submit_all = LAUNCHERS[planned[0].plan.launcher].sweep
+        submit_all = planned[0].plan.launcher_entry.sweep
         if submit_all is None:
             self.ledger, self.is_started = ledger, True
             remember(self.directory.path, [])

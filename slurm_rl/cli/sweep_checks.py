@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.output import note
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_parts import named_functions
@@ -127,9 +126,8 @@ def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None
 
 
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
-    launchers = {run.plan.launcher for run in planned}
-    for name in launchers:
-        row = LAUNCHERS[name]
+    launchers = {run.plan.launcher: run.plan.launcher_entry for run in planned}
+    for name, row in launchers.items():
         if row.by_node or not (row.sweep or row.on_this_machine):
             raise ConfigError(
                 "a sweep runs on Slurm or on this machine",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StrictBool, StrictInt
 
-from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.launchers import LAUNCHERS, LauncherEntry
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by, one_of
 from slurm_rl.config.text import NodeGroupName, OneLine, Text, VariableName
 
@@ -185,6 +185,10 @@ class ClusterConfig(Section):
     slurm: SlurmOptions = SlurmOptions()
     """Options of sbatch."""
 
+    @property
+    def launcher_entry(self) -> LauncherEntry:
+        return LAUNCHERS[self.launcher]
+
     def gpus_of(self, group: str) -> int:
         """Return the GPUs per node of a node group."""
         number = self.nodes[group].gpus_per_node
@@ -193,8 +197,6 @@ class ClusterConfig(Section):
     def problems(self) -> Iterator[str]:
         yield from self._address_problems()
         yield from self._group_problems()
-        if self.topology != TopologyConfig() and not LAUNCHERS[self.launcher].is_queue:
-            yield f"cluster.topology needs cluster.launcher=slurm, which knows its switches; got {self.launcher}"
 
     def _group_problems(self) -> Iterator[str]:
         if not self.nodes:
@@ -205,8 +207,6 @@ class ClusterConfig(Section):
                 f"the counts in cluster.nodes must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
-        if not LAUNCHERS[self.launcher].is_queue:
-            yield f"cluster.nodes needs cluster.launcher=slurm, which has node groups; got {self.launcher}"
         taken = {"constraint": self.slurm.constraint, "nodelist": self.slurm.nodelist, "gres": self.slurm.gres}
         taken |= {f"extra.{name}": str(value) for name, value in self.slurm.extra.items() if name.startswith("gpus")}
         for name, value in taken.items():
@@ -220,14 +220,11 @@ class ClusterConfig(Section):
                 yield f"cluster.nodes.{name}.gpus_per_node must be 0 on accelerator 'cpu'; got {group.gpus_per_node}"
 
     def _address_problems(self) -> Iterator[str]:
-        is_existing = LAUNCHERS[self.launcher].existing
-        if is_existing != (self.address is not None):
+        if self.launcher_entry.existing != (self.address is not None):
             yield (
                 f"cluster.address and cluster.launcher=ray go together; got {self.address!r} and {self.launcher!r}. "
                 "Next: +cluster=ray cluster.address=http://host:8265"
             )
-        if self.remote_root is not None and not is_existing:
-            yield f"cluster.remote_root is for cluster.launcher=ray; got it with {self.launcher!r}"
         if self.address is not None and not is_dashboard_url(self.address):
             yield (
                 "cluster.address is the URL of a Ray dashboard, http://host:8265 or https://...; "

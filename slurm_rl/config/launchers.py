@@ -25,6 +25,8 @@ class LauncherEntry:
     """The user starts `join` on each machine."""
     existing: bool = False
     """Uses an existing Ray cluster at cluster.address, with its own image, files and Ray."""
+    lacks: tuple[str, ...] = ("cluster.nodes", "cluster.topology", "cluster.remote_root")
+    """Keys and sections that it does not support."""
 
     @property
     def is_queue(self) -> bool:
@@ -40,8 +42,13 @@ LAUNCHERS: Final[dict[str, LauncherEntry]] = {
         f"{_HOME}.slurm.allocation:SlurmAllocation",
         options="slurm_rl.plan.sbatch:build_sbatch_options",
         sweep=f"{_HOME}.slurm.sweep_arrays:submit_arrays",
+        lacks=("cluster.remote_root",),
     ),
-    "ray": LauncherEntry(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
+    "ray": LauncherEntry(
+        f"{_HOME}.ray.launcher:RayLauncher",
+        existing=True,
+        lacks=("cluster.nodes", "cluster.topology", "cluster.setup", "container.runtime", "job.num_spare_nodes"),
+    ),
     "manual": LauncherEntry(
         f"{_HOME}.machines.allocation:ManualLauncher",
         f"{_HOME}.machines.allocation:MachineAllocation",

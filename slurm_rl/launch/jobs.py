@@ -41,7 +41,7 @@ def drive_run(run_dir: str) -> int:
 
     run = RunDir(run_dir)
     plan = JobPlan.from_json(read_json(run.plan))
-    allocation = LAUNCHERS[plan.launcher].allocation
+    allocation = plan.launcher_entry.allocation
     assert allocation is not None, plan.launcher
     return drive(run, plan, load_function(allocation)(run, plan))
 
@@ -67,7 +67,7 @@ def find_open_job(run: RunDir) -> Job | None:
     """Return the job if only the launcher knows its state; None if the run directory has it."""
     job, end = load_job(run), read_end_state(run)
     # An interrupted job of a queue may wait to start again: `scontrol requeue` looks like a cancel to the controller.
-    is_open = end is None or (end.word == "interrupted" and job is not None and LAUNCHERS[job.launcher].is_queue)
+    is_open = end is None or (end.word == "interrupted" and job is not None and job.has_queue)
     return job if is_open else None
 
 

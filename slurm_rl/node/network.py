@@ -10,7 +10,6 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.rendezvous import own_address
@@ -79,6 +78,6 @@ def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -
     found = named or interface_of(own_address(role.hosts[-1] if role.is_head else role.hosts[0]))
     if found is None:
         return {}
-    sets_nccl = LAUNCHERS[plan.launcher].by_node and plan.accelerator != "cpu"
+    sets_nccl = plan.launcher_entry.by_node and plan.accelerator != "cpu"
     wanted = {GLOO: found} | ({NCCL: found} if sets_nccl else {})
     return {name: value for name, value in wanted.items() if not env.get(name)}

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 
 if TYPE_CHECKING:  # the node agent has no pydantic
@@ -144,7 +143,7 @@ def _list_defaults(config: RunConfig, run_dir: str) -> list[EnvVar]:
     ]
     if config.under_torchrun:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
-    if LAUNCHERS[cluster.launcher].existing:
+    if cluster.launcher_entry.existing:
         # Ray's daemons are already running.
         table = [item for item in table if item not in ray_env(cluster.num_nodes)]
     if config.external is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plan.accelerator import list_variables
 from slurm_rl.plan.job import PLAN_VERSION, ActorPlan, JobPlan, LayoutPlan, LimitsPlan, RayPlan
@@ -48,7 +47,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ConfigError: the layout is impossible; the message has both numbers.
     """
     cluster = config.cluster
-    launcher = LAUNCHERS[cluster.launcher]
+    launcher = cluster.launcher_entry
     cpus = cluster.cpus_per_node or (facts.num_cpus if launcher.on_this_machine else None)
     actors, layout = _lay_out(config, facts, cpus)
     python = _choose_python(config, facts)
@@ -120,9 +119,7 @@ def _limits(config: RunConfig) -> LimitsPlan:
 
 def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
     # An image or another cluster has its own interpreter.
-    elsewhere = (
-        "python" if LAUNCHERS[config.cluster.launcher].existing else "python3" if config.container.image else None
-    )
+    elsewhere = "python" if config.cluster.launcher_entry.existing else "python3" if config.container.image else None
     return config.cluster.python or elsewhere or facts.python
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
@@ -261,7 +260,7 @@ def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterat
 
 def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     """How an attempt ends with this launcher; see docs/reference/outcomes.md."""
-    row, limits = LAUNCHERS[plan.launcher], plan.limits
+    row, limits = plan.launcher_entry, plan.limits
     saves = "saves" if plan.external is None else "gets a stop signal"
     again = "is requeued and resumes" if row.is_queue else "ends with 130"
     if limits.time_limit_min or row.is_queue:

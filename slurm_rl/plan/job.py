@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.launchers import LAUNCHERS, LauncherEntry
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.node_groups import NodeGroup, group_of
 from slurm_rl.plan.preflight import PreflightPlan
@@ -166,6 +167,10 @@ class JobPlan:
     """Node checks before an attempt."""
     after: str | None = None
     """Directory of a run that must finish before this one starts."""
+
+    @property
+    def launcher_entry(self) -> LauncherEntry:
+        return LAUNCHERS[self.launcher]
 
     def gpus_on(self, rank: int) -> int:
         """Return the GPUs of the node with this rank."""

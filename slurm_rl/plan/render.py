@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.node_groups import NodeGroup, group_of
 from slurm_rl.plan.placement import find_idle
@@ -63,9 +62,7 @@ def _nodes(plan: JobPlan) -> list[str]:
 def _nodes_step(plan: JobPlan) -> list[str]:
     """Return the controller's command, with placeholders in brackets for values known only in the job."""
     if not plan.sbatch:
-        words = (
-            node_words("[rank]", plan.num_nodes, "JOB") if LAUNCHERS[plan.launcher].by_node else node_words(0, 1, "JOB")
-        )
+        words = node_words("[rank]", plan.num_nodes, "JOB") if plan.launcher_entry.by_node else node_words(0, 1, "JOB")
         wrapped = wrap_agent(plan, 1, "JOB", None, *words)
         return with_host_setup(plan, wrapped.argv)
     names = [f"[node {rank}]" for rank in range(plan.num_nodes)]
@@ -79,7 +76,7 @@ def _nodes_step(plan: JobPlan) -> list[str]:
 
 
 def _network(plan: JobPlan) -> list[str]:
-    if not LAUNCHERS[plan.launcher].by_node:
+    if not plan.launcher_entry.by_node:
         return []
     is_auto = "GLOO_SOCKET_IFNAME" not in plan.env
     lines = ["network    the interface that reaches the head, on each machine"] if is_auto else []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.tasks import TASKS
+from slurm_rl.config.usage import find_changed
 
 
 def node_group_problems(config: RunConfig) -> Iterator[str]:
@@ -71,20 +70,15 @@ def _dedicated_problems(config: RunConfig) -> Iterator[str]:
 def cluster_problems(config: RunConfig) -> Iterator[str]:
     """Check that launcher and accelerator support the rest of the config."""
     cluster = config.cluster
-    unsupported = {
-        f"task={config.task}": TASKS[config.task].under_torchrun,
-        "external.start=torchrun": config.external is not None and config.under_torchrun,
-        f"container.runtime={config.container.runtime}": config.container.runtime != "none",
-        "cluster.nodes": bool(cluster.nodes),
-        f"job.num_spare_nodes={config.job.num_spare_nodes}": config.job.num_spare_nodes > 0,
-        "cluster.setup": bool(cluster.setup),
-    }
-    wrong = [name for name, is_wrong in unsupported.items() if is_wrong]
-    if LAUNCHERS[cluster.launcher].existing and wrong:
+    lacks = cluster.launcher_entry.lacks
+    if wrong := {key: value for key, value in find_changed(config) if key.startswith(lacks)}:
+        names = (key if isinstance(value, dict) else f"{key}={value}" for key, value in wrong.items())
         yield (
-            "an existing Ray cluster has its own image, its own nodes and no torchrun; got "
-            f"{', '.join(wrong)} with cluster.launcher=ray. Next: leave it out, or use Slurm or this machine"
+            f"cluster.launcher={cluster.launcher} does not support {', '.join(names)}. Next: leave it out, or use "
+            "another launcher"
         )
+    if cluster.launcher_entry.existing and config.under_torchrun:
+        yield f"cluster.launcher={cluster.launcher} starts no torchrun; got task={config.task}. Next: another launcher"
     if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
         yield (
             "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "
@@ -96,7 +90,7 @@ def cluster_problems(config: RunConfig) -> Iterator[str]:
 
 def slurm_problems(config: RunConfig) -> Iterator[str]:
     """Refuse two keys that request different GPUs, memory or cores from Slurm."""
-    if not LAUNCHERS[config.cluster.launcher].is_queue:
+    if not config.cluster.launcher_entry.is_queue:
         return
     extra: dict[str, object] = {name.replace("-", "_"): value for name, value in config.cluster.slurm.extra.items()}
     yield from _gpu_problems(config, extra)

@@ -9,6 +9,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.launch.controller.attempts import EXIT_BAD_INPUT
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json
@@ -25,6 +26,11 @@ class Job:
     """Host of the controller process, on a machine without a queue."""
     address: str | None = None
     """Address of the dashboard of an existing Ray cluster."""
+
+    @property
+    def has_queue(self) -> bool:
+        """Return whether the launcher has a queue, in which an ended job may wait to start again."""
+        return LAUNCHERS[self.launcher].is_queue
 
 
 @dataclass(frozen=True)

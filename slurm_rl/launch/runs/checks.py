@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.config.engine_args import check_engine_args
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
@@ -70,7 +69,7 @@ def _checks_of_inputs(
     schedules = functools.partial(_check_schedules, config, tell)
     named = named_functions(config) if is_new else {}
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
-    if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
+    if config.cluster.launcher_entry.existing:  # its nodes see other folders than this machine does
         return [*after, schedules, *functions]
     checks = [
         _check_model,
@@ -128,7 +127,7 @@ def _check_after(config: RunConfig) -> None:
     if has_finished(before):
         return
     [state] = read_states([before])
-    if not LAUNCHERS[launcher].is_queue:
+    if not config.cluster.launcher_entry.is_queue:
         raise ConfigError(
             f"with cluster.launcher={launcher} the run of job.depends_on must have finished: there is no queue to "
             f"wait in",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.record import Job, has_finished, load_job, not_finished, read_end_state
 from slurm_rl.launch.hooks import Exclusion, open_node_checks
@@ -60,7 +59,7 @@ def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
     """Return sbatch's options with a dependency on the run that must finish first; the user's own one stays."""
     before = None if after is None else RunDir(after)
     job = None if before is None or has_finished(before) else load_job(before)
-    if job is None or not LAUNCHERS[job.launcher].is_queue:
+    if job is None or not job.has_queue:
         return options  # the controller looks at the run directory, too
     asked = [str(options["dependency"])] if "dependency" in options else []
     return {**options, "dependency": ",".join([*asked, f"afterok:{job.job_id}"]), "kill-on-invalid-dep": "yes"}

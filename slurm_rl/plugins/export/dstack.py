@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.export import workload_name
@@ -114,7 +113,7 @@ def build_task(
 def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
     """Return the overrides with those for a machine that is already a container."""
     added = []
-    if not LAUNCHERS[config.cluster.launcher].by_node:
+    if not config.cluster.launcher_entry.by_node:
         added.append("cluster.launcher=manual")
     if config.container.image is not None:
         added += ["container.runtime=none", "container.image=null"]
