@@ -21,11 +21,9 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.models.checkpoint.background import wait_for_files
 from slurm_rl.models.forward import RowReader
-from slurm_rl.models.load_model import load_model
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.workers.train_workers import PolicyWorker
-from tests.small_disk import small_disk
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
@@ -98,36 +96,6 @@ def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) 
             table = torch.log_softmax(model(ids[None]).logits[0] / 0.7, -1)
             expected = table[:-1].gather(1, ids[1:, None])[sequence.trained_from - 1 :, 0]
             np.testing.assert_allclose(logprobs, expected.numpy(), atol=2e-6)
-
-
-def test_sequences_of_a_row_do_not_see_each_other(folder: Path) -> None:
-    """Every token of one sequence changes; not one bit of its neighbours' logprobs does."""
-    model = load_model(folder, ModelConfig(path=str(folder)))
-    sequences = build_sequences(5)
-    for changed in range(5):
-        ids = 15 - sequences[changed].token_ids  # 2..13 to 13..2
-        others = list(sequences)
-        others[changed] = dataclasses.replace(sequences[changed], token_ids=ids)
-        before = RowReader(model, CPU).compute_logprobs(sequences, 1.0)
-        after = RowReader(model, CPU).compute_logprobs(others, 1.0)
-        same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
-        assert same == [i != changed for i in range(5)]
-
-
-def test_no_gradient_crosses_sequences(folder: Path) -> None:
-    model = load_model(folder, ModelConfig(path=str(folder)))
-    batch = build_packed_batch(build_sequences(4))
-    gathered: list[Tensor] = []
-    model.model.embed_tokens.register_forward_hook(lambda _m, _i, out: (out.retain_grad(), gathered.append(out))[1])
-    logprobs, _ = RowReader(model, CPU).forward(batch, 1.0)
-    logprobs[batch.sequence_ids == 2].sum().backward()
-    gradient = gathered[0].grad
-    assert gradient is not None
-    reached = gradient[0].abs().sum(-1) > 0
-    begin, end = batch.cu_seqlens[2:4].tolist()
-    assert reached[begin : end - 1].all()
-    assert not reached[:begin].any()
-    assert not reached[end:].any()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -209,11 +177,6 @@ def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
     assert engine.train([[]], cross_entropy, 1e-2) == {"loss": 0.0, "grad_norm": 0.0}
     assert_same(before, state_of(engine))
     assert engine.compute_logprobs([[]]) == [[]]
-
-
-def test_temperature_divides_the_logits(folder: Path) -> None:
-    [warm], [cold] = (build_engine(folder, t).compute_logprobs([build_sequences(1)])[0] for t in (1.0, 0.5))
-    assert not np.allclose(warm, cold)
 
 
 def test_the_warm_up_learns_at_temperature_1_whatever_the_sampling_has(folder: Path) -> None:
@@ -311,14 +274,6 @@ def test_a_folder_that_is_no_checkpoint_is_named(folder: Path, tmp_path: Path) -
         build_engine(folder).load(tmp_path)
 
 
-def test_a_full_disk_is_a_checkpoint_error(folder: Path, tmp_path: Path) -> None:
-    with (
-        small_disk(tmp_path, size_kb=64) as disk,
-        pytest.raises(CheckpointError, match=r"rank 0 must be able to write.*Next: make room"),
-    ):
-        build_engine(folder).save(disk)
-
-
 def nan_loss(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
     return logprobs.sum() * math.nan, {}
 
@@ -344,13 +299,6 @@ def test_a_reset_optimizer_is_a_new_one(folder: Path, tmp_path: Path) -> None:
     engine.export(tmp_path / "export")
     engine.reset_optimizer(OPTIM)
     assert train(engine, range(2)) == train(build_engine(tmp_path / "export"), range(2))
-
-
-def test_reset_takes_other_hyperparameters(folder: Path) -> None:
-    engine = build_engine(folder)
-    engine.reset_optimizer(OptimConfig(weight_decay=0.3, betas=(0.5, 0.6), max_grad_norm=0.01))
-    other = build_engine(folder)
-    assert train(engine, range(3)) != train(other, range(3))
 
 
 def test_full_state_is_the_state_dict_with_tied_names(folder: Path) -> None:

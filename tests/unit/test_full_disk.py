@@ -5,7 +5,6 @@ The disk is a real one of a few megabytes, which somebody else fills meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.io_errors import describe_disk, reserve_space
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from tests.small_disk import small_disk
+from tests.storage.disks import fill
 
 NEVER = 3600.0
 """A deadline that no test waits for: what ends earlier ended by itself."""
@@ -38,15 +38,6 @@ NEVER = 3600.0
 def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path, size_kb=4096) as folder:
         yield folder
-
-
-def fill(disk: Path) -> Path:
-    """Take every byte that is left, as another user of the file system would."""
-    filler = disk / "filler"
-    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    return filler
 
 
 def fill_and_write(disk: Path, part: Path) -> None:
