@@ -53,7 +53,6 @@ def _families(node: ast.JoinedStr) -> set[str]:
     # tests/examples/test_mixture.py looks whether the rows of a run have others.
     of_source = ("reward", "prompts", "groups_with_signal", "failed", "length_mean", "truncated", "sampled", "greedy")
     known["source/"] = {f"source/<name>/{key}" for key in of_source}
-    # tests/train/test_agents_run.py likewise.
     known["agent/"] = {"agent/<name>/reward", "agent/<name>/turns"}
     means = [f"{kind}@<k>{end}" for kind in ("avg", "pass") for end in ("", "_error")]
     known["set/"] = {f"set/<name>/{key}" for key in (*means, "prompts", "failed", "length_mean", "truncated")}

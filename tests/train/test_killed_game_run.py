@@ -1,7 +1,4 @@
-"""kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU.
-
-More: tests/slurm/test_killed_game.py.
-"""
+"""kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU."""
 
 from __future__ import annotations
 

@@ -9,11 +9,31 @@ from pathlib import Path
 import pytest
 
 from tests.examples.kit import EXAMPLES, HERE, SMALL
-from tests.train.test_agents_run import WORLD
 from tests.whole_run import exact_rows, run_cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+WORLD = '''
+from slurm_rl.envs.environment import Environment, Step
+
+
+class Higher(Environment):
+    """Each says a digit; then the first may say another, of which alone it knows that it lost or won."""
+
+    def reset(self, row, seed):
+        self.said = []
+
+    def step(self, reply):
+        self.said.append(int(reply.text) if reply.text.isdigit() else -1)
+        match len(self.said):
+            case 1:
+                return Step("?", agent="black")
+            case 2:
+                return Step("<" if self.said[0] < self.said[1] else ">", agent="", begins=True)
+            case _:
+                won = float(self.said[2] > self.said[1]) * 2 - 1
+                return Step(done=True, rewards={"": won, "black": -won})
+'''
 SHORT = ("trainer.num_steps=2", "trainer.prompts_per_step=8", "algorithm.group_size=4", "eval.interval=2")
 TEXT = (*SMALL, "data.num_eval=4", "warmup.num_steps=0", *SHORT)
 GAME = ("+exp=guessing_game_tiny", *TEXT)
