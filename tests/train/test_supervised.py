@@ -61,7 +61,6 @@ Pairs = list[tuple[str, str]]
 # Layouts differ below the objective, and tests/train/test_engine_distributed.py holds them against each other.
 OFTEN: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached"), ("zero-3", "dpo-cached")]
 STOPPED: Pairs = [("fsdp2", "sft"), ("zero-3", "dpo-cached")]
-SELDOM: Pairs = [(layout, task) for layout in LAYOUTS for task in TASKS if (layout, task) not in OFTEN]
 FOUR: Pairs = [(layout, task) for layout in LAYOUTS for task in (TASKS | ADAPTED)]
 
 
@@ -94,7 +93,7 @@ def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None
         run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words)
         run = RunDir(run.path.with_name("whole-0"))
         train(run, config, rank_info, StopFlag())
-        if num_ranks != 2 or (layout, task) not in [*STOPPED, *SELDOM]:
+        if num_ranks != 2 or (layout, task) not in STOPPED:
             continue
         again = RunDir(run.path.with_name("stopped"))
         try:
@@ -114,12 +113,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seldom(root: Path) -> None:
-    """The other layouts, too."""
-    multiprocessing.spawn(work, args=(2, free_port(), root, SELDOM), nprocs=2)
-
-
-@pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("four")
     multiprocessing.spawn(work, args=(4, free_port(), root, FOUR), nprocs=4)
@@ -130,13 +123,6 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("layout", "task"), OFTEN)
 def test_two_ranks_equal_one(layout: str, task: str, root: Path) -> None:
     require_equal(exact_rows(root / f"{layout}-2-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layout", "task"), SELDOM)
-def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path, seldom: None) -> None:
-    test_two_ranks_equal_one(layout, task, root)
-    test_a_stopped_run_goes_on_to_the_same_numbers(layout, task, root)
 
 
 @pytest.mark.slow
