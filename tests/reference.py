@@ -29,7 +29,7 @@ def render_pages() -> dict[str, str]:
 def _keys() -> Iterator[str]:
     yield f"# Every key\n\n{_MADE}"
     yield "`key=value` sets a key, `+group=preset` takes a preset; `python -m slurm_rl config` prints this page in a"
-    yield "terminal, and with the words of a run also the values that they make.\n"
+    yield "terminal, and with overrides the values that they set.\n"
     keys, presets = list(list_keys().values()), list_presets([conf_dir()])
     yield "## The run\n"
     yield from _HEAD

@@ -78,7 +78,7 @@ def _add_run_in_job(verbs: Verbs) -> None:
         OVERRIDES,
     )
     add_config_dir(parser)
-    parser.switch("--print-template", help="the script for sbatch, which calls this verb")
+    parser.switch("--print-template", help="print a script for sbatch that calls this verb")
 
 
 def _add_join(verbs: Verbs) -> None:
@@ -92,10 +92,10 @@ def _add_join(verbs: Verbs) -> None:
     )
     add_config_dir(parser)
     parser.flag("--run", dest="resumed", metavar="RUN", help="resume this run, on as many machines as there are now")
-    parser.flag("--rank", type=int, help="0 on the head; a worker may leave it to the head")
-    parser.flag("--nodes", type=int, help="of the whole run")
+    parser.flag("--rank", type=int, help="0 on the head; optional on workers: the head assigns it")
+    parser.flag("--nodes", type=int, help="number of nodes of the run")
     parser.flag("--head", metavar="HOST", help="name or address of node 0")
-    parser.flag("--port", type=parse_port, help="of the head; cluster.head_port by default")
+    parser.flag("--port", type=parse_port, help="port of the head; cluster.head_port by default")
 
 
 def _add_plan(verbs: Verbs) -> None:

@@ -134,7 +134,7 @@ class ClusterConfig(Section):
     """Machines of the run."""
 
     launcher: Annotated[str, one_of(LAUNCHERS)] = "local"
-    """local: processes on this machine; slurm: a Slurm job; ray: a job on an existing Ray cluster; machines:
+    """local: processes on this machine; slurm: a Slurm job; ray: a job on an existing Ray cluster; manual:
     `python -m slurm_rl join` started on each machine."""
     address: OneLine | None = None
     """Dashboard URL of the Ray cluster with launcher=ray, http://host:8265; RAY_AUTH_TOKEN holds its token."""

@@ -26,7 +26,7 @@ def _add_report(verbs: Verbs) -> None:
         RUN,
     )
     parser.switch("--goodput", help="GPU-time by cause, of a run or of all runs below folders (./runs by default)")
-    since = "--goodput: from 2026-11-01, or the last 30d"
+    since = "--goodput: since a day (2026-11-01), or the last 30d"
     parser.flag("--since", needs="--goodput", metavar="DAY", help=since)
     parser.switch("--json", needs="--goodput", help="--goodput: as JSON")
     picture = "--goodput: draw the bar of all of them together, too"
@@ -41,7 +41,7 @@ def _add_report(verbs: Verbs) -> None:
         f"{_PLUGINS}.report.command:run_samples",
         RUN,
     )
-    parser.flag("--step", type=int, help="of this step; the newest by default")
+    parser.flag("--step", type=int, help="step to print; the newest by default")
 
 
 def _add_prepare(verbs: Verbs) -> None:
@@ -51,7 +51,7 @@ def _add_prepare(verbs: Verbs) -> None:
         "what [repo]",
         "prepare gsm8k --root /shared/data",
         f"{_PLUGINS}.prepare.command:run",
-        "From the Hugging Face hub (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). A call that was cut off"
+        "From the Hugging Face hub (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). An interrupted call"
         "\nresumes, and one that finds everything complete does nothing.",
     )
     parser.list_details = f"{_PLUGINS}.prepare.command:list_recipes"
@@ -72,15 +72,15 @@ def _add_site(verbs: Verbs) -> None:
         "It queues nothing without --check, and changes no other preset. Each line of the file names the source of"
         "\nits value. The first lines are Slurm's verdict, from sbatch --test-only.",
     )
-    parser.flag("--name", help="of the preset; the cluster's own by default")
+    parser.flag("--name", help="name of the preset; the cluster's name by default")
     parser.flag("--config-dir", metavar="DIR", help="folder to write below; ~/.config/slurm_rl by default")
     parser.switch("--yes", help="ask nothing; assumed values are marked in the file")
     parser.switch("--force", help="write over a preset of this name")
     parser.switch("--check", help="then run `doctor` on one of its nodes, in a job of Slurm")
-    parser.flag("--partition", help="answers that question, as do the next ones")
+    parser.flag("--partition", help="answers this question, as do the flags below")
     parser.flag("--accelerator", help="nvidia, amd or cpu")
     parser.flag("--account", help="of Slurm")
-    parser.flag("--run-root", metavar="DIR", help="for run directories; all nodes see it")
+    parser.flag("--run-root", metavar="DIR", help="folder for run directories, shared by all nodes")
     parser.flag("--image", help="container image: a .sqsh, a .sif or a reference")
     parser.flag("--network", help="auto, ib, efa or eth0")
 
@@ -99,13 +99,13 @@ def _add_doctor(verbs: Verbs) -> None:
     add_config_dir(parser)
     parser.switch("--json", help="as JSON")
     parser.switch("--here", help="check only this machine")
-    parser.flag("--timeout", type=parse_positive, default=600.0, metavar="S", help="for nodes and their answers")
+    parser.flag("--timeout", type=parse_positive, default=600.0, metavar="S", help="time to wait for results")
     parser.switch("--nodes", help="list the nodes that are recorded as bad, and why")
     remove, add = "--nodes: remove this node from the list", "--nodes: add this node; needs --why"
     parser.flag("--clear", needs="--nodes", action="append", metavar="NODE", help=remove)
     parser.flag("--exclude", needs="--nodes", action="append", metavar="NODE", help=add)
     parser.flag("--why", needs="--exclude", help="--exclude: the reason")
-    days = "--exclude: until then or the next boot; 7"
+    days = "--exclude: days until it expires, 7 by default; a reboot ends it, too"
     parser.flag("--days", needs="--exclude", type=parse_positive, default=7.0, help=days)
     site = "--nodes: cluster.site_dir; that of the run by default"
     parser.flag("--site-dir", needs="--nodes", metavar="DIR", help=site)
@@ -125,18 +125,18 @@ def _add_image(verbs: Verbs) -> None:
     add_config_dir(parser)
     parser.flag("--engine", help="podman, docker or buildah; the first that answers by default")
     parser.flag("--base", help="build: the image to start from, in place of the recipe's")
-    argument = "build: of the recipe"
+    argument = "build: a build argument of the recipe"
     parser.flag("--build-arg", action="append", default=[], metavar="NAME=VALUE", help=argument)
     argument = "build: for `<engine> build`, unchanged"
     parser.flag("--engine-arg", action="append", default=[], metavar="ARG", help=argument)
     parser.flag("--from", dest="source", help="import: a reference, or the .tar of a root file system")
-    parser.switch("--force", help="make it although it is up to date")
-    parser.flag("--timeout", type=parse_positive, default=900.0, metavar="S", help="check: for a node and an answer")
+    parser.switch("--force", help="build it even if it is up to date")
+    parser.flag("--timeout", type=parse_positive, default=900.0, metavar="S", help="check: time to wait for a node")
 
 
 def _add_export_flags(verbs: Verbs) -> None:
     parser = verbs.by_name["plan"]
-    parser.flag("--out", needs="--as", metavar="FILE", help="--as: in place of standard output")
+    parser.flag("--out", needs="--as", metavar="FILE", help="--as: file to write; standard output by default")
     parser.flag("--image", needs="--as", help="--as: Docker reference, in place of container.image")
     volume = "dstack: a folder or network volume"
     parser.flag("--volume", needs="--as", action="append", default=[], metavar="V:/PATH", help=volume)

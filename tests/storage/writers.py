@@ -370,7 +370,7 @@ def export(folder: Path) -> Case:
 # ---- copies and caches ---------------------------------------------------------------------------
 
 
-@writer("checkpoint.upload_url, where it is a folder")
+@writer("checkpoint.upload_url, a folder")
 def remote_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.store import CheckpointStore
@@ -388,7 +388,7 @@ def remote_copy(folder: Path) -> Case:
     )
 
 
-@writer("copies that come back")
+@writer("restored copies")
 def fetched_copy(folder: Path) -> Case:
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
