@@ -48,9 +48,9 @@ def _check_text(words: list[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ConfigError("a word must be UTF-8", seen=ascii(word), action="type it again") from None
+            raise ConfigError("an argument must be UTF-8", seen=ascii(word), action="type it again") from None
         if "\0" in word:
-            raise ConfigError("a word must hold no NUL character", seen=ascii(word), action="leave it out")
+            raise ConfigError("an argument must not contain NUL characters", seen=ascii(word), action="leave it out")
 
 
 if __name__ == "__main__":

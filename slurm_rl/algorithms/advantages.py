@@ -56,7 +56,7 @@ def compute_scores(row: AdvantageEntry, rewards: torch.Tensor, known: torch.Tens
         is_tensor = isinstance(scores, torch.Tensor)
         found = f"{list(scores.shape)}, {scores.flatten().tolist()}" if is_tensor else type(scores).__name__
         raise ConfigError(
-            f"algorithm.advantage ({row.function}) makes one finite number of each reward, {list(rewards.shape)}",
+            f"algorithm.advantage ({row.function}) must return one finite number per reward, {list(rewards.shape)}",
             seen=found if len(found) < _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}...",
             action="correct the function and submit again",
         )

@@ -86,7 +86,7 @@ def compute_loss(row: LossEntry, inputs: LossInputs, clip: ClipRange) -> TokenLo
         parts = (token.loss, token.clipped) if isinstance(token, TokenLoss) else (token,)
         found = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
         raise ConfigError(
-            f"algorithm.loss ({row.function}) returns algorithms.losses.TokenLoss: loss and clip flag per token",
+            f"algorithm.loss ({row.function}) must return algorithms.losses.TokenLoss: loss and clip flag per token",
             seen=f"{' and '.join(found)} for {list(shape)} tokens",
             action="correct the function and submit again",
         )

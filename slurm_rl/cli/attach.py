@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
 def _open_shell(directory: RunDir, plan: JobPlan, attempt: AttemptDir, args: argparse.Namespace) -> NoReturn:
     if plan.address:
         raise ConfigError(
-            "attach goes to machines of ours", seen=f"a run on {plan.address}", action="kubectl exec, or its provider's"
+            "attach works only on nodes that the run started",
+            seen=f"a run on {plan.address}",
+            action="use kubectl exec, or the provider's shell",
         )
     record = find_agent(plan, attempt, args.node)
     found = build_attach(
@@ -62,7 +64,9 @@ def find_agent(plan: JobPlan, attempt: AttemptDir, node: int) -> dict[str, Any]:
         raise ConfigError("--node must be the rank of a node", seen=node, action=f"0 to {plan.num_nodes - 1}")
     record = read_record(attempt, node)
     if "pid" not in record:
-        raise ConfigError("the node must be up", seen=f"no record of node {node} in {attempt.path}", action="wait")
+        raise ConfigError(
+            "the node must have started", seen=f"no record of node {node} in {attempt.path}", action="wait"
+        )
     return record
 
 
@@ -76,9 +80,9 @@ def find_host(plan: JobPlan, host: str) -> str | None:
         return host
     if host not in (socket.gethostname(), os.environ.get(NODE_VARIABLE)):
         raise ConfigError(
-            "attach goes to nodes of a Slurm job, or to the machine that it is typed on",
+            "attach reaches nodes of a Slurm job, or the machine on which it runs",
             seen=f"this is {socket.gethostname()}, the node is {host}",
-            action=f"the same command there: ssh {host}",
+            action=f"run the same command there: ssh {host}",
         )
     return None
 

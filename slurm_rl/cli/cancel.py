@@ -68,15 +68,16 @@ def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
         return _cancel_number(rest[0])
     rule = f"a run directory must answer within {ANSWER_S:g} s"
     if len(rest) > 1 or folder is None:
-        raise RunDirError(rule, seen=f"silence of {Path.cwd()}", action="name the run, or its Slurm job")
+        raise RunDirError(rule, seen=f"no answer from {Path.cwd()}", action="name the run, or its Slurm job")
     run = RunDir(folder)
     asked = cancel_unseen(run)
     if not asked:
         raise RunDirError(
             rule,
-            seen=f"silence of {run.path}; no process here and no job of yours in squeue was started for it",
-            action="on the machine of its controller, or by the number of its job: python -m slurm_rl cancel 123; "
-            f"a Ray cluster's: ray job stop. When it answers: python -m slurm_rl status {shlex.quote(str(run.path))}",
+            seen=f"no answer from {run.path}; no process here and no job of yours in squeue belongs to it",
+            action="run it on the machine of the controller, or with the job id: python -m slurm_rl cancel 123; "
+            "on a Ray cluster: ray job stop. When the disk answers: python -m slurm_rl status "
+            f"{shlex.quote(str(run.path))}",
         )
     print(
         f"slurm_rl: {run.path} has not answered for {ANSWER_S:g} s. By the word of its launcher alone: {_SAVES}: "

@@ -40,7 +40,7 @@ def _guess(word: str) -> str:
     """Return the next action for a word that is no override."""
     verbs = load_verbs().by_name
     if word in verbs:
-        return f"one verb a command, and it comes first: python -m slurm_rl {word} ..."
+        return f"only one verb per command, and it comes first: python -m slurm_rl {word} ..."
     if near := find_near(word, verbs):
         return f"did you mean {near}? Or see python -m slurm_rl --help"
     try:

@@ -76,7 +76,7 @@ def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:
         wanted = "a whole checkpoint" if step is None else f"a whole checkpoint step-{step}"
         raise CheckpointError(
             f"the run must have {wanted}",
-            seen="; ".join([f"there: {there}", *store.skipped]),
+            seen="; ".join([f"available: {there}", *store.skipped]),
             action="choose another --step",
         )
     return found

@@ -39,7 +39,7 @@ def find_target(words: Sequence[str]) -> Path:
     if path.exists():
         return path
     if words[0] in load_verbs().by_name:
-        raise ConfigError("one verb a command", seen=f"{words[0]} behind another", action="leave out either")
+        raise ConfigError("only one verb per command", seen=f"{words[0]} after another verb", action="leave out either")
     if "=" in words[0]:
         action = "name the run; overrides are for a new one"
         raise ConfigError("this verb takes the directory of a run, and no overrides", seen=words[0], action=action)
@@ -129,7 +129,9 @@ def load_head(attempt: AttemptDir) -> HeadRecord:
     """
     if not attempt.head.is_file():
         raise RunDirError(
-            "the run's Ray must be up", seen=f"no {attempt.head.name} in {attempt.path}", action="wait some seconds"
+            "the run's Ray must be running",
+            seen=f"no {attempt.head.name} in {attempt.path}",
+            action="wait a few seconds",
         )
     return HeadRecord(**read_json(attempt.head))
 
@@ -143,7 +145,7 @@ def _find_newest() -> Path:
             break
     if not times:
         raise RunDirError(
-            f"no run is known: none is below ./{_DEFAULT_ROOT}, and you submitted none from this account",
+            f"no run was found: there is none below ./{_DEFAULT_ROOT}, and none was submitted from this account",
             action="name its directory, or start one: python -m slurm_rl",
         )
     return max(times, key=times.__getitem__)

@@ -68,7 +68,7 @@ def _load(args: argparse.Namespace, identity: NodeIdentity) -> RunConfig:
         overrides = check_overrides(args.rest)
         tree = compose([*overrides, "cluster.launcher=manual"], config_dir=args.config_dir)
     elif args.rest:
-        raise ConfigError("a run that is resumed keeps its config", seen=" ".join(args.rest), action="leave out either")
+        raise ConfigError("a resumed run keeps its config", seen=" ".join(args.rest), action="leave out either")
     else:
         tree = yaml.safe_load(find_run([named]).config.read_text(encoding="utf-8"))
     if identity.num_nodes is not None:
@@ -129,7 +129,7 @@ def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_
 def _run_worker(config: RunConfig, identity: NodeIdentity, *, named: str | None) -> int:
     if identity.head is None:
         raise ConfigError(
-            f"a worker must know the head, which {identity.source} does not name",
+            f"a worker needs the address of the head, which {identity.source} does not provide",
             seen="nothing",
             action="--head <name or address of node 0>",
         )

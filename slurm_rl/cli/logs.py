@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"the newest attempt has no log {args.who} yet",
             seen=f"a run that is {state}",
-            action=f"wait, or choose one of its logs by --who: {found}; or job",
+            action=f"wait, or choose another log with --who: {found}; or job",
         )
     sys.stdout.write(to_printable(path.read_text(encoding="utf-8", errors="replace")))
     return 0
@@ -106,7 +106,7 @@ def _copy(path: Path, offset: int) -> int:
 def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
     """Print the log of a run on another file system, once or until the job ends."""
     if who != "driver":
-        raise ConfigError("--who must be driver, since the other logs lie on the cluster", seen=who)
+        raise ConfigError("--who must be driver, since the other logs are on the cluster", seen=who)
     shown = 0
     while True:
         sys.stdout.write(to_printable(text[shown:]))

@@ -29,7 +29,7 @@ def run_pipeline(args: argparse.Namespace) -> int:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of a pipeline must be readable ({error})", seen=str(file)) from None
+        raise ConfigError(f"the pipeline file must be readable ({error})", seen=str(file)) from None
     folder = (args.dir or Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if folder.exists() and any(folder.iterdir()):
         action = f"resume it: python -m slurm_rl resume {shlex.quote(str(folder))}, or choose another --dir"

@@ -77,15 +77,17 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
     for word in overrides:
         if not word.lstrip("+~").startswith(("reward.", "reward=")):
             raise ConfigError(
-                "a reward server takes only overrides of reward",
+                "a reward server accepts only overrides of reward",
                 seen=word,
                 action="see python -m slurm_rl.rewards.server --help",
             )
     config = load_config(overrides, config_dir=config_dir, is_run=False).reward
     if not config.names_a_scorer:
-        raise ConfigError("a reward server must be given a reward", seen="none", action="+reward=math")
+        raise ConfigError("a reward server needs a reward", seen="none", action="+reward=math")
     if config.url is not None:
-        raise ConfigError("a reward server scores by itself", seen=f"reward.url={config.url}", action="unset it")
+        raise ConfigError(
+            "a reward server cannot use another reward service", seen=f"reward.url={config.url}", action="unset it"
+        )
     check_reward_model(config.model, chat_template=None)
     if config.function is not None:
         read_function(config.function, FORMS["reward.function"])

@@ -61,7 +61,7 @@ def _configure(args: argparse.Namespace, allocation: GrantedJob) -> RunConfig:
         )
     if tree["cluster"]["nodes"]:
         raise ConfigError(
-            "`run-in-job` takes the nodes of its allocation as one kind",
+            "`run-in-job` does not support node groups",
             seen=f"cluster.nodes with {', '.join(tree['cluster']['nodes'])}",
             action="use `submit` (one job component per kind), or add '~cluster.nodes'",
         )

@@ -87,7 +87,7 @@ def plan_runs(
 def _check_has_no_place(config: RunConfig) -> None:
     if config.run_dir is not None:
         raise ConfigError(
-            "run_dir must be left out of a sweep, which numbers its run directories",
+            "run_dir must not be set in a sweep, which numbers its run directories",
             seen=config.run_dir,
             action="choose the folder above them: hydra.sweep.dir=...",
         )
@@ -96,7 +96,7 @@ def _check_has_no_place(config: RunConfig) -> None:
 def _check_is_one_component(plan: JobPlan) -> None:
     if plan.het:
         raise ConfigError(
-            "a sweep is an array of jobs, which Slurm has not of heterogeneous ones",
+            "a sweep needs a job array, and Slurm has no arrays of heterogeneous jobs",
             seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
             action="submit these runs one by one, without -m",
         )
@@ -132,13 +132,13 @@ def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
             raise ConfigError(
                 "a sweep runs on Slurm or on this machine",
                 seen=f"cluster.launcher={name}",
-                action="start its runs one by one",
+                action="submit its runs one by one",
             )
     if len(launchers) > 1:
         raise ConfigError(
-            "all runs of a sweep go to one place",
+            "all runs of a sweep must have the same cluster.launcher",
             seen=" and ".join(f"cluster.launcher={launcher}" for launcher in sorted(launchers)),
-            action="make a sweep for each",
+            action="submit one sweep per launcher",
         )
 
 

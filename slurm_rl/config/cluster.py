@@ -47,14 +47,14 @@ def _check_extra(options: dict[str, bool | int | str]) -> None:
     for name in options:
         option = name.replace("_", "-")
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
-            raise ValueError(f"an option of sbatch is its long name, without leading dashes; got {name!r}")
+            raise ValueError(f"an sbatch option must be its long name without leading dashes; got {name!r}")
         if option in RESERVED_OPTIONS:
             raise ValueError(
                 f"an option in extra must not be one that slurm_rl sets; got {name!r}. Next: {RESERVED_OPTIONS[option]}"
             )
         if name.replace("-", "_") in SlurmOptions.model_fields:
             raise ValueError(
-                f"this option has a key of its own; got {name!r}. Next: set cluster.slurm.{name.replace('-', '_')}"
+                f"this option has its own key; got {name!r}. Next: set cluster.slurm.{name.replace('-', '_')}"
             )
 
 

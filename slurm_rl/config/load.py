@@ -161,6 +161,6 @@ def load_config(
     """
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         action = "write ['+exp=demo', 'optim.lr=1e-4']; a dict of keys and values comes second"
-        raise ConfigError("overrides are a list of words", seen=repr(overrides), action=action)
+        raise ConfigError("overrides must be a list of strings", seen=repr(overrides), action=action)
     words = [*overrides, *render_words(values or {})]
     return parse_config(compose(words, config_dir=config_dir), is_run=is_run)

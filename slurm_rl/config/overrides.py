@@ -149,10 +149,11 @@ def no_secrets_in_configs() -> Iterator[None]:
     def read_variable(name: str, *default: Any) -> Any:
         if names_a_secret(name):
             raise ConfigError(
-                "a config must hold no secret, since it is written into the run directory and shown",
+                "a config must not contain secrets: it is written to the run directory and printed",
                 seen=f"${{oc.env:{name}}}",
-                action="leave it in the environment: HF_TOKEN, WANDB_API_KEY and a bucket's credentials are "
-                "passed on by name",
+                action=(
+                    "keep it in the environment: HF_TOKEN, WANDB_API_KEY and bucket credentials are passed on by name"
+                ),
             )
         return oc.env(name, *default)
 

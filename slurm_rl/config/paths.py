@@ -42,6 +42,6 @@ def check_url(field: str, text: str) -> None:
         raise ValueError(f"{field} must name a bucket or a folder; got {text!r}")
     if "@" in place.partition("/")[0] or "?" in text or "#" in text:
         raise ValueError(
-            f"{field} must hold no user, password, ? or #, since it is written to config.yaml; got one. "
+            f"{field} must not contain a user, password, ? or #, since it is written to config.yaml; got one. "
             "Next: give credentials in the environment or the library's own file"
         )

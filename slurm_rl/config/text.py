@@ -16,7 +16,7 @@ def _check_one_line(text: str) -> None:
 
 def _check_no_nul(text: str) -> None:
     if "\0" in text:
-        raise ValueError(f"it must hold no NUL character; got {text!r}")
+        raise ValueError(f"it must not contain NUL characters; got {text!r}")
 
 
 def _to_text(value: object) -> object:
@@ -27,7 +27,7 @@ def _to_text(value: object) -> object:
     """
     if isinstance(value, bool | float):
         kind = "true or false" if isinstance(value, bool) else "a number"
-        raise ValueError(f"this key holds text, and without quotes this is {kind}; got {value!r}. Next: {_QUOTES}")
+        raise ValueError(f"this key needs text, and without quotes the value is {kind}; got {value!r}. Next: {_QUOTES}")
     return str(value) if isinstance(value, int) else value
 
 

@@ -64,16 +64,16 @@ def find_answer(messages: Sequence[Message], number: int, text: str, template: C
     stop = max(start, len(alone) - _count_tail(alone, other))
     if not text.endswith(alone[start:]):
         raise DataError(
-            f"{name}: the chat template must write a turn of the assistant in the same way whatever comes before it",
+            f"{name}: the chat template must render an assistant turn independently of earlier turns",
             seen=f"message {number + 1}, as {shorten(repr(alone[start:stop].replace(mark, '?')))} after a question",
-            action="take the earlier turns out of the row, or correct the template",
+            action="remove the earlier turns from the row, or correct the template",
         )
     dropped = find_dropped(message, alone[start:stop], is_last=not later)
     if dropped is not None:
         raise DataError(
-            f"{name}: the chat template must write what the assistant says",
+            f"{name}: the chat template must render the content of assistant messages",
             seen=f"message {number + 1} without {shorten(repr(dropped))}",
-            action="give the tokenizer a template that writes it, or take it out of the row",
+            action="use a template that renders it, or remove it from the row",
         )
     last, other_last = (render(message), render(changed)) if later else (alone, other)
     closing = last[len(last) - _count_tail(last, other_last) :]

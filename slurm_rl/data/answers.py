@@ -77,7 +77,7 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
         raise DataError(
             f"{where}: {config.chosen_key!r} and {config.rejected_key!r} must differ",
             seen=shorten(repr(chosen)),
-            action="take the row out: an equal pair teaches nothing",
+            action="remove the row: an equal pair has no gradient",
         )
     question = row.get(config.input_key)
     prompt = None if question is None else _read_text(question, config.input_key, where)
@@ -169,7 +169,7 @@ def _split_shared(chosen: Text, rejected: Text, where: str, config: DataConfig) 
     for key, rest in zip((config.chosen_key, config.rejected_key), rests, strict=True):
         if not any(message["role"] == "assistant" for message in rest):
             raise DataError(
-                f"{where}: {key!r} must end with a turn of the assistant that the other answer does not have",
+                f"{where}: {key!r} must end with an assistant turn that the other answer does not have",
                 seen=shorten(repr(rest)),
                 action="correct the row",
             )
@@ -205,9 +205,9 @@ def _read_answer(value: Any, key: str, where: str) -> Text:
             raise _wrong(where, key, 'messages with tool_calls like [{"function": {"name": ...}}]', calls)
         if not calls and (not content or (isinstance(content, str) and not content.strip())):
             raise DataError(
-                f"{where}: a turn of the assistant must say something",
+                f"{where}: an assistant turn must not be empty",
                 seen=f"message {number + 1} of {key!r} with the content {content!r}",
-                action="correct the row, or take it out",
+                action="correct or remove the row",
             )
     return answer
 

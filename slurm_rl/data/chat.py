@@ -48,7 +48,7 @@ class ChatTemplate:
                 raise DataError(
                     "data.chat_template_kwargs must name variables that the chat template reads",
                     seen=f"{', '.join(unknown)}; it reads {', '.join(sorted(known)) or 'none'}",
-                    action="correct the name, or take it out",
+                    action="correct or remove the name",
                 )
         if self.tools:
             told, plain = (
@@ -59,9 +59,9 @@ class ChatTemplate:
             unsaid = [name for name in names if told.count(name) <= plain.count(name)]
             if unsaid:
                 raise DataError(
-                    "tools need a chat template that tells the model of its tools",
+                    "tools need a chat template that lists them",
                     seen=f"nothing of {', '.join(unsaid)} in a prompt of {self.tokenizer.name_or_path or 'it'}",
-                    action="choose a model that was taught to call tools, give its tokenizer such a template, or set "
+                    action="choose a model trained to call tools, give its tokenizer such a template, or set "
                     "env.tools=null (of rows: data.tools_key=null)",
                 )
 
@@ -194,9 +194,9 @@ def convert_calls(messages: Sequence[Message], tokenizer: Any, name: str) -> Seq
     form = _find_form(tokenizer, tokenizer.get_chat_template())
     if form is None:
         raise DataError(
-            f"{name}: tool calls need a chat template that writes them",
+            f"{name}: tool calls need a chat template that renders them",
             seen=f"a template of {tokenizer.name_or_path or 'the tokenizer'} that drops or refuses calls",
-            action="choose a model that was taught to call tools, or take the row out",
+            action="choose a model trained to call tools, or remove the row",
         )
     return [_convert_message(message, form) for message in messages]
 

@@ -126,9 +126,9 @@ def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: boo
     for kind in kinds:
         if kind != "text" and not (kind == "image" and sees_images):
             raise DataError(
-                f"{name}: the model must see what the messages show",
+                f"{name}: the model must support the content of the messages",
                 seen=f"a part of type {kind!r}",
-                action="for images choose a Qwen2.5-VL or Qwen3-VL with task=sft or dpo; else take the row out",
+                action="for images choose a Qwen2.5-VL or Qwen3-VL with task=sft or dpo; else remove the row",
             )
 
 
@@ -143,8 +143,8 @@ def _find_end(
         return closing[-1]
     if not after or text[span.stop : spans[after[0]][0]].strip():
         raise DataError(
-            f"{name}: the chat template must end a turn of the assistant with a special token, or the model would "
-            "never learn to stop",
+            f"{name}: the chat template must end an assistant turn with a special token; otherwise the model "
+            "does not learn to stop",
             seen=f"{shorten(repr(text[span.stop :]))} after the turn, and the special tokens "
             + ", ".join(tokenizer.all_special_tokens),
             action="let the template end the turn with the token that stops generation, or choose another model",
@@ -161,9 +161,9 @@ def tokenize_text(
 ) -> tuple[list[int], list[tuple[int, int]]]:
     if not tokenizer.is_fast:
         raise DataError(
-            "answers need a fast tokenizer, which says where each token stands in the text",
+            "answers need a fast tokenizer, which reports the character offsets of tokens",
             seen=type(tokenizer).__name__,
-            action="put tokenizer.json beside the model",
+            action="add tokenizer.json to the model folder",
         )
     try:
         encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)

@@ -54,7 +54,7 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
         raise DataError(
             f"{where}: a line must be one JSON object",
             seen=f"{type(value).__name__} {shorten(line.strip())}",
-            action="write one object a line (jq -c '.[]' turns an array into that)",
+            action="write one object per line (jq -c '.[]' turns an array into that)",
         )
     return value
 
@@ -70,7 +70,7 @@ def build_object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise DataError(
-            f"{where}: a key may stand once in an object",
+            f"{where}: an object must not repeat a key",
             seen=f"{', '.join(map(repr, twice))} twice",
             action="correct the row",
         )

@@ -135,8 +135,8 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
     if not run.prompts.is_file():
         if any(run.checkpoints.glob("step-*")):
             raise DataError(
-                "a run resumes with the rows it began with, which were written down then",
-                seen=f"checkpoints and no {run.prompts.name} in {run.path}: an earlier version began this run",
+                "a run resumes with its original rows, which are recorded at its start",
+                seen=f"checkpoints and no {run.prompts.name} in {run.path}: an earlier version started this run",
                 action=_next_action(run),
             )
         write_json(run.prompts, seen)
@@ -147,7 +147,7 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
         write_json(run.prompts, {**seen, _REPLACED: replaced})
     elif expected != seen:
         raise DataError(
-            "a run resumes with the rows it began with: data, tokenizer, chat template and held-out rows as they were",
+            "a run resumes with its original rows: data, tokenizer, chat template and held-out rows must be unchanged",
             seen=f"{_show(seen)} in place of {_show(expected)}",
             action=_next_action(run),
         )

@@ -42,8 +42,10 @@ def expand_placeholders(
         raise DataError(
             f"{where}: the rendered prompt must have one image placeholder for each image",
             seen=f"{found} placeholders and {len(sources)} images",
-            action="set data.chat_template=true with the template of a vision-language model, and take "
-            "placeholders out of the text of the row",
+            action=(
+                "set data.chat_template=true with the template of a vision-language model, and remove "
+                "placeholders from the text"
+            ),
         )
     remaining = iter(sources)
     expanded: list[int] = []

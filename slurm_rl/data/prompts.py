@@ -131,16 +131,16 @@ def _build_row(
         prompt = place_images(prompt, row[config.image_key], where)
     if config.tools_key not in info_columns and row.get(str(config.tools_key)):
         raise DataError(
-            f"{where}: a prompt of task=grpo has no tools of its own",
+            f"{where}: rows of task=grpo must not define tools",
             seen=f"the column {config.tools_key!r} (data.tools_key)",
-            action="name the tools in env.tools, or set data.tools_key=null to train without them",
+            action="set the tools in env.tools, or set data.tools_key=null to train without them",
         )
     info = {column: row[column] for column in info_columns}
     try:
         json.dumps(info, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: columns for an environment must hold what JSON can hold",
+            f"{where}: columns for an environment must be valid JSON values",
             seen=f"{error} in {shorten(repr(info))}",
             action="name those that it needs in data.info_keys; write text, numbers, lists or objects of these",
         ) from None
@@ -155,7 +155,7 @@ def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -
     missing = [path for path in resolve_images(text, folder, folders) if not folders.has(path)]
     if missing:
         raise DataError(
-            f"{where}: an image must be a file that is there",
+            f"{where}: an image file must exist",
             seen=missing[0],
             action="correct the path; relative ones start at the data file",
         )
@@ -235,10 +235,10 @@ def refuse_lost(name: str, text: str, lost: str) -> None:
     """Raise DataError where characters of a row's text are lost; `lost` shows them, "" when there are none."""
     if lost:
         raise DataError(
-            f"{name}: the tokenizer must be able to write every character",
+            f"{name}: the tokenizer must be able to encode every character",
             seen=f"{lost} in {shorten(text)!r}",
-            action="take the characters out of the data, or choose a model whose tokenizer knows them; "
-            "the tiny model knows those of model.tiny.characters",
+            action="remove the characters, or choose a model whose tokenizer has them; "
+            "the tiny model has those of model.tiny.characters",
         )
 
 

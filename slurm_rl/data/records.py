@@ -115,7 +115,7 @@ def _read_url(source: DataSource) -> Iterator[Record]:
     name = url.rstrip("/").rpartition("/")[2]
     if not name.endswith((".jsonl", ".json", ".parquet")):
         raise DataError(
-            "data on a URL must be one .jsonl, .json or .parquet file",
+            "data at a URL must be one .jsonl, .json or .parquet file",
             seen=url,
             action="name the file; of a folder, the `datasets` library reads what lies on a path",
         )
@@ -128,7 +128,7 @@ def _read_url(source: DataSource) -> Iterator[Record]:
             raise DataError(
                 "a data file must be readable",
                 seen=f"{url} ({type(error).__name__}: {error})",
-                action="look at the URL and at the credentials in the environment of this machine",
+                action="check the URL and the credentials in the environment of this machine",
             ) from None
 
         def named(text: str) -> str:
@@ -161,7 +161,7 @@ def _read_json(source: DataSource, path: Path) -> Iterator[Record]:
         raise DataError(
             f"{path}: a .json file must hold one list of objects",
             seen=type(rows).__name__,
-            action="write [{...}, {...}], or one object a line in a .jsonl file",
+            action="write [{...}, {...}], or one object per line in a .jsonl file",
         )
     for number, row in enumerate(rows):
         where = f"{path} row {number}"
@@ -189,7 +189,9 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None
-        raise DataError(f"{path}: the file must be parquet", seen=shorten(str(error)), action="write it anew") from None
+        raise DataError(
+            f"{path}: the file must be parquet", seen=shorten(str(error)), action="write it again"
+        ) from None
 
 
 def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:

@@ -163,7 +163,9 @@ class PromptOrder:
     def __init__(self, num_rows: int, seed: int) -> None:
         if num_rows < 1:
             raise DataError(
-                "there must be rows to train on", seen=num_rows, action="check data.train and data.num_eval"
+                "the training data must have at least one row",
+                seen=num_rows,
+                action="check data.train and data.num_eval",
             )
         self._num_rows = num_rows
         self._seed = seed

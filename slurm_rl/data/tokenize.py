@@ -168,8 +168,8 @@ def _expand_images(
             if found:
                 raise DataError(
                     f"{row.name}: a prompt with images needs a vision-language model",
-                    seen=f"{len(found)} images and a model of text alone",
-                    action="set model.path to a Qwen2.5-VL or Qwen3-VL, or take the images out",
+                    seen=f"{len(found)} images and a text-only model",
+                    action="set model.path to a Qwen2.5-VL or Qwen3-VL, or remove the images",
                 )
         return prompts
     # Most of the time goes into opening files, at once on a parallel file system.
@@ -191,7 +191,7 @@ def _find_misfit(
     """Return the error of a prompt that is too long; raise for an empty one."""
     num_tokens = len(prompt.token_ids)
     if num_tokens == 0:
-        raise DataError(f"{row.name}: a prompt needs a token", seen="none", action="correct the row")
+        raise DataError(f"{row.name}: a prompt must have at least one token", seen="none", action="correct the row")
     if num_tokens > max_prompt_tokens:
         return too_long(row.name, prompt.text, num_tokens, max_prompt_tokens)
     if num_tokens + max_tokens > context_length:

@@ -77,8 +77,8 @@ class ToolSyntax:
         known = choose_parser(written) if parser is None else parser
         if known is None:
             raise ConfigError(
-                "env.tool_parser must be given where the chat template does not show how a call is written",
-                seen=repr(written) if written else "a template that writes no calls",
+                "env.tool_parser must be set if the chat template does not show the format of calls",
+                seen=repr(written) if written else "a template without calls",
                 action="env.tool_parser=hermes, or another name of vLLM's --tool-call-parser",
             )
         source = str(template.tokenizer.get_chat_template(tools=list(template.tools)))
@@ -160,9 +160,9 @@ def write_calls(template: ChatTemplate, message: Message) -> str:
     written = whole[count_shared(whole, plain) :]
     if message["tool_calls"][-1]["function"]["name"] not in written:
         raise DataError(
-            "results of tools need a chat template that writes calls",
+            "tool results need a chat template that renders calls",
             seen=f"{written!r} in place of one",
-            action="choose a model that was taught to call tools",
+            action="choose a model trained to call tools",
         )
     return written.removesuffix(end) if end else written
 

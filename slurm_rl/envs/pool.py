@@ -200,9 +200,9 @@ class EnvironmentPool(Environments):
             answer = lost._replace(seen=f"{self.spec}: its process sent what is no answer ({describe_error(error)})")
         if answer is None:
             raise RewardError(
-                f"a process for environments must be up within {limit_s:g} s (env.start_timeout_s)",
+                f"an environment process must start within {limit_s:g} s (env.start_timeout_s)",
                 seen=f"nothing of {self.spec}",
-                action="see what the file does as it is imported, or raise the deadline",
+                action="check what the file does when it is imported, or raise the timeout",
             )
         if isinstance(answer, Refused):
             key = "env.tools" if self.config.name is None else "env.name"

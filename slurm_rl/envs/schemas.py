@@ -43,13 +43,13 @@ def read_schemas(config: EnvironmentConfig) -> list[Schema]:
         process.join()
     if told is None:
         raise RewardError(
-            f"schemas of tools must be there within {config.start_timeout_s:g} s (env.start_timeout_s)",
+            f"tool schemas must be available within {config.start_timeout_s:g} s (env.start_timeout_s)",
             seen=f"nothing of {config.tools}",
-            action="see what the file does as it is imported, or raise the deadline",
+            action="check what the file does when it is imported, or raise the timeout",
         )
     if isinstance(told, str):
         raise ConfigError(
-            "env.tools must have functions with a docstring that tells each argument, and types for all of them",
+            "functions in env.tools need type hints and a docstring that describes each argument",
             seen=f"{config.tools}: {told}",
             action="fix the docstring; see the example in docs/agents.md",
         )

@@ -59,7 +59,7 @@ def load_tools(spec: str) -> Any:
         found = load_function(TOOLS[spec].function if spec in TOOLS else spec)
     tools = found if isinstance(found, type) else _by_name(found)
     if not (list_methods(tools) if isinstance(tools, type) else tools):
-        raise ValueError(f"{spec} has no function that could be a tool")
+        raise ValueError(f"{spec} has no function that can be a tool")
     return tools
 
 

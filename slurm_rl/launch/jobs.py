@@ -142,7 +142,7 @@ def held_to_resume(run: RunDir) -> Iterator[None]:
             raise state.error
         if state.is_alive:
             raise RunDirError(
-                "a run that is going cannot be resumed",
+                "an active run cannot be resumed",
                 seen=str(run.path),
                 action=f"wait, or end it first: python -m slurm_rl cancel {shlex.quote(str(run.path))}",
             )

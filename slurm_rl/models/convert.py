@@ -156,9 +156,9 @@ def require_same_logits(
     difference = float((_compute(written, prompt) - expected).abs().max())
     if not difference <= TOLERANCE:
         raise CheckpointError(
-            f"logits of the written model must be those of the checkpoint to {TOLERANCE:g}",
+            f"logits of the written model must equal those of the checkpoint to {TOLERANCE:g}",
             seen=f"a difference of {difference:g} on {_PROMPT_TOKENS} tokens",
-            action="report a bug; --no-check writes it all the same",
+            action="report a bug; --no-check skips this comparison",
         )
     return difference
 

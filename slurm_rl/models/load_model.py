@@ -153,7 +153,7 @@ def _require_classifier(architecture: PreTrainedConfig, path: str | Path) -> Non
     ):
         return
     raise ConfigError(
-        "a critic or a reward model needs an architecture that transformers has a sequence classifier of",
+        "a critic or a reward model needs an architecture for which transformers has a sequence classifier",
         seen=f"{architecture.model_type} in {path}",
         action="choose another model, or an algorithm without a critic, such as +algorithm=grpo",
     )

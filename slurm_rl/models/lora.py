@@ -133,9 +133,9 @@ def merge_into_base(
     yield from heads.items()
     if layers:
         raise ConfigError(
-            "the base must have every layer that has an adapter",
+            "the base model must have every layer that has an adapter",
             seen=", ".join(sorted(layers)[:4]),
-            action="name other model.lora.target_modules",
+            action="choose other model.lora.target_modules",
         )
 
 

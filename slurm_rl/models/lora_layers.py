@@ -108,8 +108,8 @@ def _require_loadable(model: Any, names: list[str]) -> None:
     convert_peft_config_for_transformers(loaded, model, None)
     if lost := sorted({_last(name) for name in set(names) - set(loaded.target_modules)}):
         raise ConfigError(
-            "model.lora.export=adapter needs layers that peft finds again, and in this mixture of experts it takes "
-            "these names for the experts",
+            "model.lora.export=adapter needs layer names that peft can resolve; in this mixture of experts peft "
+            "takes these names for experts",
             seen=", ".join(lost),
             action="set model.lora.export=merged, or leave them out of model.lora.target_modules",
         )

@@ -49,9 +49,9 @@ def require_same_tokens(field: str, other: str, model_path: str, trust_remote_co
     if differing:
         token = differing[0][0]
         raise ConfigError(
-            f"{field} must be a model with the tokens of the policy, which it is asked about",
+            f"{field} must be a model with the same token ids as the policy",
             seen=f"{token!r} is token {own.get(token)} of the policy and {its.get(token)} of {other}",
-            action=f"take a model of the same family, or {field}=null",
+            action=f"choose a model of the same family, or {field}=null",
         )
 
 

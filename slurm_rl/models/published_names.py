@@ -79,7 +79,7 @@ def name_layers_in_files(
     named = {layer: found[f"{layer}.weight"] for layer in layers}
     if wrong := [layer for layer in layers if len(named[layer]) != 1 or not named[layer][0]]:
         raise ConfigError(
-            "the files of the base must hold the weight of every layer that has an adapter, under a name of its own",
+            "the base model's files must contain the weight of every layer that has an adapter, under its own name",
             seen=", ".join(wrong[:4]),
             action="leave these layers out of model.lora.target_modules",
         )

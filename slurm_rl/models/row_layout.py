@@ -114,14 +114,14 @@ def require_maskable(config: object) -> None:
     attention = getattr(config, "_attn_implementation", "sdpa")
     if attention not in (*_BOOLEAN_MASKS, "eager"):
         raise ConfigError(
-            "policy.prefix_sharing needs an attention that takes any mask",
+            "policy.prefix_sharing needs an attention that supports arbitrary masks",
             seen=f"model.attention={attention}",
             action="set model.attention=auto, or policy.prefix_sharing=false",
         )
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ConfigError(
-            "policy.prefix_sharing needs a model whose every layer sees all that is before it",
+            "policy.prefix_sharing needs a model whose layers all attend to the whole prefix",
             seen=", ".join(sorted(kinds)),
             action="set policy.prefix_sharing=false",
         )

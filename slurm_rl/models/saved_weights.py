@@ -127,7 +127,7 @@ def require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
     try:
         saved = read_json(folder / "layout.json")
     except RunDirError as error:
-        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
+        raise CheckpointError(error.rule, seen=error.seen, action="choose a folder that `save` wrote") from error
     for key, value in json.loads(json.dumps(layout)).items():
         if saved.get(key) != value:
             raise CheckpointError(

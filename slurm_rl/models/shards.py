@@ -64,9 +64,9 @@ def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ())
         raise CheckpointError("the checkpoint must hold every file of its backend", seen=f"no {file.name}") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            "a checkpoint must hold tensors and plain values alone, or reading it would run code",
+            "a checkpoint must contain only tensors and plain values; loading others could run code",
             seen=f"{file} ({str(error).strip().splitlines()[0]})",
-            action="remove it, if you do not know who wrote it, and resume from the checkpoint before it",
+            action="remove it if you do not know its origin, and resume from the previous checkpoint",
         ) from None
 
 

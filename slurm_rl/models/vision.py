@@ -118,7 +118,7 @@ class ImageReader:
             raise DataError(
                 "an image must not change while a run uses it",
                 seen=f"{span.source}: {pixels.grid} patches in place of {span.num_tokens} tokens",
-                action="put the file back",
+                action="restore the file",
             )
         return pixels
 

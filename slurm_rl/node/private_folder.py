@@ -37,7 +37,7 @@ def make_private_folder(path: Path) -> None:
     parent = path.parent.stat()
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         raise BringUpError(
-            "cluster.tmp_root must not let every user rename what is in it",
+            "cluster.tmp_root must not let every user rename its contents",
             seen=f"{path.parent} with mode {stat.S_IMODE(parent.st_mode):o}",
             action="have its sticky bit set (chmod +t), or set cluster.tmp_root to another node-local folder",
         )
@@ -58,7 +58,7 @@ def make_private_folder(path: Path) -> None:
         if not stat.S_IMODE(found.st_mode) & 0o077:
             return
         shutil.rmtree(path)  # ours, but other users could put files into it
-    raise BringUpError("a node's temp folder must keep its mode", seen=f"{path} has other rights again")
+    raise BringUpError("a node's temp folder must keep its mode", seen=f"{path} changed its permissions again")
 
 
 def is_our_folder(path: Path) -> bool:

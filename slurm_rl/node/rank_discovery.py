@@ -89,7 +89,7 @@ def discover(env: Environment, flags: Flags) -> NodeIdentity:
             job_key = flags.job_key or found.job_key
             return replace(found, num_nodes=num_nodes, port=flags.port or found.port, job_key=job_key)
     raise ConfigError(
-        "a machine must know which node of the run it is",
+        "a machine must know its rank in the run",
         seen="none of the variables, and no flag",
         action="set one of: " + "; ".join(SOURCES),
     )
@@ -102,7 +102,7 @@ def discover_role(env: Environment, flags: Flags) -> NodeRole:
         raise ConfigError(
             "a node agent needs its rank, the number of nodes and the job",
             seen=found.source,
-            action="start it through `python -m slurm_rl`: submit, here or node",
+            action="start it with `python -m slurm_rl`: submit, run-in-job or join",
         )
     return NodeRole(found.rank, found.num_nodes, found.job_key, found.hosts)
 

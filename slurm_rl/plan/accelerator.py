@@ -105,9 +105,9 @@ def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> li
     for name, value in overrides.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(
-                "the name of an environment variable holds letters, digits and _",
+                "the name of an environment variable must consist of letters, digits and _",
                 seen=repr(name),
-                action="write NAME: value, one variable a line",
+                action="write NAME: value, one variable per line",
             )
         merged.pop(name, None)
         if value is not None:

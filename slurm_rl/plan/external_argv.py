@@ -92,7 +92,7 @@ def flatten(tree: Arguments) -> Settings:
             below = {name: value}
         if twice := settings.keys() & below.keys():
             raise ConfigError(
-                "an argument must be said once, with each dot of its name as a level",
+                "an argument must be given once, with one level per dot of its name",
                 seen=f"{min(twice)}, with dots and as a tree",
                 action="in the preset write {a: {b: 1}} for a.b, so that external.args.a.b=2 changes it",
             )
@@ -116,7 +116,7 @@ def _fill_text(text: str, run: RunValues) -> str:
             raise ConfigError(
                 "${plan:...} must ask for nodes, gpus_per_node, gpus, checkpoints or export, or for a part of a number",
                 seen=match[0],
-                action="write for example ${plan:gpus}, or ${plan:gpus,4} for a fourth of them",
+                action="write for example ${plan:gpus}, or ${plan:gpus,4} for a quarter of them",
             )
         return str(known[name])
 
@@ -141,16 +141,17 @@ def _check_checkpoint(config: ExternalConfig) -> None:
     for key, settings in elsewhere.items():
         if _asked(settings):
             raise ConfigError(
-                "${checkpoint:...} belongs into external.resume, since a first attempt has none", seen=f"external.{key}"
+                "${checkpoint:...} is allowed only in external.resume, since the first attempt has no checkpoint",
+                seen=f"external.{key}",
             )
     asked = _asked(flatten(config.resume))
     if asked and config.layout is None:
         raise ConfigError(
-            "external.layout must say how the program keeps its checkpoints, for ${checkpoint:...} in external.resume",
+            "external.layout must be set if external.resume contains ${checkpoint:...}",
             action=f"external.layout= one of {', '.join(LAYOUTS)}",
         )
     if unknown := asked - set(FIELDS):
-        raise ConfigError("${checkpoint:...} must ask for name or step", seen=", ".join(sorted(unknown)))
+        raise ConfigError("${checkpoint:...} must be name or step", seen=", ".join(sorted(unknown)))
 
 
 def _asked(settings: Settings) -> set[str]:
@@ -161,9 +162,9 @@ def _asked(settings: Settings) -> set[str]:
 def _check_launcher(argv: tuple[str, ...], run: RunValues) -> None:
     if "--standalone" in argv and run.nodes > 1:
         raise ConfigError(
-            "cluster.num_nodes must be 1 for torchrun --standalone, which is started on the head node alone",
+            "cluster.num_nodes must be 1 for torchrun --standalone, which starts only on the head node",
             seen=run.nodes,
-            action="name the program alone in external.argv, with external.start=torchrun",
+            action="name only the program in external.argv, with external.start=torchrun",
         )
 
 

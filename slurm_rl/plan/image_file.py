@@ -39,9 +39,9 @@ def check_image_file(path: Path) -> None:
             header = file.read(_HEADER)
     except FileNotFoundError:
         raise ConfigError(
-            "container.image must be there",
+            "container.image must exist",
             seen=str(path),
-            action="make it: python -m slurm_rl image build, with the words of this command, or fix the path",
+            action="build it: python -m slurm_rl image build, with the arguments of this command, or fix the path",
         ) from None
     except OSError as error:
         raise ConfigError(f"container.image must be readable ({error.strerror})", seen=str(path)) from None

@@ -93,7 +93,7 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
             "without a GPU a rollout engine's attention heads must be of a size that vLLM has a kernel for: "
             + ", ".join(map(str, CPU_HEAD_SIZES)),
             seen=f"heads of {size}",
-            action="change model.tiny.hidden_size or num_heads" if tiny else "take another model, or a GPU",
+            action="change model.tiny.hidden_size or num_heads" if tiny else "choose another model, or use a GPU",
         )
 
 
@@ -134,7 +134,7 @@ def build_layout(
             raise ConfigError(
                 "host memory of a node must fit cluster.mem_gb_per_node",
                 seen=f"{max(phases.values()):.1f} GB > {limit} GB: {describe_phases(phases)}",
-                action="take nodes with more memory, more of them, or a smaller model",
+                action="use nodes with more memory, more nodes, or a smaller model",
             )
     needs, engines = found.needs(), config.has_engines
     return LayoutPlan(

@@ -97,7 +97,7 @@ def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
             f"under torchrun policy.num_workers must be a multiple of cluster.num_nodes{limit}",
             seen=f"{num_ranks} workers on {nodes} nodes",
             action=f"policy.num_workers={nodes * max(min(per_node, gpus or per_node), 1)}, or null for "
-            + ("every GPU" if gpus else "one rank a node"),
+            + ("every GPU" if gpus else "one rank per node"),
         )
     threads = demand.worker_threads or (None if gpus else _share_cores(demand, 0, per_node))
     return tuple(
@@ -121,7 +121,7 @@ def check_idle(demand: Demand, actors: Sequence[ActorPlan]) -> None:
         return
     gpus = " + ".join(f"{group.count} x {group.gpus_per_node} GPUs of {group.name}" for group in demand.groups)
     raise ConfigError(
-        "every GPU must have work",
+        "every GPU must be used",
         seen=f"{len(idle)} of {sum(demand.gpus_by_node)} without "
         f"({gpus or f'{demand.num_nodes} nodes x {demand.gpus_per_node} GPUs'}, "
         f"engines of {demand.tensor_parallel_size})",

@@ -33,7 +33,7 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> list[SbatchOptions]
     """
     if set(run_dir) & set("%\\"):
         raise ConfigError(
-            "run_dir must hold no % and no backslash, which Slurm replaces in the names of log files",
+            "run_dir must not contain % or backslashes, which Slurm replaces in the names of log files",
             seen=run_dir,
             action="choose another run_dir or cluster.run_root",
         )

@@ -178,7 +178,7 @@ def _all_devices(env: Mapping[str, str], expected: int) -> list[str]:
 def _check_count(ids: Sequence[str], env: Mapping[str, str], expected: int) -> None:
     if len(set(ids)) < expected:
         raise BringUpError(
-            f"this node must show the {expected} GPUs that the plan gives it",
+            f"this node must have the {expected} GPUs that the plan assigns to it",
             seen=f"{len(set(ids))} GPUs ({_describe(env)})",
             action="compare the job's GPUs per node with the node's (`scontrol show node`), and with the container's",
         )

@@ -148,7 +148,7 @@ class RewardClient:
             raise RewardError(
                 f"a reward service must answer within reward.service.deadline_s = {self._config.deadline_s:g}",
                 seen=f"{_hide_password(url)}: {unwell}",
-                action="see whether it runs (GET /health) and its log; raise the deadline if it is only slow",
+                action="check whether it runs (GET /health) and read its log; raise the deadline if it is only slow",
             )
         self._closing.wait(pause_s)
 

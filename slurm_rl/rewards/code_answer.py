@@ -155,7 +155,7 @@ def _passes(source: str, test: StdioTest, limits: Limits, give_up: float) -> boo
         raise DataError(
             f"the output of a test must fit reward.code.output_mb = {limits.output_bytes / MIB:g}",
             seen=f"{len(test.stdout.encode()) / MIB:.1f} MiB",
-            action="raise reward.code.output_mb, or take the test out of the row",
+            action="raise reward.code.output_mb, or remove the test from the row",
         )
     done = run_program(source, test.stdin.encode(), limits, give_up)
     return done.exit_code == 0 and same_output(done.stdout.decode(errors="replace"), test.stdout)

@@ -142,7 +142,7 @@ class RewardServices:
             if time.monotonic() > give_up:
                 waiting = next(replica for replica in self._replicas if not replica.is_up)
                 raise RewardError(
-                    f"the reward services must be up within {self._start_s:g} s",
+                    f"the reward services must start within {self._start_s:g} s",
                     seen=_tail(waiting.log),
                     where=str(waiting.log),
                 )

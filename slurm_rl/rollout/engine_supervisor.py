@@ -142,7 +142,7 @@ class EngineSupervisor:
             if self._restarts[name] > MAX_RESTARTS:
                 self._suspect_node(index, name, cause)
                 raise TrainingError(
-                    f"{name} must live: it was replaced {MAX_RESTARTS} times in this attempt",
+                    f"{name} must stay alive: it was replaced {MAX_RESTARTS} times in this attempt",
                     seen=cause,
                     where="driver.log",
                 )

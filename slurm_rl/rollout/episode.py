@@ -184,7 +184,7 @@ class Episode:
         for agent, reward in rewards.items():
             branch = next((it for it in reversed(self.branches) if it.agent == agent and it.turns), None)
             if branch is None:
-                raise DataError("Step.rewards are of agents that have replied", seen=repr(agent))
+                raise DataError("Step.rewards must name agents that have replied", seen=repr(agent))
             branch.turns[-1] = replace(branch.turns[-1], reward=(branch.turns[-1].reward or 0.0) + reward)
 
     def _read(self, step: Step, render: TurnRenderer, limits: Limits) -> None:
@@ -196,14 +196,14 @@ class Episode:
         if existing is None or step.begins:
             context = array("i", render.begin(step.observation))
             if not context:
-                raise DataError("a conversation must begin with something that the policy reads", seen="0 tokens")
+                raise DataError("a conversation must begin with at least one token", seen="0 tokens")
             branch, new = BranchBuilder(context, agent, messages=as_messages(step.observation)), array("i")
         else:
             branch, suffix = extend(existing, step.observation, render)
             new = array("i", suffix)
         is_first = branch is self.branches[0]
         if self.prompt.images and not is_first:
-            raise DataError("rows with images have one conversation an episode", seen=f"another, of {agent!r}")
+            raise DataError("rows with images have one conversation per episode", seen=f"another, of {agent!r}")
         room = limits.room(branch, len(new), is_first=is_first)
         if len(self.replies) >= limits.max_turns or room < limits.turn_tokens:
             self.ended = self.truncated = True

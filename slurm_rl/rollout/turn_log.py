@@ -184,10 +184,10 @@ class TurnLog:
     def _check_change(self, path: Path, before: list[str], now: list[str]) -> None:
         if "snapshot" in (before[0], now[0]):
             raise ConfigError(
-                "the environment of a snapshot must be the one that restores it",
+                "a snapshot must be restored by the environment class that wrote it",
                 seen=f"resume and version {before} as the episodes began, {now} now",
                 where=str(path),
-                action="put the class back; or give both the same `version`, if it can restore the snapshot; or move "
+                action="restore the class; or give both the same `version`, if it can restore the snapshot; or move "
                 "that file away, and its episodes start again",
             )
         self.report("journal/environment_changed", file=path.name, before=before, now=now)

@@ -126,7 +126,7 @@ class RunDir:
         """Return self, or raise RunDirError when this is not a run directory."""
         if not self.plan.is_file():
             raise RunDirError(
-                "a run directory holds plan.json",
+                "a run directory must contain plan.json",
                 seen=str(self.path),
                 action="name a directory that `python -m slurm_rl` printed",
             )

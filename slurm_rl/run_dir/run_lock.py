@@ -174,7 +174,7 @@ def acquire(
         if verdict == "refuse" or is_stopped() or time.monotonic() > give_up_at:
             cancel = f"python -m slurm_rl cancel {shlex.quote(str(folder.parent))}"
             seen_text, action = f"{_describe(seen)} has {folder.parent}", f"wait for its end, or end it first: {cancel}"
-            raise LeaseError("a run has one controller at a time", seen=seen_text, action=action)
+            raise LeaseError("a run can have only one controller at a time", seen=seen_text, action=action)
         if not has_reported:
             log_to_stderr(f"{_describe(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
             has_reported = True
@@ -231,7 +231,7 @@ def require_epoch(folder: Path, epoch: int) -> None:
     """Raise LeaseError if another controller has a higher epoch than `epoch`."""
     if _newest(_names(folder)) > epoch:
         seen = _describe(read_lock(folder))
-        raise LeaseError("another controller has the run now, so nothing more is written", seen=seen)
+        raise LeaseError("another controller owns the run now, so this one stops writing", seen=seen)
 
 
 def _newest(names: set[str]) -> int:

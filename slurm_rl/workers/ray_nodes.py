@@ -145,7 +145,7 @@ class SharedRayNodes:
                     f"the Ray cluster must have {self.plan.num_nodes} nodes with {wanted} free before "
                     "job.start_timeout_s",
                     seen=describe_nodes(ray.nodes()),
-                    action="ask for less (cluster.num_nodes, cpus_per_node, gpus_per_node), wait, or make it grow",
+                    action="request less (cluster.num_nodes, cpus_per_node, gpus_per_node), wait, or add nodes to it",
                 )
 
     def _on(self, rank: int) -> Any:

@@ -94,7 +94,7 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
     words = machines.words(run.run_dir.path, "job.start_timeout_s=1", port=machines.next_port())
     head = machines.start(1, dstack(machines, 0), *words)
     assert head.wait() == 1
-    assert f"missing: node 1 ({machines.ip(2)}); came: nobody" in head.output
+    assert f"missing: node 1 ({machines.ip(2)}); joined: none" in head.output
     assert run.end["state"] == "failed"
     assert len(run.events("attempt/started")) == 1
 

@@ -338,7 +338,7 @@ and type, under its own sharding:
 * **packed**: every sequence is computed as it is alone.
 * **one a row**: packed sequences would not be; each gets a row of its own. That is exact, and costs padding. The event
   `trainer/not_packed` says so, `policy/packed` is 0 in the metrics, and the summary has a line of it.
-* **refused**: not even one sequence a row gives what the model's own forward does, as where tokens see later ones.
+* **refused**: not even one sequence per row gives what the model's own forward does, as where tokens see later ones.
 
 Here are tiny random models of each family, made from its config alone, with `model.attention=sdpa` where it has that
 and `eager` elsewhere: {packed} packed, {one_a_row} one a row, {refused} refused. Errors are the worst of a logprob

@@ -237,4 +237,4 @@ def test_a_packed_row_holds_nothing_of_the_size_of_its_square(window: int | None
 def test_a_run_says_what_auto_came_to(tmp_path: Path) -> None:
     tell_rows(RunDir(tmp_path), "policy", RowCheck(packed=True, attention=VARLEN))
     [event] = read_events(RunDir(tmp_path))
-    assert describe_event(event) == "attention of the trainer: role policy, attention varlen"
+    assert describe_event(event) == "attention implementation of the trainer: role policy, attention varlen"

@@ -346,7 +346,7 @@ def test_bad_gradients_uneven_work_and_other_checkpoints_are_errors_on_both_rank
         assert "must be finite" in found["nan"] and found["nan_changed"] == []
         assert "same number of micro-batches; got [1, 2] by rank" in found["uneven"]
         assert "it was saved with" in found["other_layout"]
-        assert "tensors and plain values alone" in found["planted"]
+        assert "only tensors and plain values" in found["planted"]
     assert (plain / "planted").is_dir() and not (plain / "planted" / "ran").exists()
 
 

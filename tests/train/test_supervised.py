@@ -246,7 +246,7 @@ GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
         ("dpo-cached", {"prompt": "1+1=", "chosen": "2"}, [], [":17", "'rejected'"]),
         ("rm", {"prompt": "1+1=", "rejected": "2"}, [], [":17", "'chosen'"]),
         ("rm", {"prompt": "1+1=", "chosen": "2", "rejected": "2"}, [], [":17", "must differ"]),
-        ("sft", {"messages": [{"role": "assistant", "content": ""}]}, [], [":17", "must say something"]),
+        ("sft", {"messages": [{"role": "assistant", "content": ""}]}, [], [":17", "must not be empty"]),
         ("sft", {"prompt": "1+1=", "answer": "two"}, [], [":17", "'t'"]),
         ("sft", {"prompt": "1+1=", "answer": "2" * 20}, [], [":17", "25 tokens", "data.overlong_prompts"]),
         ("sft", GOOD, ["supervised.batch_size=40"], ["17 rows < 40", "supervised.batch_size"]),

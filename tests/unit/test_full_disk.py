@@ -113,7 +113,7 @@ def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> Non
     )
     saver.save(1, {}, lambda folder: [folder / "rank-0.pt"])
     threading.Timer(0.2, stopped.set).start()
-    with pytest.raises(CheckpointError, match="before the run is left"):
+    with pytest.raises(CheckpointError, match="before the run stops"):
         saver.wait()
 
 

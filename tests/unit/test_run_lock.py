@@ -189,7 +189,7 @@ def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_no
         said, _ = other_host.communicate(timeout=60)
     # The row that it was about to write when it was stopped is the one that nobody can hold back.
     assert len(read_rows(run.metrics)) <= len(rows) + 1
-    assert "another controller has the run now, so nothing more is written; got slurm job 7" in said
+    assert "another controller owns the run now, so this one stops writing; got slurm job 7" in said
     assert other_host.returncode
 
 
@@ -226,7 +226,7 @@ def test_who_lost_the_run_writes_nothing_that_counts(tmp_path: Path, capfd: pyte
     counting = {path for path in grown if not any(part.startswith(".step-3") for part in path.parts)}
     assert {path.relative_to(tmp_path).parts[0] for path in counting} <= {"lease", "tensorboard"}
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-1", "step-2"]
-    assert capfd.readouterr().err.count("another controller has the run now") == 2
+    assert capfd.readouterr().err.count("another controller owns the run now") == 2
 
 
 def test_a_checkpoint_that_the_next_trainer_cleared_away_does_not_come_back(tmp_path: Path) -> None:

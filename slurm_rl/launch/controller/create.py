@@ -102,9 +102,9 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
     """Refuse a directory with anything in it; with `again`, accept an incomplete one of the own job."""
     if run.plan.exists():
         raise RunDirError(
-            "run_dir must not hold another run",
+            "run_dir must not contain another run",
             seen=str(run.path),
-            action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
+            action=f"continue it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
         )
     # A run would overwrite `code` or `config.yaml` of other contents.
     if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
@@ -120,9 +120,9 @@ def require_own(path: Path) -> None:
         return
     if owner != os.geteuid():
         raise RunDirError(
-            "a run directory must be your own",
+            "a run directory must belong to you",
             seen=f"{path} of {name_of_user(owner)}",
-            action="have that user do it, or choose a new run_dir",
+            action="ask that user, or choose a new run_dir",
         )
 
 

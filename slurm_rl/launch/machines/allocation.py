@@ -76,8 +76,8 @@ class MachineAllocation(HereAllocation):
             raise ConfigError(
                 f"run_dir must be one folder on all machines: {reason}",
                 seen=f"{', '.join(apart)} cannot see the head's {self.run_dir.path}",
-                action="put cluster.run_root on a volume that all of them mount at one path (RunPod: a network volume, "
-                "GCP: Filestore), or keep the policy on the head: policy.num_workers, rollout.num_engines",
+                action="put cluster.run_root on a volume that all of them mount at the same path (RunPod: a network "
+                "volume, GCP: Filestore), or keep the policy on the head: policy.num_workers, rollout.num_engines",
             )
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
@@ -117,7 +117,7 @@ class ManualLauncher(HereLauncher):
 
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
         raise ConfigError(
-            "a run on machines without Slurm starts on each of them",
+            "a run on machines without Slurm must be started on each machine",
             seen=f"submit, with cluster.launcher={plan.launcher}",
             action="python -m slurm_rl join and the same overrides, on every machine",
         )

@@ -89,11 +89,11 @@ class Hub:
             if is_stopped():
                 return
             if time.monotonic() > deadline:
-                came = ", ".join(f"{m.host} as node {rank}" for rank, m in sorted(self.members.items())) or "nobody"
+                joined = ", ".join(f"{m.host} as node {rank}" for rank, m in sorted(self.members.items())) or "none"
                 raise BringUpError(
-                    f"all {self.num_nodes} nodes must come to the head before job.start_timeout_s ({timeout_s:g} s)",
-                    seen=f"missing: {', '.join(missing)}; came: {came}",
-                    action="start `python -m slurm_rl join` there too, and see what it says",
+                    f"all {self.num_nodes} nodes must join the head within job.start_timeout_s ({timeout_s:g} s)",
+                    seen=f"missing: {', '.join(missing)}; joined: {joined}",
+                    action="start `python -m slurm_rl join` there too, and check its output",
                 )
             self.poll()
             time.sleep(_POLL_S)
@@ -228,7 +228,7 @@ class Hub:
     def _check(self, hello: dict[str, Any]) -> None:
         if hello["version"] != __version__:
             seen = f"{hello['version']}, {__version__}"
-            raise ConfigError("all machines must have one version of slurm_rl", seen=seen)
+            raise ConfigError("all machines must have the same version of slurm_rl", seen=seen)
         if (size := hello["num_nodes"]) is not None and size != self.num_nodes:
             seen = f"{size}, on the head {self.num_nodes}"
             raise ConfigError("all machines must agree on the number of nodes", seen=seen)
@@ -244,10 +244,10 @@ class Hub:
         if wanted is not None and wanted not in free:
             has_it = self.members.get(wanted)
             seen = f"node {wanted} is {has_it.host}" if has_it else f"node {wanted} of {self.num_nodes}"
-            raise ConfigError("every node of a run has a rank of its own: the head 0, the others from 1 on", seen=seen)
+            raise ConfigError("every node needs its own rank: 0 for the head, 1 and up for the others", seen=seen)
         if not free:
             raise ConfigError(
-                f"a run has exactly the nodes it asked for, and all {self.num_nodes} are there",
+                f"the run already has all of its {self.num_nodes} nodes",
                 seen=f"one more: {member.host}",
                 action="raise EXPECTED_WORKERS (--nodes) on the head, or leave this machine out",
             )

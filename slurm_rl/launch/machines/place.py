@@ -53,7 +53,7 @@ def listen(port: int) -> socket.socket:
         raise ConfigError(
             f"cluster.head_port must be free on the head ({error.strerror})",
             seen=port,
-            action="another run may have it: cluster.head_port=<another>, or --port, the same on every machine",
+            action="another run may use it: cluster.head_port=<another>, or --port, the same on every machine",
         ) from None
 
 
@@ -105,7 +105,7 @@ def worker_secret(run_dir: str | None, env: Mapping[str, str], timeout_s: float,
             return found
         time.sleep(_POLL_S)
     raise ConfigError(
-        f"{TOKEN_VARIABLE} must be set to one secret on every machine of the run",
+        f"{TOKEN_VARIABLE} must be set to the same secret on every machine of the run",
         seen="nothing" if path is None else f"nothing, and no {path}",
         action="export it on each (a secret of the pod, the task's env), or name one run_dir= that all machines share",
     )

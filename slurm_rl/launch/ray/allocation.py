@@ -123,7 +123,7 @@ def check_versions(plan: JobPlan) -> None:
         raise ConfigError(
             f"the Ray cluster's image must have what the trainer needs (on {socket.gethostname()})",
             seen="; ".join(f"{item.name} is {item.seen or 'not there'}, expected {item.expected}" for item in wrong),
-            action="make the cluster from an image of containers/, or one with `pip install .[cuda]`",
+            action="create the cluster from an image of containers/, or one with `pip install .[cuda]`",
         )
 
 
@@ -131,7 +131,7 @@ def open_run(plan: JobPlan) -> RunDir:
     """Create or open the run directory. Raises RunDirError if it cannot be written or holds another run."""
     run, mine = RunDir(plan.run_dir), read_json(SHIPPED / "plan.json")
     if run.plan.is_file() and read_json(run.plan) != mine:
-        raise RunDirError("run_dir must not hold another run", seen=plan.run_dir, action="choose another run_dir")
+        raise RunDirError("run_dir must not contain another run", seen=plan.run_dir, action="choose another run_dir")
     try:
         run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not run.config.is_file():

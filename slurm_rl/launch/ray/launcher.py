@@ -69,7 +69,9 @@ class RayLauncher(Launcher):
                 found = dashboard.find_job(job_id)
             except SlurmRLError as error:
                 action = f"`ray job stop {job_id}` ends it, if it is there"
-                raise UnknownJobError("Ray may have the job but is silent", seen=str(error), action=action) from None
+                raise UnknownJobError(
+                    "Ray may have accepted the job but does not answer", seen=str(error), action=action
+                ) from None
             if found is None:
                 raise
         return Submitted(job_id, {"address": plan.address})
@@ -92,9 +94,9 @@ class RayLauncher(Launcher):
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         raise ConfigError(
-            "the image of a Ray cluster is its own",
+            "a Ray cluster has its own image",
             seen=f"cluster.address={plan.address}",
-            action="submit: a run compares what is there with what it needs before it begins",
+            action="submit the run: it checks the image at its start",
         )
 
 
@@ -156,7 +158,7 @@ def check_ray_cluster(plan: JobPlan, dashboard: Dashboard) -> None:
         raise SubmitError(
             f"the Ray cluster at {dashboard.address} must run Ray {wanted.removeprefix('==')}, as the trainer does",
             seen=seen,
-            action="make the cluster from an image with that Ray, or use the slurm_rl made for this one",
+            action="create the cluster from an image with that Ray, or use a slurm_rl release for this Ray",
         )
 
 
@@ -190,5 +192,7 @@ def _check_size(files: dict[str, Path]) -> None:
         raise ConfigError(
             f"the code sent to a Ray cluster must be at most {LIMIT_MB} MB",
             seen=f"{total / 1e6:.0f} MB, most of it " + ", ".join(f"{n} ({sizes[n] / 1e6:.0f} MB)" for n in largest),
-            action="take such files out of the package's folder; data and models go on a path that the cluster sees",
+            action=(
+                "remove these files from the package folder; put data and models on a path that the cluster can read"
+            ),
         )

@@ -95,7 +95,7 @@ def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
         raise found[0]
     if found:
         lines = [str(error).replace("\n", "\n    ") for error in found]
-        raise ConfigError("\n  ".join([f"{len(found)} things are wrong:", *lines]))
+        raise ConfigError("\n  ".join([f"{len(found)} errors:", *lines]))
 
 
 def _check_place(directory: RunDir) -> None:
@@ -104,7 +104,7 @@ def _check_place(directory: RunDir) -> None:
     parent = next(path for path in [directory.path, *directory.path.parents] if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise RunDirError(
-            "the run directory must be in a folder that you may write to",
+            "the run directory must be in a writable folder",
             seen=f"{directory.path}, below {parent}",
             action="choose another run_dir or cluster.run_root",
         )
@@ -237,7 +237,7 @@ def _check_prompts(config: RunConfig, tell: Tell) -> None:
     if (images or config.data.image_key is not None) and sees_images(config.model) is False:
         raise ConfigError(
             "data with images needs a vision-language model",
-            seen=f"{len(images)} images, data.image_key={config.data.image_key} and a model of text alone",
+            seen=f"{len(images)} images, data.image_key={config.data.image_key} and a text-only model",
             action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
         )
     check_sources(images)

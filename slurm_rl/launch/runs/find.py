@@ -44,7 +44,7 @@ def parse_path(word: str) -> Path:
     except (OSError, ValueError) as error:
         shown = word if len(word) <= _SHOWN else f"{word[:_SHOWN]}... ({len(word)} characters)"
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"a path must be one to look at ({reason})", seen=shown, action="name another") from None
+        raise ConfigError(f"a path must be accessible ({reason})", seen=shown, action="name another") from None
     return Path(word)
 
 
@@ -54,7 +54,7 @@ def load_plan(run: RunDir) -> JobPlan:
         return JobPlan.from_json(read_json(run.plan))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise RunDirError(
-            f"plan.json must be one that this version of slurm_rl can read ({type(error).__name__}: {error})",
+            f"plan.json must be readable by this version of slurm_rl ({type(error).__name__}: {error})",
             seen=str(run.plan),
             action="use the version of the run, in its folder code/",
         ) from None
@@ -62,7 +62,7 @@ def load_plan(run: RunDir) -> JobPlan:
 
 def _no_run(path: Path, word: str) -> RunDirError:
     """Return the error for a path that is not a run."""
-    rule = "a run directory holds plan.json"
+    rule = "a run directory must contain plan.json"
     if SweepDir(path).is_sweep:
         return RunDirError(rule, seen=f"the sweep {path}", action=f"name one of its runs, as in {shlex.quote(word)}/0")
     if not path.exists():

@@ -36,10 +36,12 @@ def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         data = max((entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry), default=0)
         if (size := file.stat().st_size) < 8 + length + data:
-            raise ValueError(f"the file is cut off: it has {size} of {8 + length + data} bytes")
+            raise ValueError(f"the file is truncated: it has {size} of {8 + length + data} bytes")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            "the model's safetensors must be whole", seen=f"{file}: {error}", action="download or copy the file again"
+            "the model's safetensors must be complete",
+            seen=f"{file}: {error}",
+            action="download or copy the file again",
         ) from None
     return entries
 
@@ -175,11 +177,11 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
         raise ConfigError(
             "reward.model.normalize needs mean and std > 0 of the model's scores in its config.json",
             seen=f"mean={model.get('mean')}, std={model.get('std')} in {folder}",
-            action="train it with task=rm to its end, which measures them, or set reward.model.normalize=false",
+            action="finish its training with task=rm, which measures them, or set reward.model.normalize=false",
         )
     if chat_template and not (model.get("scores_chats", True) and has_template(folder)):
         raise ConfigError(
-            "data.chat_template=true needs a reward model of chats, with a chat template of its own",
+            "data.chat_template=true needs a reward model trained on chats, with its own chat template",
             seen=f"{folder}, trained on text" if has_template(folder) else f"{folder} without a template",
             action="train it with data.chat_template=true, or set data.chat_template=false for both",
         )

@@ -44,7 +44,9 @@ def parse_stages(text: str, where: str) -> list[Stage]:
     """
     tree = parse_yaml(text, where)
     if not isinstance(tree, dict) or not tree:
-        raise ConfigError("a pipeline names its stages", seen=f"{where}: {type(tree).__name__}", action=_EXAMPLE)
+        raise ConfigError(
+            "a pipeline file must be a mapping of stages", seen=f"{where}: {type(tree).__name__}", action=_EXAMPLE
+        )
     return [_parse_stage(name, words, where) for name, words in tree.items()]
 
 
@@ -58,7 +60,7 @@ def _parse_stage(name: object, words: object, where: str) -> Stage:
     split = tuple(shlex.split(words))
     for taken in ("run_dir", "job.depends_on"):
         if any(word.lstrip("+").startswith(f"{taken}=") for word in split):
-            raise ConfigError(f"{taken} is the pipeline's own", seen=f"stage {name} in {where}", action="leave it out")
+            raise ConfigError(f"{taken} is set by the pipeline", seen=f"stage {name} in {where}", action="leave it out")
     return Stage(name, split)
 
 
@@ -85,7 +87,7 @@ def _fill_in(word: str, known: Mapping[str, Path], stage: Stage) -> str:
     def find(match: re.Match[str]) -> str:
         if match[1] not in known:
             raise ConfigError(
-                f"stage {stage.name} may name the stages before it: {', '.join(known) or 'there are none'}",
+                f"stage {stage.name} may refer only to earlier stages: {', '.join(known) or 'there are none'}",
                 seen=word,
                 action="correct the name, or the order of the stages",
             )

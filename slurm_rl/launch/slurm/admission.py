@@ -186,7 +186,7 @@ def _check_num_nodes(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str,
     most = max(sum(group.num_nodes for group in partition.groups if group in fitting) for partition in chosen)
     if plan.num_nodes > most:
         raise SubmitError(
-            f"partition {names} must have the nodes asked for",
+            f"partition {names} must have the requested nodes",
             seen=f"{plan.num_nodes}; it has {most} with these GPUs, cores and memory",
             action="lower cluster.num_nodes, or choose another cluster.slurm.partition",
         )
@@ -200,5 +200,5 @@ def _check_time(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str) -> N
         raise SubmitError(
             f"job.time_limit must be within the limit of partition {names}",
             seen=f"{asked} min > {max(limit for limit in limits if limit is not None)} min",
-            action="lower job.time_limit: the run comes back by itself when it ends",
+            action="lower job.time_limit: the run resumes after each limit",
         )

@@ -65,7 +65,7 @@ class Hosts:
         return [host for part in parts for host in order_by_topology(part.nodes, topology)]
 
     def _recall(self, attempt: AttemptDir) -> dict[str, str]:
-        """Return nodes remembered as bad. Raises BringUpError, once, if a requeue without them is needed."""
+        """Return nodes recorded as bad. Raises BringUpError, once, if a requeue without them is needed."""
         try:
             remembered = self.checks.remembered(self.fit)
             if not remembered or len(self.fit) - len(remembered) >= self.plan.num_nodes:
@@ -81,7 +81,7 @@ class Hosts:
         append_event(self.run_dir, "nodes/avoided", attempt=attempt.number, **fields)
         self.wants_requeue = True
         raise BringUpError(
-            f"the run needs exactly {self.plan.num_nodes} nodes that are not remembered as bad",
+            f"the run needs exactly {self.plan.num_nodes} nodes that are not recorded as bad",
             seen="; ".join(f"{host}: {reason}" for host, reason in remembered.items()),
             action="the job is requeued without them; see `python -m slurm_rl doctor --nodes`",
         )

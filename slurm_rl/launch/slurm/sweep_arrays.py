@@ -43,9 +43,9 @@ def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -
             raise
         commands.cancel(jobs)
         raise SubmitError(
-            f"Slurm must take all arrays of a sweep, and refused one of {len(arrays)} after {len(jobs)}",
+            f"Slurm must accept all arrays of a sweep, but refused one of {len(arrays)} after {len(jobs)}",
             seen=str(error),
-            action=f"the others are cancelled; what is left of them: {sweep.path}",
+            action=f"the others are cancelled; their records: {sweep.path}",
         ) from None
     placed = ledger.runs[-len(runs) :]
     for_all(lambda run: record_job(sweep.run(run.index), "slurm", f"{run.array_job}_{run.array_index}"), placed)

@@ -75,7 +75,7 @@ def load_ledger(sweep: SweepDir) -> Ledger:
     """Read sweep.json. Raises RunDirError if this is no sweep, or one of another version of slurm_rl."""
     if not sweep.is_sweep:
         raise RunDirError(
-            "a sweep directory holds sweep.json",
+            "a sweep directory must contain sweep.json",
             seen=str(sweep.path),
             action="name a directory that `python -m slurm_rl -m ...` printed",
         )

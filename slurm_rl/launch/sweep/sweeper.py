@@ -46,7 +46,9 @@ def compose_sweep(overrides: Sequence[str], extra: Sequence[str]) -> DictConfig:
     for key in ("hydra/launcher", "hydra.launcher", "hydra.sweep.subdir"):
         if named := [word for word in overrides if word.lstrip("+~").startswith(key)]:
             raise ConfigError(
-                f"{key} is slurm_rl's own in a sweep", seen=named[0], action="leave it out; where runs go is +cluster"
+                f"{key} is set by slurm_rl in a sweep",
+                seen=named[0],
+                action="remove it; +cluster selects where runs execute",
             )
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None

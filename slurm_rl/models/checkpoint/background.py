@@ -143,7 +143,7 @@ def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.
             if given_up.is_set() or now > start + timeout_s:
                 raise CheckpointError(
                     f"the policy must write its checkpoint within {timeout_s:g} s"
-                    + (", or before the run is left" if given_up.is_set() else ""),
+                    + (", or before the run stops" if given_up.is_set() else ""),
                     seen=f"no {path}",
                     action="look for a worker that died, or raise trainer.step_timeout_s",
                 )

@@ -176,7 +176,7 @@ class RemoteFolder:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._try("read", relative, lambda: self._get(source, target))
             if size != manifest[relative]["size"] or describe_file(target) != manifest[relative]:
-                raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
+                raise CheckpointError("a copy must have the bytes that were written", seen=f"{self.url}/{name}/{rest}")
             advance(size)
 
         size = sum(int(found["size"]) for found in manifest.values())
@@ -251,11 +251,11 @@ def parse_manifest(text: bytes, place: str) -> dict[str, dict[str, Any]]:
         found = {name: {"size": int(row["size"]), "sha256": str(row["sha256"])} for name, row in manifest.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
-            f"a copy's manifest must be what was written ({type(error).__name__}: {error})", seen=place
+            f"a copy's manifest must be unchanged ({type(error).__name__}: {error})", seen=place
         ) from None
     for name in found:
         kind, *parts = name.split("/")
         is_plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
         if kind not in _KINDS or not parts or not is_plain or (kind == "run" and len(parts) > 1):
-            raise CheckpointError("a copy must hold files below its own folder alone", seen=f"{name!r} in {place}")
+            raise CheckpointError("a copy must contain only files below its own folder", seen=f"{name!r} in {place}")
     return found

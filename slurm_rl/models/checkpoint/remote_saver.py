@@ -63,7 +63,7 @@ class RemoteSaver:
             return True
         if foreign == newer and newer and local_step < 0:
             raise ConfigError(
-                "copies of checkpoints are believed only with the key that signed them",
+                "copies of checkpoints are accepted only with the key that signed them",
                 seen=f"steps {', '.join(map(str, newer))} in {self.remote.url}, none of them signed with "
                 f"{checkpoint_key_file(self.run_dir)}",
                 action=f"put that file of the lost run directory there; or remove it and export {TOKEN_VARIABLE} as it "
@@ -83,7 +83,7 @@ class RemoteSaver:
             files.pop(MANIFEST)
             if (body["step"], body["files"]) != (step, files):
                 place = f"{self.remote.url}/step-{step}"
-                raise CheckpointError("a copy must be what its own manifest says", seen=place)
+                raise CheckpointError("a copy must match its manifest", seen=place)
             self._fetch_reference()
             self._check_prompts(beside / self.run_dir.prompts.name)
             # Rows and checkpoint of a step belong together; local rows are older, or of steps to be repeated.
@@ -111,7 +111,7 @@ class RemoteSaver:
     def _check_prompts(self, path: Path) -> None:
         if path.is_file() and self.run_dir.prompts.is_file() and not knows_rows(self.run_dir, read_json(path)):
             raise CheckpointError(
-                "a copy must be of a run with the same prompts: data, tokenizer and chat template",
+                "a copy must belong to a run with the same prompts: data, tokenizer and chat template",
                 seen=f"{self.remote.url} has other ones",
-                action="choose another run_dir, whose name is a part of the copy's place, or bring the old data back",
+                action="choose another run_dir, whose name is part of the copy's URL, or restore the old data",
             )

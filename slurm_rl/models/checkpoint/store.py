@@ -144,9 +144,9 @@ class CheckpointStore:
                 shutil.rmtree(doomed)
             except OSError as error:
                 raise CheckpointError(
-                    f"older checkpoints must let themselves be removed ({error.strerror}; {describe_disk(path)})",
+                    f"older checkpoints must be removable ({error.strerror}; {describe_disk(path)})",
                     seen=str(path),
-                    action=f"{next_action(error)}; newer ones are whole",
+                    action=f"{next_action(error)}; newer ones are complete",
                 ) from error
             removed.append(_step_of(path))
         return removed

@@ -91,9 +91,9 @@ def merge_mounts(*groups: tuple[Mount, ...]) -> tuple[Mount, ...]:
         other = by_target.setdefault(mount.target, mount)
         if other != mount:
             raise ConfigError(
-                "a path in the container has one mount",
+                "a path in the container can have only one mount",
                 seen=f"{other.source} and {mount.source} both on {mount.target}",
-                action="change the target of yours in container.mounts",
+                action="change your target in container.mounts",
             )
     return tuple(by_target.values())
 
@@ -171,7 +171,7 @@ def wrap(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ConfigError(
-            "a container's name holds letters, digits, _ . and -", seen=repr(name), action="rename the run"
+            "a container's name must consist of letters, digits, _ . and -", seen=repr(name), action="rename the run"
         )
     request = Request(
         argv=tuple(with_setup(container.setup, argv, shell="/bin/sh")),

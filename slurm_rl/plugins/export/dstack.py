@@ -163,7 +163,7 @@ def _docker_image(config: RunConfig) -> str | None:
     image = config.container.image
     if image is not None and (image.startswith("/") or "#" in image):
         raise ConfigError(
-            "dstack starts Docker images; an image file of this cluster is of no use there",
+            "dstack starts Docker images; it cannot use an image file of this cluster",
             seen=image,
             action="name a reference: --image registry.example/slurm_rl:1",
         )

@@ -71,13 +71,13 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
     """Return the command without its environment."""
     if config.external is None or config.task != "maxtext":
         raise ConfigError(
-            "export xpk is for task=maxtext, which runs on TPUs",
+            "`plan --as xpk` is for task=maxtext, which runs on TPUs",
             seen=f"task={config.task}",
-            action="+exp=maxtext_grpo_llama3_70b; for GPUs export dstack",
+            action="+exp=maxtext_grpo_llama3_70b; for GPUs use `plan --as dstack`",
         )
     if config.checkpoint.upload_url is None or not config.checkpoint.upload_url.startswith("gs://"):
         raise ConfigError(
-            "checkpoint.upload_url must be a gs:// URL, since TPU machines keep nothing",
+            "checkpoint.upload_url must be a gs:// URL, since TPU machines keep no files",
             seen=str(config.checkpoint.upload_url),
             action="set checkpoint.upload_url=gs://bucket/folder, MaxText's base_output_directory",
         )

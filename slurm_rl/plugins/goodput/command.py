@@ -84,7 +84,7 @@ def _require_runs(folder: Path) -> list[RunDir]:
     found = find_runs(folder)
     if not found:
         action = "name a run, or a folder of runs"
-        raise RunDirError("there must be a run, or a folder that has some", seen=str(folder), action=action)
+        raise RunDirError("the path must be a run, or a folder with runs", seen=str(folder), action=action)
     return found
 
 

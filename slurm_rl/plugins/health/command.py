@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config, plan, directory = compose_run(args.rest, args.config_dir, is_run=False)
     if plan.node_groups:
         raise ConfigError(
-            "doctor checks nodes of one kind at a time",
+            "doctor checks nodes of one type at a time",
             seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.node_groups)}",
             action="add '~cluster.nodes' and the values of one kind, such as cluster.num_nodes=1 "
             "cluster.gpus_per_node=4 cluster.slurm.constraint=v100",

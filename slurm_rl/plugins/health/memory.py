@@ -93,7 +93,7 @@ def require_single_faults(found: Preflight, hosts: Sequence[str]) -> None:
         raise BringUpError(
             "the nodes must answer the preflight",
             seen=f"{', '.join(found.silent)} did not ({found.srun_error or 'no output'})",
-            action="see whether srun starts anything on them: srun -N2 hostname",
+            action="check whether srun works on them: srun -N2 hostname",
         )
     for check, seen in found.decision.refused.items():
         raise BringUpError(

@@ -1,4 +1,4 @@
-"""`doctor --nodes`: list the nodes that are remembered as bad; clear one, or add one."""
+"""`doctor --nodes`: list the nodes that are recorded as bad; clear one, or add one."""
 
 from __future__ import annotations
 

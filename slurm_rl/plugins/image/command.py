@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         is_new = build_image(target, _recipe(config, args), how)
     else:
         if args.source is None:
-            raise ConfigError("import must be told what", action="--from=<reference>, or --from=<root.tar>")
+            raise ConfigError("import needs a source", action="--from=<reference>, or --from=<root.tar>")
         is_new = import_image(target, args.source, how)
     print(f"image   {target.image} {'is ready' if is_new else 'is up to date'}", file=sys.stderr)
     return 0

@@ -146,7 +146,7 @@ def choose_engine(wanted: str | None = None) -> Podman:
             return ENGINES[name]()
         reasons.append(f"{name} does not answer ({(done.stderr.strip().splitlines() or ['no output'])[-1]})")
     raise ConfigError(
-        "an image is built by podman, docker or buildah",
+        "building an image needs podman, docker or buildah",
         seen="; ".join(reasons),
         action="install one (podman needs no root), or build on another machine and bring the file here, "
         "or import one: python -m slurm_rl image import --from=<reference or root.tar>",

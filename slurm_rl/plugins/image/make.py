@@ -131,7 +131,7 @@ def check_target(target: Target) -> None:
     suffix, path = RUNTIMES[target.runtime].image_suffix, target.path
     if target.runtime == "none":
         raise ConfigError(
-            "an image belongs to a container runtime",
+            "an image needs a container runtime",
             seen="container.runtime=none",
             action="container.runtime=pyxis container.image=/shared/images/slurm_rl.sqsh, or a preset with them",
         )
@@ -142,7 +142,7 @@ def check_target(target: Target) -> None:
             action=f"container.image=/shared/images/slurm_rl{suffix}, in a folder that every node sees",
         )
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ConfigError("container.image must lie in a writable folder", seen=str(path.parent), action="make it")
+        raise ConfigError("container.image must be in a writable folder", seen=str(path.parent), action="make it")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

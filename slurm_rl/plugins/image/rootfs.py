@@ -33,7 +33,7 @@ def unpack_root(stream: BinaryIO, root: Path) -> None:
             options = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
             tar.extractall(root, members=_members(tar, root, advance), **options)  # type: ignore[arg-type]
     except tarfile.TarError as error:
-        raise ConfigError("the root file system must come as a whole tar", seen=str(error)) from None
+        raise ConfigError("the root file system must be a complete tar", seen=str(error)) from None
 
 
 def _members(tar: tarfile.TarFile, root: Path, advance: Advance) -> Iterator[tarfile.TarInfo]:

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen == MODEL:
         return _run_model(" ".join(more), args, root)
     if more:
-        raise ConfigError("a data set is named by one word", seen=" ".join(args.rest), action="leave out the others")
+        raise ConfigError("name exactly one data set", seen=" ".join(args.rest), action="leave out the others")
     return _run_dataset(chosen, args, root)
 
 
@@ -36,7 +36,7 @@ def _run_dataset(name: str, args: argparse.Namespace, root: Path) -> int:
     if for_verl and recipe.verl is None:
         known = [known.name for known in RECIPES.values() if known.verl]
         raise ConfigError(
-            "--format verl is for data sets that verl has a scorer of", seen=name, action=f"one of {', '.join(known)}"
+            "--format verl is for data sets that verl can score", seen=name, action=f"one of {', '.join(known)}"
         )
     folder = (root / VERL if for_verl else root) / recipe.name
     manifest = prepare_dataset(recipe, folder, args.revision, args.leave_out_bad_rows, _say, for_verl=for_verl)

@@ -46,10 +46,10 @@ class BadRows:
             raise DataError(
                 f"{source}: every row must be whole; {len(self.found)} of {len(self.found) + num_good} are not",
                 seen="; ".join(self.found[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
-                action="go on without them with --leave-out-bad-rows, or choose another --revision",
+                action="continue without them with --leave-out-bad-rows, or choose another --revision",
             )
         if not num_good:
-            raise DataError(f"{source}: there must be a row that can be used", seen="none")
+            raise DataError(f"{source}: at least one row must be usable", seen="none")
 
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ def drop_unscorable(
     if len(left) > _MAX_UNSCORABLE * len(rows):
         where, row = left[0]
         raise DataError(
-            f"{source}: the math verifier must be able to judge by nearly all answers, all but {_MAX_UNSCORABLE:.0%}",
+            f"{source}: the math verifier must be able to score nearly all answers, all but {_MAX_UNSCORABLE:.0%}",
             seen=f"{len(left)} of {len(rows)} it cannot, first {where}: {row['answer']}",
             action="choose another --revision",
         )

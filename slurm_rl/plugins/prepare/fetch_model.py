@@ -51,7 +51,7 @@ def check_model(folder: Path) -> None:
         raise ConfigError(
             "the model must come with a tokenizer",
             seen=f"none of {', '.join(TOKENIZER)} in {folder}",
-            action="prepare the model that it was made from, and name that in model.path",
+            action="prepare its base model, and set model.path to that",
         )
     index = folder / "model.safetensors.index.json"
     shards = set(_read_json(index).get("weight_map", {}).values()) if index.is_file() else set()
@@ -75,7 +75,7 @@ def check_safetensors(path: Path) -> None:
         expected = 8 + length + max(ends, default=0)
     except FileNotFoundError:
         raise DataError(
-            "every shard that the index names must be there", seen=f"no {path}", action="choose another --revision"
+            "every shard in the index must exist", seen=f"no {path}", action="choose another --revision"
         ) from None
     except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} must be a safetensors file", seen=str(error) or "no header") from None

@@ -79,7 +79,7 @@ def open_folder(folder: Path) -> Iterator[None]:
     lock = folder / _LOCK
     if folder.is_dir() and not lock.exists() and any(folder.iterdir()):
         raise ConfigError(
-            "prepare needs a folder of its own",
+            "prepare needs its own folder",
             seen=f"{folder}, with other files in it",
             action="choose another --root",
         )
@@ -95,7 +95,7 @@ def open_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                "one prepare at a time may work in a folder", seen=f"{lock} is held", action="wait for the other"
+                "only one prepare at a time may write to a folder", seen=f"{lock} is held", action="wait for the other"
             ) from None
         except OSError as error:
             # Lustre mounted with noflock has no locks.

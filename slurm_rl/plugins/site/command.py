@@ -129,13 +129,19 @@ def check_name(name: str, folder: Path, *, force: bool) -> Path:
     path = folder / "cluster" / f"{name}.yaml"
     if not re.fullmatch(_NAME, name):
         raise ConfigError(
-            "the name of a preset holds letters, digits, _ and -", seen=repr(name), action="choose another --name"
+            "the name of a preset must consist of letters, digits, _ and -",
+            seen=repr(name),
+            action="choose another --name",
         )
     if (conf_dir() / "cluster" / path.name).is_file():
-        raise ConfigError("no preset may have the name of a shipped one", seen=name, action="choose another --name")
+        raise ConfigError(
+            "a preset must not have the name of a built-in one", seen=name, action="choose another --name"
+        )
     if path.exists() and not force:
         raise ConfigError(
-            "a preset is not written over", seen=str(path), action="--force writes over it; or choose another --name"
+            "an existing preset is not overwritten",
+            seen=str(path),
+            action="--force overwrites it; or choose another --name",
         )
     return path
 

@@ -115,7 +115,7 @@ class Sandboxed:
         started, told = time.monotonic(), Reader(_SHOWN_BYTES)
         if not watch({self._status: told}, give_up):
             raise RewardError(
-                "the sandbox must be up before the tests of a completion are over",
+                "the sandbox must start before the timeout of a completion",
                 seen=f"nothing after {time.monotonic() - started:.1f} s",
                 action="raise reward.timeout_s, or lower reward.num_workers to the CPUs of the node",
             )
@@ -127,7 +127,9 @@ class Sandboxed:
             raise RewardError(
                 "code must be confined before it runs",
                 seen=said.splitlines()[-1] if said else f"exit code {self.process.returncode} and no word",
-                action="take `code` out of reward.verifiers, or nodes with Landlock (Linux 5.13) or user namespaces",
+                action=(
+                    "remove `code` from reward.verifiers, or use nodes with Landlock (Linux 5.13) or user namespaces"
+                ),
             ) from None
         return words
 

@@ -172,7 +172,7 @@ class LiveEpisode:
         length = len(reading.context)
         if length == 0:
             raise RequestError(
-                "a request must have something that the policy reads",
+                "a request must contain at least one token",
                 seen="0 tokens",
                 action="send a message with content",
                 status=400,
@@ -209,10 +209,12 @@ class LiveEpisode:
 
     def _check_is_open(self) -> None:
         if self.is_over:
-            raise RequestError("an episode that is over has no replies", seen=self.name, action="end", status=410)
+            raise RequestError(
+                "an episode that has ended has no more replies", seen=self.name, action="end", status=410
+            )
         if self.failure is not None:
             raise RequestError(
-                "an episode that has failed has no replies", seen=self.failure.detail, action="end", status=410
+                "an episode that has failed has no more replies", seen=self.failure.detail, action="end", status=410
             )
 
     def _ask(self, place: Place, request: ReplyRequest, syntax: ToolSyntax | None) -> Ask:

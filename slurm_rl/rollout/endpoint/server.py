@@ -76,7 +76,7 @@ class Endpoint:
             _ = self.renderer.longest_token  # of a large vocabulary, which the loop does not go through
             self._thread.start()
         if not self._up.wait(_START_S):
-            raise RewardError(f"the endpoint of programs must be up within {_START_S:g} s", seen="nothing")
+            raise RewardError(f"the endpoint for programs must start within {_START_S:g} s", seen="nothing")
 
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
@@ -194,9 +194,9 @@ class Endpoint:
         name = self._keys.read(request.headers.get("authorization"))
         if name is None or name not in self._episodes:
             raise RequestError(
-                "a request must carry the key of an episode that is under way, as Authorization: Bearer <key>",
-                seen="none" if name is None else "that of one which is over",
-                action="send OPENAI_API_KEY as the program was given it",
+                "a request must carry the key of an active episode, as Authorization: Bearer <key>",
+                seen="none" if name is None else "the key of an ended episode",
+                action="send the OPENAI_API_KEY of the program's environment",
                 status=401,
             )
         return self._episodes[name]

@@ -44,7 +44,7 @@ def check_expanded(prompts: Sequence[TokenPrompt], outputs: Sequence[Any]) -> No
     for prompt, output in zip(prompts, outputs, strict=True):
         if prompt.images and list(output.prompt_token_ids) != list(prompt.token_ids):
             raise DataError(
-                "vLLM must read an image as the tokens that the policy has for it",
+                "vLLM and the policy must use the same tokens for an image",
                 seen=f"{len(output.prompt_token_ids)} and {len(prompt.token_ids)} tokens of a prompt with "
                 f"{', '.join(span.source[:80] for span in prompt.images)}",
                 action="check that the image did not change; else report a bug",

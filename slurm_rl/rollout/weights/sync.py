@@ -228,7 +228,7 @@ class WeightSync:
             raise WeightSyncError(
                 f"{engine.name} must hold version {version} with checksum {sent.checksum}",
                 seen=f"version {held.version} with {', '.join(held.checksums) or 'none'}",
-                action="report a bug: the bytes changed on their way",
+                action="report a bug: the bytes changed in transit",
             )
         differences = [abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True)]
         mean, largest = trimmed_mean(differences), max(differences)

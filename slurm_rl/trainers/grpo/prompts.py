@@ -102,9 +102,8 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
         all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
     if all_prompts.max_images and config.has_async_engines:
         raise ConfigError(
-            "rollout.inflight_weight_updates and env.schedule=async go with text alone: completions in flight would "
-            "keep what the old "
-            "vision tower saw",
+            "rollout.inflight_weight_updates and env.schedule=async support text only: completions in flight "
+            "would keep features of the old vision tower",
             seen=f"prompts with up to {all_prompts.max_images} images",
             action="set rollout.inflight_weight_updates=false and env.schedule=lockstep",
         )
@@ -122,7 +121,7 @@ def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tok
     parsers = {one.env.tool_parser for one in parts if one.env.tools is not None}
     if len(parsers) > 1:
         raise ConfigError(
-            "env.tool_parser must be the same for all sources, since one model writes calls in one way",
+            "env.tool_parser must be the same for all sources, since a model has one format for calls",
             seen=", ".join(sorted(map(str, parsers))),
             action="give all of them the same, or none",
         )

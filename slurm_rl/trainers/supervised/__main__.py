@@ -121,7 +121,7 @@ def find_run(config: RunConfig) -> RunDir:
             action="start it as python -m slurm_rl",
         )
     if config.run_dir is None:
-        raise ConfigError("run_dir must be named, so that all ranks share it", action="run_dir=/shared/runs/a")
+        raise ConfigError("run_dir must be set, so that all ranks share it", action="run_dir=/shared/runs/a")
     return RunDir(config.run_dir)
 
 
@@ -138,9 +138,9 @@ def begin(run: RunDir, config: RunConfig) -> None:
         changed = [key for key in tree if tree[key] != old[key]]
         if changed:
             raise ConfigError(
-                "a run resumes with the config it began with",
+                "a run resumes with its original config",
                 seen=f"other values under {', '.join(changed)} than in {run.config}",
-                action="give the words it began with, or another run_dir",
+                action="use the original arguments, or another run_dir",
             )
         return
     if run.path.is_dir() and any(run.path.iterdir()):

@@ -53,8 +53,8 @@ def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]
     if chosen.token_ids.tolist() == rejected.token_ids.tolist():
         raise DataError(
             f"{row.name}: chosen and rejected must differ in their tokens",
-            seen="equal tokens: they differ in what the chat template leaves out",
-            action="take the row out: an equal pair teaches nothing",
+            seen="equal tokens: the chat template drops the difference",
+            action="remove the row: an equal pair has no gradient",
         )
     return chosen, rejected
 

@@ -124,7 +124,7 @@ def test_commands_name_a_run_that_may_be_meant(tmp_path: Path, verb: str, capfd:
 
 
 def test_find_run_without_any_run_says_so() -> None:
-    with pytest.raises(RunDirError, match=r"no run is known.*Next: name its directory, or start one"):
+    with pytest.raises(RunDirError, match=r"no run was found.*Next: name its directory, or start one"):
         find_run([])
 
 

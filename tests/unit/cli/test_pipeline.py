@@ -27,15 +27,15 @@ def test_a_stage_comes_after_the_one_before_and_knows_its_folder(tmp_path: Path)
 
 
 WRONG = {
-    "": "names its stages",
-    "- a": "names its stages",
+    "": "must be a mapping of stages",
+    "- a": "must be a mapping of stages",
     "a: [b]": "one line of overrides",
     "a b: seed=1": "a stage's name",
-    "a: run_dir=x": "run_dir is the pipeline's own",
-    "a: seed=1\nb: job.depends_on=x": r"job\.depends_on is the pipeline's own",
+    "a: run_dir=x": "run_dir is set by the pipeline",
+    "a: seed=1\nb: job.depends_on=x": r"job\.depends_on is set by the pipeline",
     "a: {": r"not valid YAML; got .*, line 1, column 5",
     "a: seed=1\na: seed=2": "duplicate key 'a'",
-    "a: model.path={b}/export\nb: seed=1": "may name the stages before it: there are none",
+    "a: model.path={b}/export\nb: seed=1": "may refer only to earlier stages: there are none",
 }
 
 

@@ -95,7 +95,7 @@ def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixtu
     words = ["+exp=demo", "run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
     assert main(["plan", *words]) == 2
     told = capsys.readouterr().err
-    assert "3 things are wrong" in told
+    assert "3 errors:" in told
     for said in ("new or empty folder", "model.init_from must be a folder", "must define other"):
         assert said in told
 

@@ -122,7 +122,7 @@ def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
 
 def test_a_shell_of_a_local_run_is_opened_on_its_machine(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(live.path)]) == 2
-    assert "the same command there: ssh n0" in capsys.readouterr().err
+    assert "run the same command there: ssh n0" in capsys.readouterr().err
 
 
 def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(

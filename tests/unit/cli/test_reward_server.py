@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trainer.num_steps=3"], "takes only overrides of reward; got trainer.num_steps=3"),
-        (["rewardverifiers=3"], "takes only overrides of reward"),
-        (["reward.url=http://a/b"], "scores by itself"),
+        (["trainer.num_steps=3"], "accepts only overrides of reward; got trainer.num_steps=3"),
+        (["rewardverifiers=3"], "accepts only overrides of reward"),
+        (["reward.url=http://a/b"], "cannot use another reward service"),
         (["reward.function=/none.py:f"], r"must name a file that can be read; got /none.py \(No such file"),
         (["reward.function=f.py"], "reward.function must be file.py:name"),
-        (["reward.num_workers=2"], r"must be given a reward.*\+reward=math"),
+        (["reward.num_workers=2"], r"needs a reward.*\+reward=math"),
     ],
 )
 def test_bad_words_are_refused(words: list[str], message: str) -> None:

@@ -99,7 +99,7 @@ def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest
     login.preset.parent.mkdir(parents=True)
     login.preset.write_text("mine: 1\n")
     assert main(["site", "--yes", "--name", "mysite"]) == 2
-    assert "a preset is not written over" in capsys.readouterr().err
+    assert "an existing preset is not overwritten" in capsys.readouterr().err
     assert login.preset.read_text() == "mine: 1\n"
     assert main(["site", "--yes", "--name", "mysite", "--force"]) == 0
     assert yaml.safe_load(login.preset.read_text())["cluster"]["launcher"] == "slurm"
@@ -111,7 +111,7 @@ def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest
     [
         (["--name", "../x"], "letters, digits"),
         (["--name", ""], "letters, digits"),
-        (["--name", "nvidia_h100"], "the name of a shipped one"),
+        (["--name", "nvidia_h100"], "the name of a built-in one"),
         (["--name", "mysite", "--partition", "nope"], "partition must be one of long"),
         (["--name", "mysite", "--accelerator", "tpu"], "one of nvidia, amd, cpu"),
         (["mysite"], "takes only flags"),

@@ -74,5 +74,5 @@ def test_read_shapes_names_the_size_of_a_file_that_is_cut_off(tmp_path: Path) ->
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     assert read_shapes(tmp_path) == {"a": [4]}
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(ConfigError, match=f"cut off: it has {8 + len(header) + 13} of {8 + len(header) + 16} bytes"):
+    with pytest.raises(ConfigError, match=f"truncated: it has {8 + len(header) + 13} of {8 + len(header) + 16} bytes"):
         read_shapes(tmp_path)

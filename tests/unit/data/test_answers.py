@@ -66,7 +66,7 @@ def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
         ({"chosen": [USER, HELLO], "rejected": [USER]}, "'rejected' must be messages with a turn of the assistant"),
         ({"chosen": [USER, HELLO, USER], "rejected": [USER, HELLO, BYE]}, "that the other answer does not have"),
         ({"chosen": "b", "rejected": "c"}, "need the column .prompt."),
-        ({"chosen": [USER, {"role": "assistant", "content": ""}], "rejected": [USER, BYE]}, "must say something"),
+        ({"chosen": [USER, {"role": "assistant", "content": ""}], "rejected": [USER, BYE]}, "must not be empty"),
     ],
 )
 def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_p
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "must say something.*message 2"),
+        ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "must not be empty.*message 2"),
         ({"messages": [USER]}, "with a turn of the assistant"),
         ({"messages": "Hi"}, "must be a list of messages"),
         ({"messages": [USER, {"role": "assistant"}]}, "each with role and content"),
@@ -197,7 +197,9 @@ def test_parse_answer_drops_the_keys_that_parquet_adds_to_tools_and_calls(tmp_pa
 
 def test_load_prompts_with_tools_in_a_row_is_refused(tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "3+4?", "answer": "7", "tools": [ADD]})
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: a prompt of task=grpo has no tools.*data\.tools_key=null"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: rows of task=grpo must not define tools.*data\.tools_key=null"
+    ):
         load_prompts(config)
     assert load_prompts(config, with_info=True).train[0].info == {"tools": [ADD]}, "an environment reads them"
     assert load_prompts(config.model_copy(update={"tools_key": None})).train[0].answer == "7"

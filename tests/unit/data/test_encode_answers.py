@@ -92,7 +92,9 @@ def test_encode_answer_with_words_that_the_template_drops_is_refused(
     messages: list[dict[str, Any]], says: str, tokenizer: Any
 ) -> None:
     dropping = CHATML.replace("{{ m.content }}", "{{ m.content if m.content is string }}")
-    with pytest.raises(DataError, match=f"row 3: the chat template must write what the assistant says; got {says}"):
+    with pytest.raises(
+        DataError, match=f"row 3: the chat template must render the content of assistant messages; got {says}"
+    ):
         encode(tokenizer, dropping, answer=messages)
 
 
@@ -115,7 +117,7 @@ def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:
 
 
 def test_a_template_that_never_ends_a_turn_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*must end a turn of the assistant with a special token"):
+    with pytest.raises(DataError, match=r"row 3: .*must end an assistant turn with a special token"):
         encode(tokenizer, ENDLESS)
 
 
@@ -136,7 +138,7 @@ def test_messages_need_the_template(tokenizer: Any) -> None:
 
 def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
     seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
-    with pytest.raises(DataError, match=r"row 3: the model must see .*'image'"):
+    with pytest.raises(DataError, match=r"row 3: the model must support .*'image'"):
         encode(tokenizer, CHATML, [seen], CHAT[3:])
 
 

@@ -166,7 +166,7 @@ def test_chats_for_a_model_without_a_template_are_refused() -> None:
 def test_images_are_refused_rather_than_read_as_their_placeholders() -> None:
     tokenizer = build_tokenizer(CHATML)
     seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
-    with pytest.raises(DataError, match="the model must see"):
+    with pytest.raises(DataError, match="the model must support"):
         encode_scored([seen], "Me", tokenizer, template=ChatTemplate(tokenizer))
 
 

@@ -74,7 +74,7 @@ def test_how_thinking_is_written_is_read_off_the_template() -> None:
 
 @pytest.mark.parametrize("family", ["gemma3", "llama3", "phi3"])
 def test_a_template_that_says_nothing_of_tools_is_refused(family: str) -> None:
-    with pytest.raises(DataError, match="tells the model of its tools; got nothing of add"):
+    with pytest.raises(DataError, match="lists them; got nothing of add"):
         template(family, ADD)
 
 
@@ -82,13 +82,13 @@ def test_a_template_that_leaves_calls_out_is_refused() -> None:
     chat = template("lfm2", ADD)
     with pytest.raises(ConfigError, match=r"env\.tools needs a chat template that renders the same text"):
         TurnRenderer(chat.tokenizer, chat)
-    with pytest.raises(ConfigError, match=r"env\.tool_parser must be given .* a template that writes no calls"):
+    with pytest.raises(ConfigError, match=r"env\.tool_parser must be set .* a template without calls"):
         ToolSyntax.of(chat, None)
 
 
 def test_a_syntax_that_no_parser_is_known_for_must_be_named() -> None:
     chat = template("gptoss", ADD)
-    with pytest.raises(ConfigError, match=r"env\.tool_parser must be given"):
+    with pytest.raises(ConfigError, match=r"env\.tool_parser must be set"):
         ToolSyntax.of(chat, None)
     assert ToolSyntax.of(chat, "openai").parser == "openai"
 

@@ -69,5 +69,5 @@ def test_convert_calls_reads_each_form_for_each_template(
 
 
 def test_convert_calls_refuses_a_template_without_calls() -> None:
-    with pytest.raises(DataError, match="row 3: tool calls need a chat template that writes them"):
+    with pytest.raises(DataError, match="row 3: tool calls need a chat template that renders them"):
         convert_calls(CONVERSATIONS["cut after a call"], build_tokenizer("llama3"), "row 3")

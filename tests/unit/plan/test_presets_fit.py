@@ -128,7 +128,7 @@ def test_dedicated_critic_gets_a_quarter_of_the_gpus(nodes: int, quarter: int) -
 def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
     words = ["+exp=demo", "+cluster=nvidia_h100", "model.tiny.num_heads=12", "model.tiny.hidden_size=384"]
     words += ["rollout.tensor_parallel_size=3", "model.tiny.num_kv_heads=3"]
-    with pytest.raises(ConfigError, match=r"every GPU must have work; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
+    with pytest.raises(ConfigError, match=r"every GPU must be used; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
         plan_of(load_config(words))
     assert "idle: 2 GPUs, from GPU 6 of node 0" in render_plan(plan_of(load_config([*words, "policy.num_workers=3"])))
     assert "idle: 3 GPUs" in render_plan(plan_of(load_config(["+exp=sft_tiny", words[1], "policy.num_workers=5"])))

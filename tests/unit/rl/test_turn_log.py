@@ -166,7 +166,7 @@ def test_open_rejects_a_snapshot_of_another_environment(
     journal.close()
     again, events = open_journal(tmp_path, now)
     if refused:
-        with pytest.raises(ConfigError, match="must be the one that restores it"):
+        with pytest.raises(ConfigError, match="must be restored by the environment class that wrote it"):
             again.open(SPEC, PROMPTS)
     else:
         assert again.open(SPEC, PROMPTS).histories

@@ -85,7 +85,7 @@ def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) ->
 )
 def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: Path) -> None:
     row = AdvantageEntry(write(tmp_path, f"def f(r, k): return {returned}"))
-    with pytest.raises(ConfigError, match=rf"one finite number of each reward, \[3, 2\]; got .*{seen}"):
+    with pytest.raises(ConfigError, match=rf"one finite number per reward, \[3, 2\]; got .*{seen}"):
         compute_scores(row, torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool))
 
 
@@ -94,7 +94,7 @@ def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: 
 )
 def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
     body = f"from slurm_rl.algorithms.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
-    with pytest.raises(ConfigError, match=r"returns algorithms\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
+    with pytest.raises(ConfigError, match=r"must return algorithms\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
         compute_loss(LossEntry(write(tmp_path, body)), INPUTS, CLIP)
 
 

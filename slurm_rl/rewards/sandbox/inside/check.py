@@ -57,7 +57,7 @@ class Caller:
                 for container, content in zip(encoder.objects, contents, strict=True):
                     decoder.fill(container, content)
                 return value
-        raise ValueError("the code gave no answer")
+        raise ValueError("the code returned no answer")
 
     def _ask(self, request: list[Any]) -> Any:
         try:

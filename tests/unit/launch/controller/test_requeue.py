@@ -55,7 +55,7 @@ class Few(Allocation):
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
         if self.outcome is None:
-            raise BringUpError("all 3 nodes must come")
+            raise BringUpError("all 3 nodes must join")
         write_json(attempt.outcome, {"outcome": self.outcome, "exit_code": 0})
         signal.raise_signal(signal.SIGUSR2)
         return Finished()
@@ -83,7 +83,7 @@ def test_the_want_of_nodes_fails_it(run: RunDir) -> None:
     assert Controller(run, plan(run), Few(run)).main() == 1
     end = read_json(run.end)
     assert end["state"] == "failed"
-    assert end["cause"].startswith(f"all 3 nodes must come; {RESUME}")
+    assert end["cause"].startswith(f"all 3 nodes must join; {RESUME}")
 
 
 def test_a_notice_interrupts_it(run: RunDir) -> None:

@@ -52,7 +52,7 @@ def test_the_secret_is_the_variables_or_a_file_for_the_user_alone(tmp_path: Path
 def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 16 characters; got 5 characters"):
         head_secret(RunDir(tmp_path), {"SLURM_RL_TOKEN": "short"})
-    with pytest.raises(ConfigError, match="SLURM_RL_TOKEN must be set to one secret on every machine"):
+    with pytest.raises(ConfigError, match="SLURM_RL_TOKEN must be set to the same secret on every machine"):
         worker_secret(None, {}, 3600.0, lambda: False)
     with pytest.raises(ConfigError, match="machines-token"):
         worker_secret(str(tmp_path), {}, 0.0, lambda: False)

@@ -339,7 +339,7 @@ def test_the_token_goes_to_no_address_that_another_user_wrote(
     os.chown(Path("run") / name, STRANGER, STRANGER)
     cluster.requests.clear()
     assert main(["status", "run"]) == 0
-    assert f"unknown: a run directory must be your own; got {Path('run').absolute()}" in capsys.readouterr().out
+    assert f"unknown: a run directory must belong to you; got {Path('run').absolute()}" in capsys.readouterr().out
     assert main(["cancel", "run"]) == 2
     assert main(["logs", "run"]) == 2
     assert cluster.requests == []

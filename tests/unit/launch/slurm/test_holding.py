@@ -69,7 +69,7 @@ def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
     assert [row["kind"] for row in read_rows(run.events)] == ["attempt/started"]
     assert not run.end.exists() and not run.attempt(1).end.exists()
     assert read_json(run.attempt(1).start)["epoch"] == 1
-    assert "nothing more is written; got local job 5 (process" in capfd.readouterr().err
+    assert "this one stops writing; got local job 5 (process" in capfd.readouterr().err
 
 
 def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, plan: JobPlan) -> None:
@@ -99,7 +99,7 @@ def test_a_run_is_resumed_by_one_command_at_a_time_and_not_while_its_job_waits(
     with held_to_resume(run), pytest.raises(LeaseError, match="a command that resumes it"):
         second.__enter__()
     monkeypatch.setattr(jobs, "read_states", lambda runs: [RunState("pending", is_alive=True)])
-    with pytest.raises(RunDirError, match="going cannot be resumed"), held_to_resume(run):
+    with pytest.raises(RunDirError, match="active run cannot be resumed"), held_to_resume(run):
         raise AssertionError("a job is there")
 
 
@@ -120,9 +120,9 @@ def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
     run: RunDir, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = run.path / "log"
-    log.write_text("submitit INFO\nslurm_rl: a run has one controller at a time\nsubmitit INFO done\n")
+    log.write_text("submitit INFO\nslurm_rl: a run can have only one controller at a time\nsubmitit INFO done\n")
     job = SimpleNamespace(done=lambda: True, result=lambda: EXIT_NOT_OURS, paths=SimpleNamespace(stdout=log))
     monkeypatch.setattr(foreground, "follow", lambda run, is_alive: None)
     assert foreground.follow_to_the_end(run, job) == EXIT_NOT_OURS
-    assert capfd.readouterr().err == "slurm_rl: a run has one controller at a time\n"
+    assert capfd.readouterr().err == "slurm_rl: a run can have only one controller at a time\n"
     assert not run.summary.exists()

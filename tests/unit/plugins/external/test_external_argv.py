@@ -112,10 +112,16 @@ def test_a_later_attempt_names_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"args": {"a": "${checkpoint:name}"}, "layout": "trl"}, "belongs into external.resume.* got external.args"),
-        ({"argv": ["x", "${checkpoint:name}"], "layout": "trl"}, "belongs into external.resume.* got external.argv"),
-        ({"resume": {"a": "${checkpoint:name}"}}, "external.layout must say how"),
-        ({"resume": {"a": ["b", "${checkpoint:path}"]}, "layout": "trl"}, "must ask for name or step; got path"),
+        (
+            {"args": {"a": "${checkpoint:name}"}, "layout": "trl"},
+            "is allowed only in external.resume.* got external.args",
+        ),
+        (
+            {"argv": ["x", "${checkpoint:name}"], "layout": "trl"},
+            "is allowed only in external.resume.* got external.argv",
+        ),
+        ({"resume": {"a": "${checkpoint:name}"}}, "external.layout must be set"),
+        ({"resume": {"a": ["b", "${checkpoint:path}"]}, "layout": "trl"}, "must be name or step; got path"),
     ],
 )
 def test_a_checkpoint_that_nobody_can_fill_in_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -131,7 +137,7 @@ def test_a_command_is_run_as_given() -> None:
 
 
 def test_an_argument_with_dots_and_as_a_tree_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"must be said once.*got a\.b, with dots and as a tree"):
+    with pytest.raises(ConfigError, match=r"must be given once.*got a\.b, with dots and as a tree"):
         build(args={"a.b": 1, "a": {"b": 2}})
 
 

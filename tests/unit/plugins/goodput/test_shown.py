@@ -128,7 +128,7 @@ def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
 
 @pytest.mark.parametrize(
     ("words", "rule"),
-    [(["--since", "yesterday"], "--since must be a day"), ([], "there must be a run")],
+    [(["--since", "yesterday"], "--since must be a day"), ([], "must be a run, or a folder")],
 )
 def test_what_it_refuses(words: list[str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--goodput", str(tmp_path), *words]) == 2

@@ -202,7 +202,7 @@ def test_a_build_or_an_export_that_fails_says_the_engines_words(programs: Progra
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (Target("none", ""), "belongs to a container runtime"),
+        (Target("none", ""), "needs a container runtime"),
         (Target("pyxis", "nvcr.io#nvidia/pytorch"), r"path of the \.sqsh"),
         (Target("pyxis", "/tmp/x.sif"), r"path of the \.sqsh"),
         (Target("apptainer", "/tmp/x.sqsh"), r"path of the \.sif"),

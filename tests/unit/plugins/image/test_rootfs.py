@@ -84,7 +84,7 @@ def test_no_path_of_a_tar_leads_out(tmp_path: Path) -> None:
 def test_a_tar_that_ends_in_the_middle_is_an_error(tmp_path: Path) -> None:
     whole = tar_of(member("a", data=b"x" * 4096)).getvalue()
     for cut in (b"", b"no tar at all", whole[:2000]):
-        with pytest.raises(ConfigError, match="whole tar"):
+        with pytest.raises(ConfigError, match="complete tar"):
             unpack_root(io.BytesIO(cut), tmp_path)
 
 

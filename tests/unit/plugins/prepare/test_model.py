@@ -116,7 +116,7 @@ def test_shards_of_an_older_revision_do_not_stay(hub: Hub, prepare: Prepare, tmp
         (["model", "../../etc"], "needs the name of a repository"),
         (["model", "a/b/c"], "needs the name of a repository"),
         (["model", REPO, "--leave-out-bad-rows"], "is for data sets"),
-        (["gsm8k", "extra"], "named by one word"),
+        (["gsm8k", "extra"], "name exactly one data set"),
         (["mathv61k"], "did you mean mathv60k?"),
         (["model", REPO], "must exist"),
     ],

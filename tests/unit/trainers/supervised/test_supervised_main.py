@@ -15,7 +15,7 @@ from slurm_rl.trainers.supervised.__main__ import begin, find_run, hold_by_hand,
 
 
 def test_the_run_must_be_named_and_of_torchruns_tasks() -> None:
-    with pytest.raises(ConfigError, match="run_dir must be named"):
+    with pytest.raises(ConfigError, match="run_dir must be set"):
         find_run(load_config(["+exp=sft_tiny"]))
     with pytest.raises(ConfigError, match="task must be one of sft, rm, dpo; got grpo"):
         find_run(load_config(["+exp=demo", "run_dir=a"]))
@@ -56,7 +56,7 @@ def test_a_run_that_another_holds_is_left_alone(
     monkeypatch.setattr("sys.argv", ["x", *(word.format(run=run.path) for word in words)])
     with acquire(run.lease, LockHolder.of_this_process("local", "7")):
         assert main() == LeaseError.exit_code
-    assert "a run has one controller at a time; got local job 7" in capsys.readouterr().err
+    assert "a run can have only one controller at a time; got local job 7" in capsys.readouterr().err
     assert not run.attempts.exists()
 
 
