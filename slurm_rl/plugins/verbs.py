@@ -65,19 +65,17 @@ def _add_prepare(verbs: Verbs) -> None:
 def _add_site(verbs: Verbs) -> None:
     parser = verbs.add(
         "site",
-        "write the preset of this cluster, from facts of Slurm and this login node (--yes: no questions)",
+        "write the preset of this cluster, from facts of Slurm and this login node",
         "",
         "site --name mysite",
         f"{_PLUGINS}.site.command:run",
-        "It queues nothing without --check, and changes no other preset. Each line of the file names the source of"
-        "\nits value. The first lines are Slurm's verdict, from sbatch --test-only.",
+        "It queues nothing, and changes no other preset. The file begins with Slurm's verdict, from sbatch --test-only,"
+        "\nand the source of each value.",
     )
     parser.flag("--name", help="name of the preset; the cluster's name by default")
     parser.flag("--config-dir", metavar="DIR", help="folder to write below; ~/.config/slurm_rl by default")
-    parser.switch("--yes", help="ask nothing; assumed values are marked in the file")
     parser.switch("--force", help="write over a preset of this name")
-    parser.switch("--check", help="then run `doctor` on one of its nodes, in a job of Slurm")
-    parser.flag("--partition", help="answers this question, as do the flags below")
+    parser.flag("--partition", help="in place of the assumed one, which the file marks; so do the next flags")
     parser.flag("--accelerator", help="nvidia, amd or cpu")
     parser.flag("--account", help="of Slurm")
     parser.flag("--run-root", metavar="DIR", help="folder for run directories, shared by all nodes")

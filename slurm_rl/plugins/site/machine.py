@@ -1,42 +1,25 @@
-"""Inspect Slurm and the login node. Every command has a deadline; one that fails does not affect the others."""
+"""Inspect Slurm and the login node. Every command has a deadline; only sinfo must answer."""
 
 from __future__ import annotations
 
-import getpass
-import grp
 import os
-import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.launch.slurm.command_line import SlurmUnavailableError, run_slurm
+from slurm_rl.launch.slurm.command_line import run_slurm
 from slurm_rl.launch.slurm.partitions import parse_settings
-from slurm_rl.launch.slurm.shared_paths import explain_local, find_kind, read_mounts
-from slurm_rl.node.environment import find_accelerator
-from slurm_rl.plugins.site.slurm_facts import (
-    SACCTMGR_FORMAT,
-    SINFO_FORMAT,
-    Association,
-    Partition,
-    parse_associations,
-    parse_records,
-    parse_sinfo,
-)
+from slurm_rl.launch.slurm.shared_paths import find_kind, read_mounts
+from slurm_rl.plugins.site.slurm_facts import SINFO_FORMAT, Partition, parse_sinfo
 
 RunCommand = Callable[[Sequence[str]], str]
 """Runs a command of Slurm and returns its output; raises SlurmRLError."""
-_RUNTIMES = ("enroot", "apptainer", "singularity", "podman", "docker")
-_PYXIS_OPTION = "--container-image"
+_RUNTIMES = ("podman", "docker", "apptainer")
 _FOLDER_S = 10.0
-_VIRTUAL = re.compile(
-    r"lo|docker.*|podman.*|cni.*|veth.*|virbr.*|br-.*|tap.*|tun.*|dummy.*|bonding_masters|sit\d.*|ip6.*"
-)
 _NETWORK_FILE_SYSTEMS = frozenset(
     (
         *("nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "wekafs", "ceph", "panfs", "orangefs", "pvfs2", "afs"),
@@ -50,7 +33,7 @@ _FOLDER_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "WORKDIR", "PROJECT", "DATA"
 
 @dataclass(frozen=True)
 class Folder:
-    """A place for run directories, or the Python interpreter."""
+    """A place for run directories."""
 
     path: str
     word: str
@@ -59,40 +42,21 @@ class Folder:
     """Type of its file system."""
     is_shared: bool
     """Whether it is a network file system."""
-    local: str | None
-    """Why other nodes probably do not see it."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Facts from one inspection, without questions and assumptions."""
+    """Facts from one inspection, without assumptions."""
 
     host: str
-    version: str
-    """Output of `sinfo --version`."""
+    cluster: str
+    """ClusterName of slurm.conf; "" if scontrol does not answer."""
     partitions: tuple[Partition, ...]
     """The default partition first."""
-    python: Folder
-    """Interpreter of the command."""
-    groups: tuple[str, ...] = ()
-    """Unix groups of the user."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """slurm.conf as slurmctld has it."""
-    associations: tuple[Association, ...] = ()
-    runtimes: Mapping[str, str] = field(default_factory=dict)
-    """Container runtime -> where it was found."""
-    folders: tuple[Folder, ...] = ()
+    runtimes: tuple[str, ...]
+    """Container runtimes, pyxis first."""
+    folders: tuple[Folder, ...]
     """Candidates for the run root, best first."""
-    devices: tuple[str, ...] = ()
-    """RDMA adapters, then network interfaces that are up."""
-    own_gpus: tuple[str, int] = ("cpu", 0)
-    """Accelerator and number of GPUs of this machine."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """Variables that choose for sbatch, such as SBATCH_ACCOUNT."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Failed query -> reason."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Partition -> why `sbatch --test-only` takes no job there."""
 
     def partition(self, name: str) -> Partition:
         return next(partition for partition in self.partitions if partition.name == name)
@@ -104,61 +68,26 @@ def inspect_site(run: RunCommand = run_slurm) -> Findings:
     Raises:
         SlurmRLError: sinfo is missing or does not answer; without partitions there is no preset.
     """
-    version = run(["sinfo", "--version"]).strip()
     partitions = parse_sinfo(run(["sinfo", "-h", "-e", "-o", SINFO_FORMAT]))
-    failed: dict[str, str] = {}
 
-    def query(name: str, *args: str) -> str:
+    def query(*argv: str) -> str:
         try:
-            return run([*name.split(), *args])
-        except SlurmUnavailableError as error:
-            failed[name] = _shorten(error)
-            if name.startswith("scontrol"):  # a second query would wait for its own deadline
-                failed.setdefault("scontrol show config", "skipped, since scontrol got no answer")
-        except SlurmRLError as error:
-            failed[name] = _shorten(error)
-        return ""
+            return run(argv)
+        except SlurmRLError:
+            return ""
 
-    rules = {row.get("PartitionName"): row for row in parse_records(query("scontrol show partition", "-o"))}
-    for partition in partitions:
-        partition.rules = rules.get(partition.name, {})
-    settings = "" if "scontrol show config" in failed else query("scontrol show config")
-    own = (f"name={getpass.getuser()}", "withassoc", f"format={SACCTMGR_FORMAT}", "-n", "-P")
-    associations = parse_associations(query("sacctmgr show user", *own))
-    mounts = read_mounts(_read("/proc/mounts").splitlines())
+    mounts = read_mounts(Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines())
     places = {name: os.environ[name] for name in _FOLDER_VARIABLES if _is_writable(os.environ.get(name, ""))}
     return Findings(
         host=socket.gethostname(),
-        version=version,
+        cluster=parse_settings(query("scontrol", "show", "config")).get("ClusterName", ""),
         partitions=tuple(partitions),
-        groups=_groups(),
-        settings=parse_settings(settings),
-        associations=tuple(associations),
-        runtimes=find_runtimes(query("srun --help")),
+        runtimes=(
+            *(["pyxis"] if "--container-image" in query("srun", "--help") else []),
+            *(name for name in _RUNTIMES if shutil.which(name)),
+        ),
         folders=tuple(list_folders(places, str(Path.cwd()), mounts)),
-        python=judge_folder(sys.executable, "", mounts),
-        devices=tuple(list_devices()),
-        own_gpus=find_accelerator(),
-        environ={name: value for name, value in os.environ.items() if name.startswith("SBATCH_")},
-        failed=failed,
     )
-
-
-def find_runtimes(srun_help: str) -> dict[str, str]:
-    """Return the container runtimes of this machine and pyxis, with where each was found."""
-    found = {"pyxis": f"srun --help has {_PYXIS_OPTION}"} if _PYXIS_OPTION in srun_help else {}
-    return found | {name: path for name in _RUNTIMES if (path := shutil.which(name))}
-
-
-def judge_folder(path: str, word: str, mounts: Sequence[tuple[str, str]]) -> Folder:
-    """Return the folder with its file system.
-
-    >>> judge_folder("/home/me", "${oc.env:HOME}", [("/", "ext4"), ("/home", "nfs4")]).is_shared
-    True
-    """
-    kind = find_kind(path, mounts)
-    is_shared = kind in _NETWORK_FILE_SYSTEMS or kind.startswith(tuple(f"fuse.{name}" for name in _NETWORK_BY_FUSE))
-    return Folder(path, word, kind, is_shared, explain_local(path, mounts))
 
 
 def list_folders(environ: Mapping[str, str], cwd: str, mounts: Sequence[tuple[str, str]]) -> list[Folder]:
@@ -168,25 +97,13 @@ def list_folders(environ: Mapping[str, str], cwd: str, mounts: Sequence[tuple[st
         if path.startswith("/") and path != "/" and path.isprintable():
             words.setdefault(path, f"${{oc.env:{name}}}")
     words.setdefault(cwd, "")
-    return sorted((judge_folder(path, word, mounts) for path, word in words.items()), key=lambda one: not one.is_shared)
+    kinds = {path: find_kind(path, mounts) for path in words}
+    found = [Folder(path, word, kinds[path], _is_network(kinds[path])) for path, word in words.items()]
+    return sorted(found, key=lambda one: not one.is_shared)
 
 
-def list_devices(root: Path = Path("/sys/class")) -> list[str]:
-    """Return RDMA adapters and interfaces that are up, without virtual ones; a driver may report `unknown` for up."""
-    adapters = sorted(path.name for path in root.glob("infiniband/*"))
-    interfaces = sorted(
-        path.name
-        for path in root.glob("net/*")
-        if not _VIRTUAL.fullmatch(path.name) and _read(path / "operstate").strip() != "down"
-    )
-    return [*adapters, *interfaces]
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _is_network(kind: str) -> bool:
+    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith(tuple(f"fuse.{name}" for name in _NETWORK_BY_FUSE))
 
 
 def _is_writable(path: str) -> bool:
@@ -197,17 +114,3 @@ def _is_writable(path: str) -> bool:
     except subprocess.TimeoutExpired:
         process.kill()
         return False
-
-
-def _groups() -> tuple[str, ...]:
-    found = []
-    for number in os.getgroups():
-        try:
-            found.append(grp.getgrgid(number).gr_name)
-        except KeyError:  # known to a directory service only, which is down
-            continue
-    return tuple(found)
-
-
-def _shorten(error: SlurmRLError) -> str:
-    return " ".join((error.seen if isinstance(error.seen, str) else error.rule).split())[:160]

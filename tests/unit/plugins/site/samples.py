@@ -15,11 +15,6 @@ long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|drained|h100,ib
 long*|up|2-00:00:00|1|104|1900000|gpu:H100:8(S:0-1)|down*|h100,ib
 cpu|up|infinite|40|128|256000|(null)|idle~|milan
 """
-H100_PARTITIONS = """\
-PartitionName=debug AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
-PartitionName=long AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long Default=YES DefaultTime=01:00:00 State=UP
-PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO DefaultTime=NONE State=UP RootOnly=NO
-"""
 AMD_SINFO = """\
 mi300*|up|1-00:00:00|16|192|2300000|gpu:amd_instinct_mi300x_oam:8|idle|(null)
 mi250|up|1-00:00:00|4|128|1000000|gpu:MI250:8(S:0-3)|idle|(null)
@@ -32,22 +27,17 @@ high|up|infinite|4|4|12000|gpu:fake:2|idle|new
 """
 CPU_SINFO = "batch*|up|12:00:00|20|32|128000|(null)|idle|(null)\n"
 SETTINGS = "Configuration data as of 2026-11-23T08:00:00\nClusterName             = alpha\nTmpFS   = /local\n"
-ASSOCIATIONS = "lab|lab||gpu,normal|normal\nlab|other||normal|normal\n"
 
 
 class Site:
     """Answers commands as a login node does; what it does not know fails as on a site without it."""
 
-    def __init__(self, sinfo: str = H100_SINFO, *, accounting: bool = True, silent: Sequence[str] = ()) -> None:
+    def __init__(self, sinfo: str = H100_SINFO, *, silent: Sequence[str] = ()) -> None:
         self.answers = {
-            "sinfo --version": "slurm 23.11.11",
             "sinfo -h": sinfo,
-            "scontrol show partition": H100_PARTITIONS if sinfo == H100_SINFO else "",
             "scontrol show config": SETTINGS,
             "srun --help": "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
         }
-        if accounting:
-            self.answers["sacctmgr"] = ASSOCIATIONS
         self.silent = silent
         self.asked: list[str] = []
 
