@@ -18,8 +18,8 @@ class PreflightConfig(Section):
     """Checks of the nodes of a Slurm job before each attempt; other launchers have none."""
 
     level: Literal["quick", "full", "off"] = "quick"
-    """quick: seconds, with the host's tools. full: also, once a day and node, matmul and all-reduce benchmarks in the
-    run's image (40 s). off: no checks."""
+    """quick: seconds, with the host's tools. full: also matmul and all-reduce benchmarks in the run's image (40 s).
+    off: no checks."""
     on_failure: dict[CheckName, Policy] = Field(default={})
     """Action if a check fails on a node: exclude (default) leaves the node out, also after a requeue; warn reports it;
     refuse ends the run. +preflight.on_failure.ecc=warn."""

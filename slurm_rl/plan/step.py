@@ -70,27 +70,13 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     return _wrap(plan, [plan.python, "-m", "slurm_rl.node.image_report", *plan.expected], folder, name, user)
 
 
-def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
-    """Return the doctor's node check in a container like the node agent's.
+def wrap_checks(plan: JobPlan, argv: Sequence[str], folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
+    """Return checks of a node in a container like the node agent's, with the devices of a run's ranks.
 
     Args:
-        folder: contains `code/` and the request, and receives the results.
+        folder: contains `code/` and plan.json: the run directory or a temporary one.
     """
-    argv = [plan.python, "-m", "slurm_rl.plugins.health.doctor_node", folder]
     return _wrap(plan, argv, folder, name, user, rdma=plan.num_nodes > 1)
-
-
-def wrap_fabric(
-    plan: JobPlan, words: Sequence[str], name: str, user: tuple[int, int] | None, inherited: Sequence[str]
-) -> Wrapped:
-    """Return a node's part of the preflight's all-reduce test, with the devices of a run's ranks.
-
-    Args:
-        words: address of the leader.
-        inherited: variable with the token for the leader.
-    """
-    argv = [plan.python, "-m", "slurm_rl.plugins.health.fabric_node", plan.run_dir, *words]
-    return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 
 def _wrap(

@@ -44,6 +44,7 @@ def test_doctor_names_nodes_without_the_shared_folder(cluster: Cluster, tmp_path
     """Each node has its own /tmp, where pytest's folder is."""
     done = run_doctor(cluster, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    [(nodes, found)] = json.loads(done.stdout)["nodes"].items()
-    assert nodes == ", ".join(cluster.nodes[:2])
-    assert found["node"]["state"] == "bad" and "cluster.run_root" in found["node"]["action"]
+    nodes = json.loads(done.stdout)["nodes"]
+    assert sorted(nodes) == sorted(cluster.nodes[:2])
+    for found in nodes.values():
+        assert found["files"]["state"] == "bad" and "cluster.run_root" in found["files"]["action"]

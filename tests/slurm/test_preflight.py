@@ -217,7 +217,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
-    first, second, third, fourth = cluster.nodes
+    _, second, third, _ = cluster.nodes
     python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
     words = ["preflight.level=full", "job.num_spare_nodes=2"]
     with changed_network(cluster, second, "tc qdisc {} dev eth0 root tbf rate 50mbit burst 64kb latency 50ms"):
@@ -231,8 +231,6 @@ def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, sh
     assert "its all-reduce is slow" in passed["left_out"][second]
     assert remembered(run) == {second: "fabric", third: "matmul"}
     assert sorted(passed["fabric"]["nodes"]) == cluster.nodes
-    passed_nodes = [row["node"] for row in read_rows(run / "nodes.jsonl") if row.get("passed") == "fabric"]
-    assert sorted(passed_nodes) == [first, fourth]
 
 
 @pytest.mark.slow

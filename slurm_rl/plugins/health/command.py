@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -18,7 +20,7 @@ from slurm_rl.cli.output import to_printable
 from slurm_rl.cli.table import find_width
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.controller.agents import agent_environment, choose_telling
+from slurm_rl.launch.controller.agents import agent_environment, choose_telling, own_user
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.controller.create import snapshot_code
 from slurm_rl.launch.jobs import open_launcher
@@ -28,15 +30,18 @@ from slurm_rl.node.environment import find_accelerator
 from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.accelerator import accelerator_env, ray_env
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.step import with_host_setup, wrap_doctor
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
+from slurm_rl.plan.step import with_host_setup, wrap_checks
 from slurm_rl.plan.versions import expected_for
-from slurm_rl.plugins.health.doctor_node import CANARY
-from slurm_rl.plugins.health.doctor_report import is_healthy, judge_answers, render, render_json
-from slurm_rl.plugins.health.judge import Verdicts
+from slurm_rl.plugins.health.fabric import judge_fabric
+from slurm_rl.plugins.health.judge import Verdicts, judge_nodes
 from slurm_rl.plugins.health.nodes_command import run_nodes
+from slurm_rl.plugins.health.preflight import fabric_argv
+from slurm_rl.plugins.health.report import is_healthy, render, render_json
+from slurm_rl.plugins.health.script import FABRIC, build_script, parse_outputs
+from slurm_rl.plugins.health.table import choose_checks
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
-from slurm_rl.run_dir.run_dir import RunDir, expect_writable, read_json, write_json, write_text
+from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_json, write_text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,26 +101,36 @@ def choose_nodes(plan: JobPlan, *, is_here: bool) -> tuple[JobPlan, list[str] | 
 def check_nodes(
     config: RunConfig, plan: JobPlan, inside: JobPlan, folder: Path, hosts: Sequence[str] | None, timeout_s: float
 ) -> Verdicts:
-    """Start doctor_node on all nodes and judge the answers; nodes without one get a verdict `node`."""
+    """Run all checks on all nodes by one step and judge the answers; nodes without one get a verdict `node`."""
     canary, asked_at = secrets.token_hex(8), time.time()
-    write_text(folder / CANARY, canary)
+    write_text(folder / "canary", canary)
+    checks = choose_checks(plan, "doctor")
+    script = build_script(inside, str(folder / "canary"), [check.source for check in checks if check.source])
+    fabric = shlex.join(fabric_argv(plan, str(folder), str(folder), plan.num_nodes))
     name = f"srl-doctor-{secrets.token_hex(4)}"
-    wrapped = wrap_doctor(plan, str(folder), name, (os.getuid(), os.getgid()))
+    command = ["/bin/sh", "-c", f"{script}\nexec {fabric}"]
+    wrapped = wrap_checks(plan, command, str(folder), name, own_user())
     argv = step_argv(plan, wrapped, hosts, timeout_s)
     print(f"doctor  checks {plan.num_nodes} node{'s' * (plan.num_nodes > 1)}", file=sys.stderr, flush=True)
-    done = ask_node(argv, agent_environment(plan, os.environ, wrapped), timeout_s)
-    paths = [folder / f"answer-{rank}.json" for rank in range(plan.num_nodes)]
-    answers = [read_json(path) for path in paths if path.is_file()]
+    environ = {NODE_VARIABLE: socket.gethostname(), **agent_environment(plan, os.environ, wrapped)}
+    done = ask_node(argv, environ, timeout_s)
+    outputs = parse_outputs(done.stdout)
     shm_bytes = plan.ray.object_store_bytes if plan.torchrun is None else 0
     asked = (asked_at, time.time())
     memory = config.cluster.gpu_mem_gb
     spec = NodeSpec(
         plan.accelerator, plan.gpus_per_node, plan.num_nodes, canary, False, asked, memory, float(shm_bytes)
     )
-    verdicts = judge_answers(inside, spec, answers)
-    if missing := plan.num_nodes - len(answers):
-        lines = choose_telling(f"{done.stderr}\n{done.stdout}".splitlines())[-3:]
-        seen = " | ".join(lines)[-400:] or f"exit status {done.returncode}, no output"
+    verdicts = judge_nodes(outputs, checks, spec, list(outputs))
+    lines = {host: found[FABRIC].lines for host, found in outputs.items() if FABRIC in found}
+    measured = judge_fabric(lines, list(outputs), on_gpus=plan.accelerator != "cpu")
+    for host, found in measured.verdicts.items():
+        verdicts[host] |= found
+        if measured.gb_s and "fabric" in found and found["fabric"].state == "ok":
+            verdicts[host]["fabric"] = Verdict("ok", f"{measured.gb_s:.3g} GB/s bus bandwidth over all nodes")
+    if missing := plan.num_nodes - len(outputs):
+        words = choose_telling(f"{done.stderr}\n{done.stdout}".splitlines())[-3:]
+        seen = " | ".join(words)[-400:] or f"exit status {done.returncode}, no output"
         silent = ", ".join(host for host in hosts or () if host not in verdicts) or f"{missing} unnamed"
         verdicts[silent] = {"node": Verdict("bad", f"no answer within {timeout_s:g} s: {seen}")}
     return verdicts

@@ -42,7 +42,7 @@ def is_row(row: Any) -> bool:
     """
     if not isinstance(row, Mapping):
         return False
-    texts = [row[key] for key in ("check", "value", "strength", "run", "cleared", "passed") if key in row]
+    texts = [row[key] for key in ("check", "value", "strength", "run", "cleared") if key in row]
     return (
         _is_time(row.get("time"))
         and ("until" not in row or _is_time(row["until"]))
@@ -106,23 +106,13 @@ class Evidence:
 
 def note_evidence(run: RunDir, evidence: Evidence) -> None:
     """Append to nodes.jsonl and log the event node/unfit. A full disk loses the row only."""
-    _append_rows(run, [{**evidence.to_row(), "run": run.path.name}])
+    row = {**evidence.to_row(), "run": run.path.name}
+    try:
+        append_row(run, run.nodes, row)
+    except (LeaseError, OSError) as error:
+        _log.warning("cannot write %s (%s; %s): %s", run.nodes, error, describe_disk(run.path), row)
     event = {"check": evidence.check, "value": evidence.value, "strength": evidence.strength}
     append_event(run, "node/unfit", node=evidence.node, attempt=evidence.attempt, **event)
-
-
-def note_passed(run: RunDir, nodes: Iterable[str], test: str) -> None:
-    """Record nodes that passed a test, which is then skipped for some time."""
-    now = round(time.time(), 3)
-    _append_rows(run, [{"time": now, "node": node, "passed": test, "run": run.path.name} for node in nodes])
-
-
-def _append_rows(run: RunDir, rows: Iterable[Row]) -> None:
-    try:
-        for row in rows:
-            append_row(run, run.nodes, dict(row))
-    except (LeaseError, OSError) as error:
-        _log.warning("cannot write %s (%s; %s): %s", run.nodes, error, describe_disk(run.path), rows)
 
 
 def read_evidence(run: RunDir) -> list[dict[str, Any]]:
@@ -131,22 +121,6 @@ def read_evidence(run: RunDir) -> list[dict[str, Any]]:
     written = {(row.get("node"), row.get("check"), row.get("attempt")) for row in rows}
     events = [{**row, "run": run.path.name} for row in jsonl.read_rows(run.events) if row.get("kind") == "node/unfit"]
     return rows + [row for row in events if (row.get("node"), row.get("check"), row.get("attempt")) not in written]
-
-
-def find_passed(rows: Iterable[Row], test: str, since: float) -> set[str]:
-    """Return the nodes that passed the test since then, and have no newer evidence.
-
-    >>> passed = [{"time": 50.0, "node": node, "passed": "fabric"} for node in ("n1", "n2")]
-    >>> slow = Evidence.new("n2", "straggler", "slow", "soft", attempt=1, now=60.0).to_row()
-    >>> find_passed([*passed, slow], "fabric", since=40.0), find_passed(passed, "fabric", since=55.0)
-    ({'n1'}, set())
-    """
-    newest: dict[str, tuple[float, bool]] = {}
-    for row in rows:
-        is_pass = row.get("passed") == test
-        if is_row(row) and (is_pass or "check" in row):
-            newest[row["node"]] = max(newest.get(row["node"], (0.0, False)), (float(row["time"]), is_pass))
-    return {node for node, (at, is_pass) in newest.items() if is_pass and at >= since}
 
 
 def clear_node(node: str, now: float, by: str) -> dict[str, Any]:

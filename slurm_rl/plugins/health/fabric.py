@@ -1,28 +1,47 @@
 """Judge GPUs and interconnect by the work of a run: matrix products and all-reduces in the run's image.
 
-Each node answers `compute` with the results of its slowest rank, {"tflops": 640.1, "is_same": true, "gpu": "NVIDIA H100
-80GB HBM3", "within_gb_s": 455.2}, or with {"error": text}. On a CPU the same code runs smaller matrices and gloo.
+Each node prints its answers as JSON lines (see fabric_node.py):
+
+    {"rank": 3, "task": "compute", "tflops": 640.1, "is_same": true, "gpu": "NVIDIA H100", "within_gb_s": 455.2}
+    {"rank": 3, "task": "pair", "peer": 2, "gb_s": 47.3, "is_right": true}
+    {"rank": 3, "task": "all", "error": "rank 0 did not answer in time"}
+
+A slow pair of nodes proves nothing about either of them, so each node is measured with several partners. A node that is
+slow with all of them is bad; if both nodes are fast with others, the link between them is slow. On a CPU the same code
+runs smaller matrices and gloo.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl.node.gpu_peaks import find_peak, least_link_gb_s
-from slurm_rl.plugins.health.pairs import Scale
 from slurm_rl.plugins.health.verdict import Verdict, worst
 
 Answer = Mapping[str, Any]
-ON_GPUS = Scale("its all-reduce", "GB/s", slow=0.5, odd=0.75)
-ON_CPUS = Scale("its all-reduce", "GB/s", slow=1 / 3, plenty=0.03)
-HOLDS_S = 86400.0
-"""Seconds for which a node that passed is not measured again."""
+Pair = tuple[str, str]
 _MIN_PEERS = 2
-_PARTNERS = 3
+_MANY = 4
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Thresholds, as shares of the typical rate."""
+
+    slow: float
+    plenty_gb_s: float = math.inf
+    """Rate from which on a pair is never slow."""
+    odd: float = 0.0
+    """Share below which a rate is a warning."""
+
+
+ON_GPUS, ON_CPUS = Scale(slow=0.5, odd=0.75), Scale(slow=1 / 3, plenty_gb_s=0.03)
 
 
 @dataclass(frozen=True)
@@ -32,25 +51,22 @@ class FabricResult:
     verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
     """Node -> `matmul` and `fabric`."""
     gb_s: float | None = None
-    """Bus bandwidth of an all-reduce over all healthy nodes; None if it did not run."""
-
-    @property
-    def passed(self) -> list[str]:
-        """Nodes that passed both checks."""
-        return [node for node, of in self.verdicts.items() if of and all(one.state == "ok" for one in of.values())]
+    """Bus bandwidth of an all-reduce over all nodes; None if it did not run."""
 
 
-def choose_tested(hosts: Sequence[str], passed: Collection[str]) -> list[str]:
-    """Return the nodes to measure: those that have not passed, with enough of the others as partners.
+def pair_up(number: int) -> list[list[tuple[int, int]]]:
+    """Return rounds of disjoint pairs, in which each node meets another partner in each round (the circle method).
 
-    >>> choose_tested(["a", "b", "c", "d", "e"], ["a", "b", "c", "d"])
-    ['a', 'b', 'e']
-    >>> choose_tested(["a", "b"], ["a", "b"])
-    []
+    >>> pair_up(2), pair_up(3), pair_up(4)[0]
+    ([[(0, 1)]], [[(1, 2)], [(0, 1)], [(0, 2)]], [(0, 3), (1, 2)])
     """
-    new = [host for host in hosts if host not in passed]
-    partners = [host for host in hosts if host in passed][: max(_PARTNERS - len(new), len(new) % 2)]
-    return [host for host in hosts if host in new or host in partners] if new else []
+    size = number + number % 2
+    rounds = []
+    for turn in range(min(_ROUNDS + number % 2, size - 1)):
+        ring = [0, *((place + turn) % (size - 1) + 1 for place in range(size - 1))]
+        pairs = (sorted((ring[place], ring[size - 1 - place])) for place in range(size // 2))
+        rounds.append([(first, second) for first, second in pairs if second < number])
+    return rounds
 
 
 def merge_ranks(answers: Sequence[Answer | None]) -> dict[str, Any]:
@@ -78,6 +94,61 @@ def read_number(answer: Answer | None, name: str) -> float | None:
     value = (answer or {}).get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def judge_fabric(lines: Mapping[str, Sequence[str]], hosts: Sequence[str], *, on_gpus: bool) -> FabricResult:
+    """Judge all nodes by the lines that they printed.
+
+    Args:
+        lines: lines of each node that answered.
+        hosts: nodes that were asked; a single node has no verdict `fabric`.
+    """
+    scale = ON_GPUS if on_gpus else ON_CPUS
+    answers = {host: _parse(lines.get(host, ())) for host in hosts}
+    compute = {host: next((one for one in answers[host] if one.get("task") == "compute"), None) for host in hosts}
+    verdicts = {host: {"matmul": verdict} for host, verdict in judge_compute(compute, scale).items()}
+    able = [host for host in hosts if compute[host] is not None and "error" not in (compute[host] or {})]
+    if len(hosts) < 2:
+        return FabricResult(verdicts)
+    fabric = judge_pairs(able, _read_pairs(answers), scale)
+    whole = [one for host in hosts for one in answers[host] if one.get("task") == "all"]
+    errors = [str(one.get("error", "a wrong sum")) for one in whole if _rate(one) is None]
+    if errors:
+        seen = f"an all-reduce over {len(able)} nodes whose pairs are healthy: {errors[0]}"
+        fabric |= dict.fromkeys(able, Verdict("bad", seen))
+    for host, verdict in fabric.items():
+        verdicts[host]["fabric"] = verdict
+    return FabricResult(verdicts, None if errors else min(filter(None, map(_rate, whole)), default=None))
+
+
+def _parse(lines: Iterable[str]) -> list[Answer]:
+    answers: list[Answer] = []
+    for line in lines:
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(answer, dict) and isinstance(answer.get("rank"), int):
+            answers.append(answer)
+    return answers
+
+
+def _read_pairs(answers: Mapping[str, Sequence[Answer]]) -> dict[Pair, float | None]:
+    """Return the rate of each pair; None if it hangs, fails, or has a wrong sum."""
+    hosts = {one["rank"]: host for host, of in answers.items() for one in of}
+    rates: dict[Pair, float | None] = {}
+    for of in answers.values():
+        for one in of:
+            if one.get("task") == "pair" and one.get("peer") in hosts:
+                first, second = sorted((one["rank"], one["peer"]))
+                pair, rate = (hosts[first], hosts[second]), _rate(one)
+                known = rates.get(pair, rate)
+                rates[pair] = None if rate is None or known is None else min(rate, known)
+    return rates
+
+
+def _rate(answer: Answer) -> float | None:
+    return None if answer.get("is_right") is False else read_number(answer, "gb_s")
 
 
 def judge_compute(answers: Mapping[str, Answer | None], scale: Scale) -> dict[str, Verdict]:
@@ -111,13 +182,34 @@ def _judge_node(node: str, answers: Mapping[str, Answer | None], scale: Scale) -
     return worst(verdicts) if verdicts else Verdict("unknown", "its answer cannot be parsed")
 
 
-def best_answer(first: Answer | None, second: Answer | None) -> Answer | None:
-    """Return the better numbers of two answers of a node; an error only if both are errors.
+def judge_pairs(hosts: Sequence[str], rates: Mapping[Pair, float | None], scale: Scale) -> dict[str, Verdict]:
+    """Return a verdict on each node by the rates of its pairs."""
+    known = [rate for rate in rates.values() if rate is not None]
+    # A slow node of three is in two of their three pairs.
+    typical = max(known, default=0.0) if len(known) < _MANY else statistics.median_high(known)
+    slow = {pair for pair, rate in rates.items() if rate is None or rate < min(scale.slow * typical, scale.plenty_gb_s)}
+    healthy = {node for pair in rates.keys() - slow for node in pair}
+    verdicts: dict[str, Verdict] = {}
+    for host in hosts:
+        found = [Verdict("ok", "its all-reduce is as fast as others'")]
+        own = {pair: rate for pair, rate in rates.items() if host in pair}
+        if host not in healthy:
+            seen = ", ".join(f"{_show(rate)} with {_partner(host, pair)}" for pair, rate in own.items())
+            verdicts[host] = Verdict("bad", f"its all-reduce is slow: {seen or 'not measured'}")
+            continue
+        for pair, rate in own.items():
+            if pair in slow and healthy.issuperset(pair):
+                found.append(Verdict("warn", f"the link between {pair[0]} and {pair[1]}: {_show(rate)}"))
+            elif pair not in slow and rate is not None and rate < scale.odd * typical:
+                seen = f"{pair[0]} and {pair[1]}: {_show(rate)}, others {_show(typical)}"
+                found.append(Verdict("warn", seen))
+        verdicts[host] = worst(found)
+    return verdicts
 
-    >>> best_answer({"tflops": 1.0}, {"tflops": 2.0}), best_answer({"error": "x"}, {"tflops": 2.0})
-    ({'tflops': 2.0}, {'tflops': 2.0})
-    """
-    if first is None or second is None or "error" in first or "error" in second:
-        return next((one for one in (first, second) if one is not None and "error" not in one), first or second)
-    rates = {name: max(read_number(one, name) or 0.0 for one in (first, second)) for name in ("tflops", "within_gb_s")}
-    return {**first, **second, **{name: rate for name, rate in rates.items() if rate}}
+
+def _partner(host: str, pair: Pair) -> str:
+    return pair[1] if host == pair[0] else pair[0]
+
+
+def _show(rate: float | None) -> str:
+    return "no answer" if rate is None else f"{rate:.3g} GB/s"

@@ -17,13 +17,10 @@ from slurm_rl.plan.sbatch import SbatchOptions
 from slurm_rl.plugins.health.evidence import (
     Evidence,
     find_bad,
-    find_passed,
     note_evidence,
-    note_passed,
     read_evidence,
 )
 from slurm_rl.plugins.health.exclusion import Part, Pool, choose_excluded
-from slurm_rl.plugins.health.fabric import HOLDS_S
 from slurm_rl.plugins.health.preflight import Preflight, run_preflight
 from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
@@ -43,9 +40,7 @@ class HealthChecks:
         return {host: f"{one.check}, {one.value}" for host, one in self._recall().items() if host in hosts}
 
     def before_attempt(self, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str]) -> NodeVerdicts:
-        rows = [*read_evidence(self.run_dir), *read_site(self.site)]
-        passed = find_passed(rows, "fabric", time.time() - HOLDS_S)
-        found = run_preflight(self.plan, attempt, hosts, env, passed)
+        found = run_preflight(self.plan, attempt, hosts, env)
         require_single_faults(found, hosts)
         unfit = {host: "; ".join(troubles.values()) for host, troubles in found.decision.unfit.items()}
         for host, troubles in found.decision.unfit.items():
@@ -55,9 +50,6 @@ class HealthChecks:
         for host in found.silent:
             unfit[host] = f"did not answer ({found.srun_error or 'no output'})"
             self._note(Evidence.new(host, "answer", "it did not answer", "soft", attempt=attempt.number))
-        if found.fabric.passed:
-            note_passed(self.run_dir, found.fabric.passed, "fabric")
-            publish(self.site, read_evidence(self.run_dir))
         return NodeVerdicts(unfit, found.to_event())
 
     def _note(self, evidence: Evidence) -> None:

@@ -1,7 +1,8 @@
 """The shell script that collects the data of all checks on a node, and the parser of its output.
 
-The script is plain sh and runs outside of the container, since a node that cannot see the code cannot run Python from
-it. Each line of output begins with the name of the node, because srun numbers tasks in an arbitrary order.
+The script is plain sh. In the preflight it runs outside of the container, since a node that cannot see the code cannot
+run Python from it; `doctor` runs it in the container. Each line of output begins with the name of the node, because
+srun numbers tasks in an arbitrary order.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
+from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.health.gpus import TOOLS
 from slurm_rl.plugins.health.host import DISK_BYTES, DISK_FAST_S, DISK_TIMEOUT_S
 
+FABRIC = "fabric"
+"""Source of the lines of fabric_node.py."""
 _TOOL = "timeout -k 1 20"
 """A hanging GPU makes its tool hang; the timeout is then the finding."""
 _NVIDIA_SMI = f"""
@@ -84,6 +89,11 @@ def _disks(plan: JobPlan, canary: str) -> str:
     return "\n".join(lines)
 
 
+def _probe(name: str, plan: JobPlan, canary: str) -> str:
+    argv = [plan.host_python, "-m", probes.__name__, name, plan.run_dir]
+    return f"timeout -k 1 {probes.DEADLINE_S} {shlex.join(argv)}"
+
+
 SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "files": _files,
     "start": _start,
@@ -91,13 +101,14 @@ SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "rocm-smi": lambda plan, canary: _ROCM_SMI,
     "ras": lambda plan, canary: _RAS,
     "disks": _disks,
+    **{name: partial(_probe, name) for name in probes.PROBES},
 }
 """Name -> shell code; its output and exit status are the data of a check."""
 
 
 def build_script(plan: JobPlan, canary: str, sources: Iterable[str]) -> str:
     """Return the script of a node: one subshell per source, in order."""
-    lines = [f"node=${NODE_VARIABLE}"]
+    lines = [f"node=${{{NODE_VARIABLE}:-$(uname -n)}}"]
     for name in dict.fromkeys(sources):
         shell = f"( {SOURCES[name](plan, canary)}\n)"
         lines.append(f"{{ {shell}; printf '\\n=rc %s\\n' $?; }} 2>&1 | sed \"s%^%$node|{name}|%\"")
@@ -125,7 +136,7 @@ def parse_outputs(output: str) -> dict[str, dict[str, Output]]:
     for line in output.splitlines():
         node, _, rest = line.partition("|")
         source, bar, text = rest.partition("|")
-        if not bar or source not in SOURCES:
+        if not bar or source not in (*SOURCES, FABRIC):
             continue
         entry = outputs.setdefault(node, {}).setdefault(source, Output())
         if end := re.fullmatch(r"=rc (\d+)", text):

@@ -89,7 +89,7 @@ def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None,
 def merge(old: Sequence[Row], new: Sequence[Row], now: float) -> list[Row]:
     """Return the newest rows by time, without duplicates and expired rows.
 
-    >>> rows = [{"time": time, "node": "n1", "passed": "fabric"} for time in (3.0, 5.0, 1e9)]
+    >>> rows = [{"time": time, "node": "n1", "cleared": "ada"} for time in (3.0, 5.0, 1e9)]
     >>> merge(rows[1:], rows, now=6.0) == rows[:2]
     True
     """

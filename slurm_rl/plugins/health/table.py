@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health import amd, host, nvidia
+from slurm_rl.plugins.health import amd, host, nvidia, probes
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
 
 Parse = Callable[[str, int, NodeSpec], Verdict]
@@ -23,11 +23,13 @@ class Check:
     vendor: str = ""
     """nvidia or amd; "" for all."""
     source: str = ""
-    """Source in script.py; "" for the measurements between nodes (matmul, fabric)."""
+    """Source in script.py; "" for the fabric measurement (matmul, fabric)."""
     parse: Parse | None = None
     compare: Compare | None = None
     """Replaces the verdicts of all nodes by a comparison between them."""
-    level: str = "quick"
+    level: Literal["quick", "full", "doctor"] = "quick"
+    """quick: in each preflight, and by doctor. full: only at preflight.level=full, and by doctor. doctor: only by
+    doctor, in the run's image."""
     holds_s: float = 7 * _DAY_S
     """Seconds for which a bad node is remembered, unless it reboots first."""
     action: str = "drain the node; the GPU needs a reset or a repair (see dmesg there)"
@@ -63,13 +65,33 @@ TABLE: Final[tuple[Check, ...]] = (
         action="see the node's disk and the server of cluster.run_root",
     ),
     Check(
+        *("versions", "", "versions", probes.parse),
+        level="doctor",
+        action="install the expected versions, or use another image",
+    ),
+    Check(
+        *("masks", "", "masks", probes.parse),
+        level="doctor",
+        action="see gres.conf and ConstrainDevices in cgroup.conf",
+    ),
+    Check(
+        *("tmp_root", "", "tmp_root", probes.parse),
+        level="doctor",
+        action="set cluster.tmp_root to a short path on a node-local disk",
+    ),
+    Check(
+        *("vllm", "", "vllm", probes.parse),
+        level="doctor",
+        action="rebuild the environment from its lock file; the build must match the accelerator",
+    ),
+    Check(
         "matmul", level="full", action="install the package that is missing; if a GPU fails, drain the node (see dmesg)"
     ),
     Check("fabric", level="full", holds_s=_DAY_S, action=_FABRIC),
 )
 
 
-def choose_checks(plan: JobPlan) -> list[Check]:
-    """Return the checks of the run's preflight."""
-    levels = {"off": (), "quick": ("quick",), "full": ("quick", "full")}[plan.preflight.level]
+def choose_checks(plan: JobPlan, level: str) -> list[Check]:
+    """Return the checks of a level of the preflight, or of `doctor`, on the nodes of the plan."""
+    levels = {"off": (), "quick": ("quick",), "full": ("quick", "full"), "doctor": ("quick", "full", "doctor")}[level]
     return [check for check in TABLE if check.vendor in ("", plan.accelerator) and check.level in levels]

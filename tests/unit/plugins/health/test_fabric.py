@@ -1,11 +1,13 @@
-"""The judge of the fabric measurement, and its clients with real torch and gloo."""
+"""The judge of the fabric measurement, and its nodes with real torch and gloo."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +15,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import preflight
 from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.job import NODE_VARIABLE
 from slurm_rl.plugins.health import fabric_node
 from slurm_rl.plugins.health.fabric import (
     ON_CPUS,
     ON_GPUS,
-    FabricResult,
-    best_answer,
-    choose_tested,
+    Scale,
     judge_compute,
+    judge_fabric,
+    judge_pairs,
     merge_ranks,
+    pair_up,
 )
-from slurm_rl.plugins.health.fabric_leader import lead_fabric
-from slurm_rl.plugins.health.leader import TOKEN_VARIABLE, Leader
-from slurm_rl.plugins.health.verdict import Verdict
+from slurm_rl.plugins.health.script import FABRIC, parse_outputs
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "num_ranks": 8, "tflops": 650.0, "within_gb_s": 460.0, "is_same": True}
-NODES = ["n1", "n2", "n3", "n4"]
+NODES = ["n1", "n2", "n3", "n4", "n5", "n6", "n7"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_judge_compute_compares_with_the_data_sheet() -> None:
 
 
 def test_judge_compute_tolerates_busy_cpus() -> None:
-    answers = {node: {"tflops": rate} for node, rate in zip(NODES, (0.03, 0.02, 0.011, 0.005), strict=True)}
+    answers = {node: {"tflops": rate} for node, rate in zip("abcd", (0.03, 0.02, 0.011, 0.005), strict=True)}
     assert [one.state for one in judge_compute(answers, ON_CPUS).values()] == ["ok", "ok", "ok", "bad"]
 
 
@@ -71,18 +73,71 @@ def test_judge_compute_tolerates_busy_cpus() -> None:
 def test_judge_compute_survives_garbage(garbage: dict[str, Any]) -> None:
     found = judge_compute({"n1": garbage, "n2": H100, "n3": H100}, ON_GPUS)
     assert found["n2"].state == found["n3"].state == "ok"
-    assert best_answer(garbage, H100) is not None
 
 
-@pytest.mark.parametrize(("passed", "tested"), [([], NODES), (NODES, []), (["n1", "n3", "n4"], ["n1", "n2", "n3"])])
-def test_choose_tested_keeps_passed_nodes_as_partners(passed: list[str], tested: list[str]) -> None:
-    assert choose_tested(NODES, passed) == tested
+@pytest.mark.parametrize("number", range(2, 8))
+def test_pair_up_gives_each_node_different_partners(number: int) -> None:
+    rounds = pair_up(number)
+    assert all(len(set(chain(*pairs))) == 2 * len(pairs) for pairs in rounds)
+    pairs = [pair for one in rounds for pair in one]
+    assert len(pairs) == len(set(pairs))
+    assert all(sum(node in pair for pair in pairs) >= min(3, number - 1) for node in range(number))
 
 
-def test_fabric_result_lists_nodes_that_passed() -> None:
-    ok, warn = Verdict("ok"), Verdict("warn")
-    result = FabricResult({"n1": {"matmul": ok, "fabric": ok}, "n2": {"matmul": ok, "fabric": warn}, "n3": {}})
-    assert result.passed == ["n1"]
+def search(hosts: list[str], rate_of: Callable[[set[str]], float | None], scale: Scale = ON_GPUS) -> str:
+    """Return the states of all hosts."""
+    pairs = [(hosts[first], hosts[second]) for one in pair_up(len(hosts)) for first, second in one]
+    found = judge_pairs(hosts, {pair: rate_of(set(pair)) for pair in pairs}, scale)
+    return " ".join(verdict.state for verdict in found.values())
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6])
+@pytest.mark.parametrize("rate", [20.0, None])
+def test_judge_pairs_names_a_slow_node_but_not_its_partners(number: int, rate: float | None) -> None:
+    for slow in NODES[:number]:
+        states = search(NODES[:number], lambda pair, slow=slow: rate if slow in pair else 900.0)  # type: ignore[misc]
+        assert states == " ".join("bad" if node == slow else "ok" for node in NODES[:number]), slow
+
+
+@pytest.mark.parametrize(
+    ("scale", "slow", "rate", "usual", "states"),
+    [
+        (ON_CPUS, {"n1", "n2"}, None, 0.9, "warn warn ok ok"),  # a cut link
+        (ON_CPUS, set(), None, 0.003, "ok ok ok ok"),  # slow for all
+        (ON_CPUS, {"n2"}, 0.06, 9.0, "ok ok ok ok"),  # fast enough
+        (ON_GPUS, {"n3"}, 150.0, 380.0, "ok ok bad ok"),
+        (ON_GPUS, {"n3"}, None, 380.0, "ok ok bad ok"),
+        (ON_GPUS, {"n3", "n4"}, 150.0, 380.0, "ok ok warn warn"),
+        (ON_GPUS, {"n3", "n4"}, 250.0, 380.0, "ok ok warn warn"),
+        (ON_GPUS, {"n3", "n4"}, 300.0, 380.0, "ok ok ok ok"),
+    ],
+)
+def test_judge_pairs_by_scale(scale: Scale, slow: set[str], rate: float | None, usual: float, states: str) -> None:
+    assert search(NODES[:4], lambda pair: rate if slow and slow <= pair else usual, scale) == states
+
+
+def test_judge_pairs_without_a_healthy_pair_is_bad() -> None:
+    found = judge_pairs(["n1", "n2"], {("n1", "n2"): None}, ON_GPUS)
+    assert [verdict.seen for verdict in found.values()] == [
+        f"its all-reduce is slow: no answer with {node}" for node in ("n2", "n1")
+    ]
+
+
+def test_judge_fabric_reads_lines_of_all_nodes() -> None:
+    def lines(rank: int, **whole: object) -> list[str]:
+        pair = {"task": "pair", "peer": 1 - rank, "gb_s": 40.0 + rank, "is_right": True}
+        answers = [{"task": "compute", **H100}, pair, {"task": "all", "gb_s": 45.0, **whole}]
+        return ["noise", "[]", *(json.dumps({"rank": rank, **answer}) for answer in answers)]
+
+    found = judge_fabric({"n1": lines(0), "n2": lines(1)}, ["n1", "n2", "n3"], on_gpus=True)
+    assert {host: by_check["matmul"].state for host, by_check in found.verdicts.items()} == {
+        "n1": "ok",
+        "n2": "ok",
+        "n3": "bad",
+    }
+    assert (found.verdicts["n2"]["fabric"].state, found.gb_s) == ("ok", 45.0)
+    wrong = judge_fabric({"n1": lines(0), "n2": lines(1, is_right=False)}, ["n1", "n2"], on_gpus=True)
+    assert wrong.gb_s is None and wrong.verdicts["n1"]["fabric"].seen.endswith("pairs are healthy: a wrong sum")
 
 
 def test_merge_ranks_returns_the_first_error() -> None:
@@ -100,31 +155,34 @@ def test_find_peak_knows_common_gpus(name: str, tflops: float) -> None:
 
 def test_fabric_with_gloo_judges_two_nodes(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    plan = demo_plan(run)
-    write_json(run.plan, plan.to_json())
-    leader = Leader()
-    argv = [sys.executable, "-m", fabric_node.__name__, str(tmp_path), "127.0.0.1", str(leader.port)]
-    env = {**os.environ, TOKEN_VARIABLE: leader.token}
-    nodes = [subprocess.Popen(argv, env={**env, NODE_VARIABLE: name}) for name in NODES[:2]]
-    try:
-        leader.accept(2, lambda: nodes[0].poll() is not None)
-        result = lead_fabric(leader, NODES[:2], plan)
-    finally:
-        leader.close()
-        for node in nodes:
-            node.wait(120)
+    write_json(run.plan, demo_plan(run).to_json())
+    (tmp_path / "fabric").mkdir()
+    argv = [sys.executable, "-m", fabric_node.__name__, str(tmp_path), str(tmp_path / "fabric"), "2"]
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        env = {**os.environ, NODE_VARIABLE: "localhost", "SLURM_PROCID": str(rank)}
+        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+
+    outputs = [node.communicate(timeout=280)[0] for node in (start(0), start(1))]
+    lines = {f"n{rank}": parse_outputs(output)["localhost"][FABRIC].lines for rank, output in enumerate(outputs)}
+    result = judge_fabric(lines, ["n0", "n1"], on_gpus=False)
     verdicts = [verdict for by_check in result.verdicts.values() for verdict in by_check.values()]
-    assert sorted(result.verdicts) == NODES[:2] and len(verdicts) == 4
-    assert not any(verdict.state == "unknown" or "Error" in verdict.seen for verdict in verdicts), verdicts
-    assert result.gb_s is None or result.gb_s > 0
+    assert [verdict.state for verdict in verdicts] == ["ok"] * 4, outputs
+    assert result.gb_s is not None and result.gb_s > 0
 
 
 def test_ranks_replace_a_rank_that_does_not_answer(tmp_path: Path) -> None:
-    plan = demo_plan(RunDir(tmp_path))
-    ranks = fabric_node.Ranks(plan, dict(os.environ), num_cpu_ranks=2)
+    ranks = fabric_node.Ranks(demo_plan(RunDir(tmp_path)), num_cpu_ranks=2)
     try:
-        assert "did not answer in time" in ranks.ask({"do": "compute", "within_s": 0.01})["error"]
-        found = ranks.ask({"do": "compute", "within_s": 120})
+        assert "did not answer in time" in ranks.ask({"do": "compute"}, 0.01)["error"]
+        found = ranks.ask({"do": "compute"}, 120)
         assert found["within_gb_s"] > 0 and found["is_right"] and found["is_same"], found
     finally:
         ranks.close()
+
+
+def test_benchmark_judges_simulated_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["preflight", "--nodes", "2", "3"])
+    preflight.main()
+    two, three = capsys.readouterr().out.splitlines()
+    assert "2 nodes: " in two and "3 nodes: " in three

@@ -28,7 +28,7 @@ def _plan(folder: Path, *words: str, python: str = sys.executable) -> JobPlan:
 
 
 def _check(plan: JobPlan, canary: Path, word: str = "7e1f") -> dict[str, Verdict]:
-    checks = choose_checks(plan)
+    checks = choose_checks(plan, plan.preflight.level)
     script = build_script(plan, str(canary), [check.source for check in checks if check.source])
     began = time.time()
     env = {**os.environ, "SLURMD_NODENAME": "rack-1.n2", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -77,10 +77,12 @@ def test_script_asks_nvidia_smi_on_path(run_dir: Path, monkeypatch: pytest.Monke
 
 
 def test_choose_checks_follows_level(tmp_path: Path) -> None:
-    def names(*words: str) -> list[str]:
-        return [check.name for check in choose_checks(_plan(tmp_path, *words))]
+    def names(level: str, *words: str) -> list[str]:
+        plan = _plan(tmp_path, *words)
+        return [check.name for check in choose_checks(plan, level)]
 
-    assert names() == ["files", "start", "disks"]
-    assert names("preflight.level=off") == []
-    assert names(*NVIDIA) == ["files", "start", "gpus", "ecc", "clocks", "disks"]
-    assert names(*NVIDIA, "preflight.level=full") == [*names(*NVIDIA), "matmul", "fabric"]
+    assert names("quick") == ["files", "start", "disks"]
+    assert names("off") == []
+    assert names("quick", *NVIDIA) == ["files", "start", "gpus", "ecc", "clocks", "disks"]
+    assert names("full", *NVIDIA) == [*names("quick", *NVIDIA), "matmul", "fabric"]
+    assert {"gpus", "versions", "vllm", "matmul"} <= set(names("doctor", *NVIDIA))

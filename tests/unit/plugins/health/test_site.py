@@ -16,7 +16,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.create import create_run
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.plugins.health.evidence import Evidence, clear_node, find_bad, find_passed, is_row
+from slurm_rl.plugins.health.evidence import Evidence, clear_node, find_bad, is_row
 from slurm_rl.plugins.health.site import merge, publish, read_site
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
@@ -66,17 +66,16 @@ def test_read_site_skips_a_hostile_file_with_a_warning(
     publish(str(tmp_path), [GOOD], now=NOW + 1)
     HOSTILE[name](tmp_path / "nodes" / "n2.json")
     rows = read_site(str(tmp_path))
-    assert rows == [GOOD] and list(find_bad(rows, NOW + 2)) == ["n1"] and find_passed(rows, "fabric", 0.0) == set()
+    assert rows == [GOOD] and list(find_bad(rows, NOW + 2)) == ["n1"]
     assert "n2.json" in caplog.text
     publish(str(tmp_path), [row("n2")], now=NOW + 1)  # never raises; replaces the file if possible
 
 
 @settings(max_examples=500, derandomize=True)
-@given(st.dictionaries(st.sampled_from([*GOOD, "cleared", "passed"]), json_values(4)))
+@given(st.dictionaries(st.sampled_from([*GOOD, "cleared"]), json_values(4)))
 def test_rows_of_any_types_never_raise(changed: dict[str, Any]) -> None:
     rows = [{**GOOD, "node": "n2", **changed}, GOOD]
     assert "n1" in find_bad(rows, NOW + 1) or rows[0]["node"] == "n1"
-    find_passed(rows, "fabric", 0.0)
     assert GOOD in merge(rows[:1], [GOOD], NOW + 1)
     assert isinstance(is_row(rows[0]), bool)
 

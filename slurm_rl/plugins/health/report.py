@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health.doctor_node import doctor_checks
-from slurm_rl.plugins.health.judge import Verdicts, judge_nodes
-from slurm_rl.plugins.health.probes import PROBES
-from slurm_rl.plugins.health.script import parse_outputs
+from slurm_rl.plugins.health.judge import Verdicts
 from slurm_rl.plugins.health.table import TABLE
-from slurm_rl.plugins.health.verdict import NodeSpec, State, Verdict
+from slurm_rl.plugins.health.verdict import State
 
 _MARKS: dict[State, str] = {"bad": "WRONG", "warn": "warn", "ok": "ok", "unknown": "-"}
 _MAX_HOSTS = 4
-
-
-def judge_answers(plan: JobPlan, spec: NodeSpec, answers: Sequence[Mapping[str, object]]) -> Verdicts:
-    """Return the verdicts on all nodes from their answer files (see doctor_node.py)."""
-    outputs = parse_outputs("\n".join(str(answer["script"]) for answer in answers))
-    verdicts = judge_nodes(outputs, doctor_checks(plan), spec, [str(answer["host"]) for answer in answers])
-    for answer in answers:
-        found = verdicts.setdefault(str(answer["host"]), {})
-        found |= {name: Verdict(**one) for name, one in answer["probes"].items()}  # type: ignore[attr-defined]
-    for answer in answers:
-        fabric: dict[str, object] = answer["fabric"]  # type: ignore[assignment]
-        for host, by_check in fabric.get("verdicts", {}).items():  # type: ignore[attr-defined]
-            shared = {name: Verdict(**one) for name, one in by_check.items() if name != "fabric" or len(answers) > 1}
-            verdicts.setdefault(host, {}).update(shared)
-            if fabric["gb_s"] and verdicts[host]["fabric"].state == "ok":
-                verdicts[host]["fabric"] = Verdict("ok", f"{fabric['gb_s']:.3g} GB/s bus bandwidth over all nodes")
-        if error := fabric.get("error"):
-            verdicts[str(answer["host"])]["fabric"] = Verdict("bad", str(error))
-    return verdicts
 
 
 def is_healthy(verdicts: Verdicts) -> bool:
@@ -46,8 +23,6 @@ def is_healthy(verdicts: Verdicts) -> bool:
 
 def action_of(check: str) -> str:
     """Return the advice for a bad verdict of a check."""
-    if check in PROBES:
-        return PROBES[check].action
     return next((one.action for one in TABLE if one.name == check), "see cluster.run_root and `image check`")
 
 
