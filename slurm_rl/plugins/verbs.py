@@ -21,18 +21,12 @@ def _add_report(verbs: Verbs) -> None:
         "report",
         "write summary.json and report.html of a run or a sweep; --goodput: GPU-time by cause",
         "[run | sweep | folder]",
-        "report runs --goodput --since 30d",
+        "report runs --goodput",
         f"{_PLUGINS}.report.command:run",
         RUN,
     )
     parser.switch("--goodput", help="GPU-time by cause, of a run or of all runs below folders (./runs by default)")
-    since = "--goodput: since a day (2026-11-01), or the last 30d"
-    parser.flag("--since", needs="--goodput", metavar="DAY", help=since)
     parser.switch("--json", needs="--goodput", help="--goodput: as JSON")
-    picture = "--goodput: draw the bar of all of them together, too"
-    parser.flag("--svg", needs="--goodput", type=Path, metavar="FILE", help=picture)
-    accounting = "--goodput: hold times from Slurm's accounting (sacct), to the second"
-    parser.switch("--accounting", needs="--goodput", help=accounting)
     parser = verbs.add(
         "samples",
         "print the completions of the policy, turn by turn, with rewards",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics
-from tests.slurm.submitting import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -30,7 +28,7 @@ def read_accounting(cluster: Cluster, job: str) -> list[tuple[float, float, floa
 
 
 def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None:
-    """What events say was held is what Slurm billed, to 1 % and a second; by its accounting it is the same seconds.
+    """What events say was held is what Slurm billed, to 1 % and a second.
 
     Between a start and the next one of a requeue Slurm bills nothing while processes of the first still end
     (COMPLETING), though nobody else has the nodes: events cannot tell that time.
@@ -44,10 +42,6 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
     # Slurm counts in whole seconds, and ends the job after our last word.
     slack = 0.01 * billed + 1.0
     assert billed - slack <= ledger.held_s <= billed + completing + slack, (holds, rows)
-    told = cli(cluster, run.path.parent, "report", str(run.path), "--goodput", "--accounting", "--json")
-    assert told.returncode == 0, told.stderr
-    [exact] = json.loads(told.stdout)
-    assert exact["held"] == billed == pytest.approx(sum(exact["buckets"].values()), abs=0.1)
 
 
 @pytest.mark.slow

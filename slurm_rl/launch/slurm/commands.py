@@ -114,22 +114,6 @@ def query_hold(job_id: str) -> dict[str, float]:
     return {name: time for name, time in found if time is not None}
 
 
-def query_starts(job_ids: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return start and end (seconds since 1970) of all completed starts of these jobs, from accounting."""
-    # -D: also starts that a requeue ended.
-    argv = ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,Start,End", "-j", ",".join(job_ids)]
-    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
-    if done.returncode or _NO_ACCOUNTING in done.stderr.lower():
-        raise slurm_error(done)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for line in done.stdout.splitlines():
-        job_id, *fields = line.split("|")
-        times = [time for time in map(_read_time, fields) if time is not None]
-        if len(times) == 2:
-            found.setdefault(job_id, []).append((times[0], times[1]))
-    return found
-
-
 def fold_elements(job_ids: Iterable[str]) -> list[str]:
     """Replace several elements of an array by the array, which is one id and one reply.
 

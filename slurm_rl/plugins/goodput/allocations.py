@@ -14,9 +14,6 @@ from slurm_rl.run_dir.jsonl import Row
 
 Steps = Mapping[int, Sequence[Row]]
 """Rows of steps.jsonl by attempt."""
-Billed = Mapping[str, Sequence[tuple[float, float]]]
-"""Job -> start and end of each of its starts in the scheduler's accounting."""
-NOT_BILLED: Billed = {}
 _LATER = {"job/submitted", "file/damaged", "file/mended", "attempt/settled"}
 """Events that a later process writes; they do not prove that the earlier start was alive."""
 
@@ -51,11 +48,6 @@ class Allocation:
         """Units on spare nodes."""
         return min(self.units, max(0, int(number(self.first, "spare"))))
 
-    def clip(self, since: float) -> None:
-        """Omit the time before `since`."""
-        self.queued_s = min(self.queued_s, max(0.0, self.start - since))
-        self.start = min(self.end, max(self.start, since))
-
 
 def number(row: Row, key: str, otherwise: float = 0.0) -> float:
     """Return a numeric field, or `otherwise` if it is missing or not a number."""
@@ -68,13 +60,12 @@ def is_settled(event: Row) -> bool:
     return event.get("kind") == "attempt/ended" and "seconds" not in event
 
 
-def find_allocations(events: Sequence[Row], steps: Steps, billed: Billed = NOT_BILLED) -> list[Allocation]:
+def find_allocations(events: Sequence[Row], steps: Steps) -> list[Allocation]:
     """Return the starts of a run in order, without overlaps.
 
     Args:
         events: oldest first.
         steps: the last row of an attempt may be its last sign of life.
-        billed: accounting records; they override the events.
     """
     found: list[Allocation] = []
     submitted: float | None = None
@@ -92,9 +83,8 @@ def find_allocations(events: Sequence[Row], steps: Steps, billed: Billed = NOT_B
             found[-1].last_sign = max(found[-1].last_sign, time)
     released: float | None = None
     for one, later in zip(found, [*found[1:], None], strict=False):
-        begin, end = _find_billed(one, billed) or (_granted(one), _find_end(one, later, steps))
-        one.start = begin if released is None else max(begin, released)
-        one.end = max(one.start, end)
+        one.start = _granted(one) if released is None else max(_granted(one), released)
+        one.end = max(one.start, _find_end(one, later, steps))
         queued = [one.submitted] if one.submitted is not None else []
         if released is not None:
             queued += [released, number(one.first, "queued_since")]
@@ -106,13 +96,6 @@ def find_allocations(events: Sequence[Row], steps: Steps, billed: Billed = NOT_B
 def _granted(one: Allocation) -> float:
     started = number(one.first, "time")
     return min(number(one.first, "start_time", started), started)
-
-
-def _find_billed(one: Allocation, billed: Billed) -> tuple[float, float] | None:
-    """Return the accounting record that contains this start, to a second, since accounting has whole seconds."""
-    at = number(one.first, "time")
-    rows = [row for row in billed.get(one.key[0], ()) if row[0] - 1 <= at <= row[1] + 1]
-    return max(rows, default=None)
 
 
 def _find_end(one: Allocation, later: Allocation | None, steps: Steps) -> float:

@@ -15,9 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from slurm_rl.plugins.goodput.allocations import (
-    NOT_BILLED,
     Allocation,
-    Billed,
     Steps,
     find_allocations,
     is_settled,
@@ -75,28 +73,22 @@ class _Attempt:
         return not self.rows and bool(self.times("external/started") or (saved and self.times("trainer/started")))
 
 
-def build_ledger(
-    events: Sequence[Row], steps: Steps, *, unit: str = "GPU", since: float = 0.0, billed: Billed = NOT_BILLED
-) -> Ledger | None:
+def build_ledger(events: Sequence[Row], steps: Steps, *, unit: str = "GPU") -> Ledger | None:
     """Return the current ledger of a run; None before its first attempt.
 
     Args:
         events: rows of events.jsonl, in any order.
         steps: a training attempt without rows makes goodput unknown.
         unit: `GPU`, or `node` without GPUs.
-        since: Unix time; omit everything before it.
-        billed: accounting records; see `find_allocations`.
     """
     ordered = sorted(events, key=lambda event: number(event, "time"))
-    allocations = find_allocations(ordered, steps, billed)
+    allocations = find_allocations(ordered, steps)
     attempts = _find_attempts(ordered, steps, allocations)
     _find_losses(attempts)
-    allocations = [one for one in allocations if one.end > since]
     if not allocations:
         return None
     totals: dict[Label, float] = defaultdict(float)
     for one in allocations:
-        one.clip(since)
         for label, seconds in paint(one.start, one.end, ("other", None), _intervals(one, attempts)).items():
             totals[label] += seconds * (one.units - one.spare)
         totals["spare", None] += one.spare * (one.end - one.start)
@@ -104,15 +96,14 @@ def build_ledger(
     for (bucket, _), seconds in totals.items():
         buckets[bucket] += seconds
     blank = [str(attempt.number) for attempt in attempts if attempt.is_untimed]
-    late = [attempt for attempt in attempts if attempt.end > since]
     return Ledger(
         "GPU" if unit == "GPU" else "node",
-        attempts=len(late),
+        attempts=len(attempts),
         held_s=sum(one.units * (one.end - one.start) for one in allocations),
         queue_s=sum(one.queued_s for one in allocations),
         queue_unit_s=sum(one.queued_s * one.units for one in allocations),
         buckets=buckets,
-        charges=_charges(totals, [attempt.cause for attempt in late if attempt.cause]),
+        charges=_charges(totals, [attempt.cause for attempt in attempts if attempt.cause]),
         unknown=(f"no step times of attempt {', '.join(blank)} (an external trainer)",) if blank else (),
     )
 

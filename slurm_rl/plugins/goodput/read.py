@@ -8,8 +8,7 @@ than a tenth for models from 7B on.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,9 @@ import yaml
 from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import parse_shape
-from slurm_rl.plugins.goodput.allocations import NOT_BILLED, Billed
 from slurm_rl.plugins.goodput.ledger import build_ledger
 from slurm_rl.plugins.goodput.render import render_line
-from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Charge, Ledger
+from slurm_rl.plugins.goodput.types import Ledger
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
@@ -38,51 +36,11 @@ def read_steps(run: RunDir) -> dict[int, list[Row]]:
     return {number: read_rows(run.attempt(number).steps) for number in run.attempt_numbers()}
 
 
-def read_jobs(run: RunDir) -> list[str]:
-    """Return the jobs of all attempts."""
-    begun = [row for row in read_rows(run.events) if row.get("kind") == "attempt/started"]
-    return list(dict.fromkeys(str(row.get("job")) for row in begun))
-
-
-def read_ledger(run: RunDir, *, since: float | None = None, billed: Billed = NOT_BILLED) -> Ledger | None:
-    """Return the current ledger; None before the first attempt, or if the run has no controller.
-
-    Args:
-        since: Unix time; omit everything before it.
-        billed: accounting records of its jobs.
-    """
+def read_ledger(run: RunDir) -> Ledger | None:
+    """Return the current ledger; None before the first attempt, or if the run has no controller."""
     plan = read_json(run.plan) if run.plan.is_file() else {}
     unit = "GPU" if plan.get("gpus_per_node") else "node"
-    return build_ledger(read_rows(run.events), read_steps(run), unit=unit, since=since or 0.0, billed=billed)
-
-
-def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:
-    """Return the sum of ledgers of one unit; None if there are none."""
-    if not ledgers:
-        return None
-    charges: dict[Cause, Charge] = {}
-    for charge in (charge for ledger in ledgers for charge in ledger.charges):
-        before = charges.get(charge.cause, Charge(charge.cause, 0, {}))
-        attempts = before.attempts + charge.attempts
-        charges[charge.cause] = Charge(charge.cause, attempts, _add([before.buckets, charge.buckets]))
-    unknown = sum(bool(ledger.unknown) for ledger in ledgers)
-    return Ledger(
-        ledgers[0].unit,
-        attempts=sum(ledger.attempts for ledger in ledgers),
-        held_s=sum(ledger.held_s for ledger in ledgers),
-        queue_s=sum(ledger.queue_s for ledger in ledgers),
-        queue_unit_s=sum(ledger.queue_unit_s for ledger in ledgers),
-        buckets=_add([dict.fromkeys(BUCKETS, 0.0), *(ledger.buckets for ledger in ledgers)]),
-        charges=tuple(sorted(charges.values(), key=lambda charge: -charge.seconds)),
-        unknown=(f"no step times of {unknown} of {len(ledgers)} runs",) if unknown else (),
-    )
-
-
-def _add(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part)
-    return dict(total)
+    return build_ledger(read_rows(run.events), read_steps(run), unit=unit)
 
 
 def find_runs(folder: Path) -> list[RunDir]:

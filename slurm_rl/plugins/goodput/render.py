@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Ledger
 
@@ -28,7 +28,7 @@ def render_line(ledger: Ledger) -> str:
     >>> print(render_line(Ledger("GPU", 3, h, 7 * 3600, 7 * h / 8, buckets, (lost,))))
     4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; queued 7 h
     """
-    parts = _round([(text, share) for bucket, text, share in split(ledger) if bucket != "other"])
+    parts = [(text, round(100 * share)) for bucket, text, share in split(ledger) if bucket != "other"]
     shown = [f"{share} % {text}" for text, share in parts if share]
     rest = 100 - sum(share for _, share in parts)
     if ledger.held_s and rest > 0:
@@ -91,13 +91,3 @@ def render_ratio(value: float | None) -> str:
 
 def _count(value: float) -> str:
     return f"{value:,.1f}" if value < 10 and value != round(value) else f"{value:,.0f}"
-
-
-def _round(parts: Sequence[tuple[str, float]]) -> list[tuple[str, int]]:
-    """Round shares to whole percents with the same sum, by the largest remainder method."""
-    floors = [int(100 * share + 1e-9) for _, share in parts]
-    total = round(100 * sum(share for _, share in parts) - 1e-9)
-    order = sorted(range(len(parts)), key=lambda at: floors[at] - 100 * parts[at][1])
-    for at in order[: max(0, min(total, 100) - sum(floors))]:
-        floors[at] += 1
-    return [(text, share) for (text, _), share in zip(parts, floors, strict=True)]

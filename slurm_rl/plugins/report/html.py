@@ -11,11 +11,10 @@ from typing import Any
 
 from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger
-from slurm_rl.plugins.goodput.render import render_line, render_ratio
+from slurm_rl.plugins.goodput.render import render_line, render_ratio, split
 from slurm_rl.plugins.goodput.types import Ledger
 from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.plugins.report.episodes import transcribe
-from slurm_rl.plugins.report.goodput_bar import draw_bar
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
 from slurm_rl.plugins.report.summary import EVALUATION, describe_data, summarize_run
 from slurm_rl.run_dir.eval_sets import describe_sets, find_average
@@ -145,10 +144,11 @@ def render_sets(sets: dict[str, Any]) -> str:
 
 
 def render_goodput(ledger: Ledger | None) -> str:
-    """Return the bar of the ledger and its sentence; "" before the first attempt."""
-    return (
-        f'<div class="card">{draw_bar(ledger)}</div><p class="sub">{escape(render_line(ledger))}</p>' if ledger else ""
-    )
+    """Return the sentence of the ledger and its shares; "" before the first attempt."""
+    if ledger is None:
+        return ""
+    rows = [[f"{share:.1%}", text] for _, text, share in split(ledger) if share]
+    return f'<p class="sub">{escape(render_line(ledger))}</p>' + render_table(["share", ""], rows, number_columns={0})
 
 
 def render_charts(charts: Iterable[tuple[str, str]]) -> str:

@@ -28,7 +28,7 @@ WRITES = {
     "eval": ["eval run_dir=@/new +exp=demo +eval.sets.sums.data=addition"],
     "join": ["join run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
     "resume": ["resume @/run"],
-    "report": ["report @/run", "report @/sweep", "report --goodput @/begun --svg @/bar.svg"],
+    "report": ["report @/run", "report @/sweep"],
     "convert": ["convert @/run"],
     "status": ["status @"],
     "plan": ["plan --as dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],

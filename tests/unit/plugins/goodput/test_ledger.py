@@ -213,20 +213,3 @@ def test_whatever_the_events_say_each_second_held_is_in_one_bucket(
     charged = sum(charge.seconds for charge in ledger.charges)
     assert charged <= ledger.held_s * (1 + 1e-9) + 1e-6
     assert render_line(ledger)
-
-
-def test_what_slurm_billed_counts_where_it_has_the_start() -> None:
-    """Three starts, of which the second is not in its accounting; a word a moment before the first one's end."""
-    story = Story().start(100.4, start_time=100).rows(110, 1, 5).end(160.2, "lost")
-    story.start(200, restarts=1, start_time=200, queued_since=160).rows(210, 6, 9).end(260, "lost")
-    story.start(300, restarts=2, start_time=300, queued_since=260).rows(310, 10, 19).end(410.5, "finished")
-    events_alone = build_ledger(story.events, story.steps)
-    ledger = build_ledger(
-        story.events, story.steps, billed={"7": [(100.0, 161.0), (300.0, 413.0)], "8": [(0.0, 999.0)]}
-    )
-    assert ledger is not None and events_alone is not None
-    assert ledger.held_s == 16 * (61 + 60 + 113)
-    assert sum(ledger.buckets.values()) == pytest.approx(ledger.held_s)
-    # What comes after the last word of a start: its nodes are not yet free.
-    longer = ledger.buckets["teardown"] - events_alone.buckets["teardown"]
-    assert longer == pytest.approx(ledger.held_s - events_alone.held_s)
