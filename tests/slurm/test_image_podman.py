@@ -29,19 +29,6 @@ def in_podman(image: str = BUSYBOX, *mounts: str) -> list[str]:
     return [*words, f"container.mounts=[{','.join(mounts)}]"]
 
 
-@pytest.mark.slow
-def test_check_looks_into_the_image_on_a_node(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
-    words = ["image", "check", "+cluster=slurm_cpu", *in_podman(BUSYBOX, *python_of_this_machine())]
-    done = cli(cluster, shared_dir, *words, env=podman)
-    assert done.returncode == 0, done.stderr
-    assert f"{BUSYBOX} on {cluster.nodes[0]}: as expected" in done.stdout
-    assert "2.60.0" in next(line for line in done.stdout.splitlines() if line.split()[0] == "ray")
-    # Without Python it does not start; the words are podman's.
-    done = cli(cluster, shared_dir, "image", "check", "+cluster=slurm_cpu", *in_podman(), env=podman)
-    assert done.returncode == 2 and "the image must start and have" in done.stderr, done.stderr
-    assert [path.name for path in (shared_dir / "runs").iterdir()] == []
-
-
 def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     cluster: Cluster, shared_dir: Path, podman: dict[str, str]
 ) -> None:

@@ -151,7 +151,7 @@ def explain_image(plan: JobPlan, words: str) -> str:
     return (
         f"the image must start and have {plan.python} ({plan.container['runtime']} {plan.container['image'] or ''}); "
         f"got {words or 'no word'}. Next: see whether the image is there on the nodes, and what is in it "
-        "(python -m slurm_rl image check); make it: python -m slurm_rl image build"
+        "(python -m slurm_rl doctor); make it: python -m slurm_rl image build"
     )
 
 

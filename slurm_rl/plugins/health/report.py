@@ -23,7 +23,7 @@ def is_healthy(verdicts: Verdicts) -> bool:
 
 def action_of(check: str) -> str:
     """Return the advice for a bad verdict of a check."""
-    return next((one.action for one in TABLE if one.name == check), "see cluster.run_root and `image check`")
+    return next((one.action for one in TABLE if one.name == check), "see cluster.run_root and container.image")
 
 
 def render_json(verdicts: Verdicts) -> str:

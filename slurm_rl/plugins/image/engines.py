@@ -1,9 +1,8 @@
-"""Programs that build images: podman, docker, buildah."""
+"""Programs that build images: podman and docker."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,11 +70,6 @@ class Podman:
         finally:
             try_tool([self.program, "rm", "--force", container])
 
-    def run_python(self, ref: str, script: Path) -> str:
-        """Return the output of a script in the image; the script needs the standard library only."""
-        flags = ["--rm", "--network=none", "--entrypoint=", f"--volume={script}:/report.py:ro"]
-        return read_tool([self.program, "run", *flags, ref, "python3", "/report.py"])
-
 
 class Docker(Podman):
     program = "docker"
@@ -84,48 +78,7 @@ class Docker(Podman):
         run_tool([self.program, "save", f"--output={path}", ref], grows=path)
 
 
-class Buildah(Podman):
-    """buildah without podman: it cannot run containers by image, but mounts their file systems."""
-
-    program = "buildah"
-
-    def inspect(self, ref: str) -> ImageConfig | None:
-        done = try_tool([self.program, "inspect", "--type=image", ref])
-        return None if done.returncode else ImageConfig.from_json(json.loads(done.stdout)["OCIv1"].get("config") or {})
-
-    def load_root(self, tar: Path, ref: str, label: str) -> None:
-        with self._container("scratch") as name:
-            read_tool([self.program, "add", name, str(tar), "/"])
-            read_tool([self.program, "config", f"--label={LABEL}={label}", name])
-            run_tool([self.program, "commit", name, ref])
-
-    def save(self, ref: str, path: Path) -> None:
-        run_tool([self.program, "push", ref, f"docker-archive:{path}"])
-
-    @contextmanager
-    def export(self, ref: str) -> Iterator[BinaryIO]:
-        # Without root, only buildah's own namespace can mount the file system.
-        inside = [] if os.getuid() == 0 else [self.program, "unshare"]
-        shell = [*inside, "/bin/sh", "-c", 'cd "$(buildah mount "$1")" && tar --create --file=- .', "sh"]
-        with self._container("--pull-never", ref) as name, open_output([*shell, name]) as stream:
-            yield stream
-
-    def run_python(self, ref: str, script: Path) -> str:
-        mount = f"--volume={script}:/report.py:ro"
-        with self._container("--pull-never", ref) as name:
-            return read_tool([self.program, "run", mount, name, "--", "python3", "/report.py"])
-
-    @contextmanager
-    def _container(self, *words: str) -> Iterator[str]:
-        """Yield the name of a working container, which is removed afterwards."""
-        name = read_tool([self.program, "from", *words]).split()[-1]
-        try:
-            yield name
-        finally:
-            try_tool([self.program, "rm", name])
-
-
-ENGINES: dict[str, type[Podman]] = {"podman": Podman, "docker": Docker, "buildah": Buildah}
+ENGINES: dict[str, type[Podman]] = {"podman": Podman, "docker": Docker}
 
 
 def choose_engine(wanted: str | None = None) -> Podman:
@@ -146,7 +99,7 @@ def choose_engine(wanted: str | None = None) -> Podman:
             return ENGINES[name]()
         reasons.append(f"{name} does not answer ({(done.stderr.strip().splitlines() or ['no output'])[-1]})")
     raise ConfigError(
-        "building an image needs podman, docker or buildah",
+        "building an image needs podman or docker",
         seen="; ".join(reasons),
         action="install one (podman needs no root), or build on another machine and bring the file here, "
         "or import one: python -m slurm_rl image import --from=<reference or root.tar>",

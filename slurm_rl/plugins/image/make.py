@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,11 @@ from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.user_files.load import load_function
-from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.node import image_report
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
 from slurm_rl.plugins.image.engines import Podman, choose_engine
 from slurm_rl.plugins.image.formats import Source, check_maker, import_by_enroot
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
-from slurm_rl.plugins.image.tools import say
-from slurm_rl.run_dir.meter import measure
 from slurm_rl.run_dir.run_dir import write_json
 
 
@@ -44,7 +40,7 @@ class How:
     """Flags of the command."""
 
     engine: str | None = None
-    """podman, docker or buildah; None takes the first that answers."""
+    """podman or docker; None takes the first that answers."""
     engine_args: tuple[str, ...] = ()
     """Further arguments of `<engine> build`."""
     force: bool = False
@@ -75,8 +71,7 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         elif target.path is None:
             return False
     if target.path is not None:
-        facts = {"recipe": recipe.name, "args": dict(recipe.args)}
-        _make_file(target, target.path, Source(engine, tag), source_hash, facts)
+        _make_file(target, target.path, Source(engine, tag), source_hash, recipe.name)
     return True
 
 
@@ -99,18 +94,17 @@ def import_image(target: Target, ref: str, how: How) -> bool:
     source_hash = _hash_source(ref, is_tar)
     if _is_made(target, source_hash) and not how.force:
         return False
-    facts = {"from": ref}
     if path is None:
         return _load(target, ref, is_tar, source_hash, how)
     if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and how.engine is None:
         import_by_enroot(ref, path)
-        _write_manifest(path, source_hash, facts | {"made_by": "enroot"}, None)
+        _write_manifest(path, source_hash, ref)
         return True
     engine = None if is_tar else choose_engine(how.engine)
     check_maker(target.runtime)
     if engine is not None and (engine.inspect(ref) is None or how.force):
         engine.pull(ref)
-    _make_file(target, path, Source(engine, ref), source_hash, facts)
+    _make_file(target, path, Source(engine, ref), source_hash, ref)
     return True
 
 
@@ -171,27 +165,13 @@ def _hash_source(ref: str, is_tar: bool) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _make_file(target: Target, path: Path, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
+def _make_file(target: Target, path: Path, source: Source, source_hash: str, origin: str) -> None:
     name = RUNTIMES[target.runtime].maker
     assert name is not None, "a runtime with image files has a maker"
     make: Callable[[Source, Path], None] = load_function(name)
-    report = image_report.parse_report(_read_report(source)) or {}
     make(source, path)
-    made_by = source.engine.program if source.engine else "tar"
-    _write_manifest(path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
+    _write_manifest(path, source_hash, origin)
 
 
-def _read_report(source: Source) -> str:
-    """Return the output of node/image_report.py in the image; "" if the image has no Python."""
-    try:
-        with measure(f"image   reading versions of {source.ref}"):
-            return source.engine.run_python(source.ref, Path(str(image_report.__file__))) if source.engine else ""
-    except SlurmRLError as error:
-        say(f"versions unknown: {error}")
-        return ""
-
-
-def _write_manifest(path: Path, source_hash: str, facts: dict[str, Any], versions: Any) -> None:
-    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    fields = {"source_hash": source_hash, "size": path.stat().st_size, "made": made, "versions": versions}
-    write_json(manifest_path(path), {**facts, **fields})
+def _write_manifest(path: Path, source_hash: str, origin: str) -> None:
+    write_json(manifest_path(path), {"source_hash": source_hash, "size": path.stat().st_size, "from": origin})

@@ -57,7 +57,7 @@ def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_pa
 def test_a_folder_of_the_nodes_alone_is_for_them_to_judge() -> None:
     plan = with_image("apptainer", "/nodes/only/rl.sif")
     check_image_is_there(plan)
-    assert "image check asks a node" in str(describe_image(plan))
+    assert "doctor asks a node" in str(describe_image(plan))
 
 
 def test_a_relative_path_means_another_file_on_each_node() -> None:

@@ -117,7 +117,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["logs", "seed=1"], "and no overrides"),
         (["logs", "a", "b"], "name one run directory"),
         (["image", "bild"], "did you mean build?"),
-        (["image"], "one of build, import, check; got none"),
+        (["image"], "one of build, import; got none"),
         (["plan", "--as=dstak"], "invalid choice: 'dstak'"),
         (["attach", "--port=9"], "--port needs --dashboard"),
         (["doctor", "--clear", "n1"], "--clear needs --nodes"),

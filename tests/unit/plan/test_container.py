@@ -21,7 +21,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, render_bind, wrap
 from slurm_rl.plan.container.runtimes import SLURM_NAMES
-from slurm_rl.plan.step import StepPart, build_nodes_step, wrap_agent, wrap_report
+from slurm_rl.plan.step import StepPart, build_nodes_step, wrap_agent, wrap_checks
 
 ARGV = ("python", "-m", "slurm_rl.node.agent")
 ENV = {"NCCL_DEBUG": "WARN", "B": "a value, with 'quotes' $(id)\n"}
@@ -295,7 +295,7 @@ def test_tmp_root_of_the_node_is_mounted(runtime: str) -> None:
     words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/i.sqsh"]
     for more, seen in (("cluster.tmp_root=/scratch", "/scratch"), ("container.mounts=[/disk:/tmp]", "/disk")):
         plan = build_plan(load_config([*words, more]), "/scratch/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
-        for agent in (wrap_agent(plan, 1, "7", None), wrap_report(plan, plan.run_dir, "x", None)):
+        for agent in (wrap_agent(plan, 1, "7", None), wrap_checks(plan, ["true"], plan.run_dir, "x", None)):
             text = " ".join([*agent.srun_args, *agent.argv])
             assert (
                 f"{seen}:{plan.tmp_root}" if runtime == "pyxis" else f"source={seen},target={plan.tmp_root}"

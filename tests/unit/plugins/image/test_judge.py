@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -13,16 +12,14 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
+from slurm_rl.errors import ConfigError
+from slurm_rl.node.image_report import collect_report, parse_report
 from slurm_rl.node.node_state import check_own_image, check_same_image
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.plan.compat import find_mismatches, render_versions
+from slurm_rl.plan.compat import find_mismatches
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.versions import PYTHON, expected_elsewhere, expected_versions, satisfies
-from slurm_rl.plugins.image.command import check_image
-from tests.unit.plugins.image.test_image_files import sqsh
 
 PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
 GOOD = {
@@ -155,37 +152,3 @@ def test_the_report_runs_in_a_bare_python_without_our_code(tmp_path: Path) -> No
     assert report["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert report["versions"]["torch"] is None
     assert collect_report()["versions"]["torch"].startswith("2.13.0")
-    assert "torch" in render_versions(report["versions"], expected_versions("cpu", "grpo", "sdpa"))
-
-
-def answer(*lines: str) -> list[str]:
-    return ["/bin/sh", "-c", f"printf '%s\\n' {' '.join(map(repr, lines))}"]
-
-
-def report_of(versions: dict[str, Any]) -> str:
-    return PREFIX + json.dumps({"host": "h", "versions": versions})
-
-
-def test_a_report_is_found_among_other_lines_and_judged() -> None:
-    assert check_image(plan_for(), answer("a banner", report_of(CPU)), {}, timeout_s=30)["host"] == "h"
-    with pytest.raises(ConfigError, match=r"(?s)as the plan expects.*ray is 2.9.0, expected 2.60.0"):
-        check_image(plan_for(), answer(report_of(CPU | {"ray": "2.9.0"})), {}, timeout_s=30)
-
-
-def test_an_image_without_an_answer_is_named_with_the_words_that_came() -> None:
-    refused = answer("Error: image not known", "srun: error: a: task 0: Exited with exit code 125")
-    with pytest.raises(ConfigError, match=r"podman localhost/rl:1.*image not known(?s:.)*image build"):
-        check_image(plan_for(), refused, {}, timeout_s=30)
-    with pytest.raises(BringUpError, match=r"no answer within 0\.2 s"):
-        check_image(plan_for(), ["/bin/sleep", "30"], {}, timeout_s=0.2)
-    with pytest.raises(ConfigError, match="/no/such/runtime must be on PATH"):
-        check_image(plan_for(), ["/no/such/runtime"], {}, timeout_s=30)
-
-
-def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> None:
-    path = tmp_path / "rl.sqsh"
-    path.write_bytes(sqsh(5000)[:100])
-    with pytest.raises(ConfigError, match="must be whole"):
-        check_image(plan_for("pyxis", str(path)), ["/no/such/program"], {}, timeout_s=1)
-    with pytest.raises(ConfigError, match="must be there"):
-        check_image(plan_for("pyxis", str(tmp_path / "none.sqsh")), ["/no/such/program"], {}, timeout_s=1)
