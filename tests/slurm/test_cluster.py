@@ -11,8 +11,6 @@ from tests.slurm.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.slurm
 
-QUIET = ("--output=/dev/null",)
-
 
 def run_on_first(cluster: Cluster, body: str, num_nodes: int = 2) -> str:
     """What a step on the first nodes says; without their names a node that still ends another job is passed over."""

@@ -94,21 +94,6 @@ def test_a_node_without_power_is_replaced_by_a_requeue(cluster: Cluster, shared_
 
 
 @pytest.mark.slow
-def test_a_spare_node_takes_over_without_a_requeue(cluster: Cluster, shared_dir: Path) -> None:
-    run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
-    run.wait_for_training(1)
-    first = run.hosts(1)
-    assert len(first) == 2
-    cluster.power_off(first[1])
-    run.wait_for_events("attempt/started", 2, timeout_s=300)
-    check_end(run, 80)
-    assert run.outcomes == ["lost", "finished"], run.causes
-    assert f"lost {first[1]}" in run.causes[0]
-    assert run.hosts(2) == [first[0], cluster.nodes[2]]
-    assert {row["slurm_restarts"] for row in run.events("attempt/started")} == {0}
-
-
-@pytest.mark.slow
 def test_spare_nodes_do_not_wait_for_a_controller_whose_node_is_gone(cluster: Cluster, shared_dir: Path) -> None:
     """Slurm lets such a job go on without its batch step, and the node stays away."""
     run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)

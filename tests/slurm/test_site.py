@@ -11,8 +11,7 @@ import yaml
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.accounting import ACCOUNT
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, queue, quote, wait_for_end
+from tests.slurm.submitting import cli, queue, wait_for_end
 from tests.whole_run import OVERRIDES
 
 pytestmark = pytest.mark.slurm
@@ -51,17 +50,6 @@ def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: C
     )
     assert done.returncode == 0, done.stderr
     assert "--partition=main" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_run_with_it_goes_to_its_end(cluster: Cluster, shared_dir: Path) -> None:
-    write_preset(cluster, shared_dir)
-    run, python = shared_dir / "run", make_light_python(shared_dir)
-    words = ["+exp=demo", "+cluster=mysite", f"run_dir={run}", f"cluster.python={quote(python)}"]
-    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
-    assert done.returncode == 0, done.stderr
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
 
 
 @pytest.mark.slow

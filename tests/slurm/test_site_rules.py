@@ -47,19 +47,6 @@ def test_a_qos_that_refuses_is_heard_at_once(strict_cluster: Cluster) -> None:
     assert queue(strict_cluster) == ""
 
 
-@pytest.mark.slow
-def test_a_qos_that_lets_wait_is_what_status_shows(strict_cluster: Cluster) -> None:
-    folder = make_shared_dir(strict_cluster)
-    words = [f"cluster.slurm.account={ACCOUNT}", "cluster.slurm.qos=tight", *GPUS]
-    submit(strict_cluster, folder / "run", make_light_python(folder), *words)
-
-    def is_told() -> bool:
-        return "pending: QOSMaxGRESPerUser" in cli(strict_cluster, folder, "status", "run").stdout
-
-    wait_until(is_told, "the reason")
-    assert cli(strict_cluster, folder, "cancel", "run").returncode == 0
-
-
 def test_a_requeue_that_is_forbidden_ends_with_what_to_type(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     job = submit(cluster, run, make_light_python(shared_dir))

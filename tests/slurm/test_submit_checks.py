@@ -69,17 +69,6 @@ def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
         cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
 
 
-@pytest.mark.slow
-def test_nodes_that_are_drained_only_make_it_wait(cluster: Cluster) -> None:
-    folder, drained = make_folder(cluster), cluster.nodes[0]
-    cluster.run(["scontrol", "update", f"nodename={drained}", "state=drain", "reason=test"])
-    done = cli(cluster, folder, "+exp=demo", CPU, "cluster.num_nodes=4", "run_dir=waits")
-    assert done.returncode == 0, done.stderr
-    status = cli(cluster, folder, "status", "waits").stdout
-    assert "pending: " in status
-    assert any(words in status for words in ("ReqNodeNotAvail", "DRAINED"))  # which of them differs by the moment
-
-
 def test_accounts_that_do_not_exist(accounting_cluster: Cluster) -> None:
     assert "nvalid account" in refuse(accounting_cluster, CPU, "cluster.slurm.account=nobody")
 

@@ -130,11 +130,7 @@ def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> 
     assert wait_for_end(runs[4])["state"] == "finished"
 
 
-@pytest.mark.parametrize(
-    ("number", "num_arrays"),
-    [(100, 1), pytest.param(1000, 1, marks=pytest.mark.slow), pytest.param(2500, 3, marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.parametrize(("number", "num_arrays"), [(100, 1), pytest.param(2500, 3, marks=pytest.mark.slow)], ids=str)
 def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(
     cluster: Cluster, shared_dir: Path, number: int, num_arrays: int
 ) -> None:
