@@ -14,7 +14,7 @@ from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.launch.runs.find import parse_path
-from slurm_rl.launch.runs.planning import choose_directory, plan_in
+from slurm_rl.launch.runs.start import choose_directory, plan_in
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.meter import measure
 from slurm_rl.run_dir.run_dir import RunDir

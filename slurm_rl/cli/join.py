@@ -34,8 +34,7 @@ from slurm_rl.launch.machines.place import HeadPlace, head_secret, listen, worke
 from slurm_rl.launch.machines.worker import Invitation, Welcome, WorkerMachine
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.find import load_plan, remember
-from slurm_rl.launch.runs.planning import choose_directory, plan_in
-from slurm_rl.launch.runs.start import Started
+from slurm_rl.launch.runs.start import Started, choose_directory, plan_in
 from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.image_file import check_image_is_there

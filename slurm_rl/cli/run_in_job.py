@@ -23,7 +23,7 @@ from slurm_rl.launch.controller.create import create_run, snapshot_environment
 from slurm_rl.launch.controller.record import record_job
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.find import remember
-from slurm_rl.launch.runs.planning import plan_in
+from slurm_rl.launch.runs.start import plan_in
 from slurm_rl.launch.slurm.granted import GrantedJob, read_allocation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json

@@ -11,8 +11,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_parts import named_functions
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.runs.checks import check_inputs
-from slurm_rl.launch.runs.planning import plan_in
-from slurm_rl.launch.runs.start import ask_cluster
+from slurm_rl.launch.runs.start import ask_cluster, plan_in
 from slurm_rl.launch.slurm.sweep_arrays import group_runs
 from slurm_rl.launch.sweep.create import PlannedRun
 from slurm_rl.launch.sweep.ledger import SweepDir, SweepRun, swept_overrides

@@ -8,21 +8,54 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.registry import VERIFIERS
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.user_files.load import load_function, require_library
-from slurm_rl.errors import ConfigError
+from slurm_rl.data.lines import shorten
+from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.run_dir.meter import measure
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
 
+    from slurm_rl.data.prompts import PromptRow
+
 TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
 """Includes the import of sympy from a cold network disk."""
+_TOTAL_S = 60.0
+"""Time for the reference answers of one data set at submission; a run counts the rest."""
+_NUM_NAMED = 5
 MATH = "slurm_rl.rewards.math_answer:check_reference"
+
+
+def check_references(config: RewardConfig, rows: Sequence[PromptRow], tell: Callable[[str], object]) -> None:
+    """Warn of rows that will fail in the run. Raises DataError if all would."""
+    if config.function is not None or config.model.path is not None or config.url is not None:
+        return
+    for name in config.verifiers:
+        check = VERIFIERS[name].check
+        if check is None:
+            continue
+        try:
+            found = find_unscorable((row.answer for row in rows), check, total_s=_TOTAL_S)
+        except ConfigError as error:
+            tell(f"warning: the run, not this command, checks the reference answers: {error}")
+            return
+        bad = [row for row in rows if row.answer in found]
+        if not bad:
+            continue
+        named = "; ".join(f"{row.name}: {shorten(row.answer, 60)!r}" for row in bad[:_NUM_NAMED])
+        seen = f"{len(bad)} of {len(rows)}: {named}{'; ...' if len(bad) > _NUM_NAMED else ''}"
+        rule = f"the {name} verifier must be able to score against the reference answers"
+        why = found[bad[0].answer].partition("; got")[0]
+        if len(bad) == len(rows):
+            raise DataError(rule, seen=seen, action=f"correct the data, or choose another reward ({why})")
+        tell(f"{rule}; it cannot for {seen} ({why}). In the run such rows fail (metric reward/failed_reference)")
 
 
 def find_unscorable(

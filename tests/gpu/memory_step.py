@@ -14,7 +14,7 @@ def main(text: str) -> None:
 
     from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.config.load import load_config
-    from slurm_rl.launch.runs.planning import plan_in
+    from slurm_rl.launch.runs.start import plan_in
     from slurm_rl.models.distributed import init_process_group, leave_process_group
     from slurm_rl.models.policy import PolicyEngine
     from slurm_rl.run_dir.run_dir import RunDir

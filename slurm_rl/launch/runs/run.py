@@ -19,8 +19,7 @@ from slurm_rl.launch.hooks import summarize, write_report
 from slurm_rl.launch.jobs import cancel_runs, read_far_log, read_states, wait_for_release, wait_for_runs
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.find import load_plan, open_run
-from slurm_rl.launch.runs.planning import choose_directory, plan_in
-from slurm_rl.launch.runs.start import Started, resume_run, start_run
+from slurm_rl.launch.runs.start import Started, choose_directory, plan_in, resume_run, start_run
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import Row, read_rows
 

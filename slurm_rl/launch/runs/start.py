@@ -1,20 +1,27 @@
-"""Start or resume a run: checks, run directory, job."""
+"""Plan a run in its directory, start it, or resume it: checks, run directory, job."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from slurm_rl import __version__
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import SlurmRLError, UnknownJobError
+from slurm_rl.errors import ConfigError, SlurmRLError, UnknownJobError
 from slurm_rl.launch.controller.create import create_run, remove_run, require_own_run
 from slurm_rl.launch.jobs import held_to_resume, open_launcher, submit_run
 from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
-from slurm_rl.launch.runs.find import load_plan, remember
+from slurm_rl.launch.runs.find import load_plan, parse_path, remember
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.planning import choose_directory, plan_in
+from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
+from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
@@ -26,6 +33,41 @@ class Started(NamedTuple):
     directory: RunDir
     plan: JobPlan
     submitted: Submitted
+
+
+def choose_directory(config: RunConfig) -> RunDir:
+    """Return `run_dir`, or <run_root>/<name>-<time> with a number if it exists; write nothing."""
+    if config.run_dir:
+        return RunDir(config.run_dir)
+    base = Path(config.cluster.run_root) / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = parse_path(str(base)), 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return RunDir(path)
+
+
+def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
+    """Return the plan of a run in this directory. Raises ConfigError for an impossible layout."""
+    path = str(run.path)
+    parse_path(path)
+    # No file format or log line on the way could hold it.
+    if not path.isprintable():
+        raise ConfigError(
+            "run_dir must be printable, without line breaks and control characters",
+            seen=ascii(path),
+            action="choose another run_dir",
+        )
+    facts = SubmitFacts(
+        python=sys.executable,
+        num_cpus=len(os.sched_getaffinity(0)),
+        version=__version__,
+        model_shape=find_shape(config.model),
+        reward_shape=find_shape_at(config.reward.model.path) if config.reward.services_on_gpus else None,
+        reference_shape=find_shape_at(config.reference.path),
+    )
+    root = config.cluster.remote_root
+    plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
+    return plan if plan.after is None else replace(plan, after=str(expand_user(plan.after).absolute()))
 
 
 def start_run(

@@ -12,7 +12,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.errors import DataError
 from slurm_rl.launch.runs.checks import check_inputs
-from slurm_rl.launch.runs.schedule_check import check_references
+from slurm_rl.rewards.check_references import check_references
 
 
 def rows(*answers: str) -> list[PromptRow]:

@@ -12,7 +12,7 @@ from slurm_rl.launch.controller.create import create_run
 from slurm_rl.launch.controller.record import record_end, record_job, require_finished
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.model_shape import find_shape
-from slurm_rl.launch.runs.planning import plan_in
+from slurm_rl.launch.runs.start import plan_in
 from slurm_rl.launch.slurm.exclude import with_dependency
 from slurm_rl.run_dir.run_dir import RunDir
 
