@@ -58,7 +58,6 @@ class Judged:
     """A preset, and Slurm's verdict."""
 
     preset: Preset
-    notes: tuple[str, ...] = ()
     refusal: str = ""
     """Empty if Slurm takes a job of it."""
 
@@ -70,10 +69,9 @@ def judge(name: str, findings: Findings, answers: Answers) -> Judged:
     with tempfile.TemporaryDirectory(prefix="slurm_rl-site-") as folder:
         write_text(Path(folder, "cluster", f"{name}.yaml"), build_preset(findings, answers, [origin]).text)
         _, plan, _ = compose_run([f"cluster={name}", "exp=demo"], folder, is_run=False)
-    notes: list[str] = []
     refusal = ""
     try:
-        _, notes = open_launcher(plan.launcher).check(plan)
+        open_launcher(plan.launcher).check(plan)
         word = f"`sbatch --test-only` took a job of it on {date}."
     except SlurmUnavailableError as error:
         refusal = f"not judged, since Slurm gave no answer: {_one_line(error)}"
@@ -81,7 +79,7 @@ def judge(name: str, findings: Findings, answers: Answers) -> Judged:
     except SubmitError as error:
         refusal = _one_line(error)
         word = f"REFUSED by `sbatch --test-only` on {date}: {refusal}"
-    return Judged(build_preset(findings, answers, [origin, word]), tuple(notes), refusal)
+    return Judged(build_preset(findings, answers, [origin, word]), refusal)
 
 
 def _one_line(error: SlurmRLError) -> str:
@@ -117,8 +115,6 @@ def name_of(cluster: str) -> str:
 
 
 def _report(path: Path, judged: Judged, words: Sequence[str]) -> None:
-    if judged.notes:
-        print("\n".join(judged.notes), file=sys.stderr, flush=True)
     lines = [f"wrote   {path}"]
     if judged.preset.assumed:
         lines.append(f"assumed {', '.join(judged.preset.assumed)}: check these lines")

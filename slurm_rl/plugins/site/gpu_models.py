@@ -13,13 +13,10 @@ class GpuModel:
     accelerator: str
     """nvidia or amd."""
     mem_gb: int | None
-    """Unknown if None."""
-    other_mem_gb: int | None = None
-    """Memory of the larger variant, if there is one."""
+    """Memory of the smallest variant; None if unknown."""
 
 
-# The smaller memory first, since a model that fits in it fits in both. From the vendors' data sheets; half of an MI250
-# is one GPU to Slurm and HIP.
+# From the vendors' data sheets; half of an MI250 is one GPU to Slurm and HIP.
 _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"mi35[05]x?", GpuModel("amd", 288)),
     (r"mi325x?", GpuModel("amd", 256)),
@@ -29,12 +26,12 @@ _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"g?b300", GpuModel("nvidia", 288)),
     (r"g?b200", GpuModel("nvidia", 180)),
     (r"h200", GpuModel("nvidia", 141)),
-    (r"gh200", GpuModel("nvidia", 96, 141)),
-    (r"h[18]00", GpuModel("nvidia", 80, 94)),
-    (r"a[18]00", GpuModel("nvidia", 40, 80)),
+    (r"gh200", GpuModel("nvidia", 96)),
+    (r"h[18]00", GpuModel("nvidia", 80)),
+    (r"a[18]00", GpuModel("nvidia", 40)),
     (r"l40s?|a40|a6000", GpuModel("nvidia", 48)),
     (r"l4|a10g?|a30|(rtx)?[34]090", GpuModel("nvidia", 24)),
-    (r"v100s?", GpuModel("nvidia", 16, 32)),
+    (r"v100s?", GpuModel("nvidia", 16)),
     (r"nvidia|tesla|geforce|[gr]tx\w*|pascal|volta|turing|ampere|ada|hopper|blackwell|grace", GpuModel("nvidia", None)),
 )
 
@@ -43,16 +40,13 @@ def find_model(name: str) -> GpuModel | None:
     """Return the model of a GRES type; None for an unknown name.
 
     >>> find_model("nvidia_a100-sxm4-80gb")
-    GpuModel(accelerator='nvidia', mem_gb=80, other_mem_gb=None)
+    GpuModel(accelerator='nvidia', mem_gb=80)
     >>> find_model("fake")
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
     found = next((model for pattern, model in _MODELS if any(re.fullmatch(pattern, word) for word in words)), None)
     # The name may have the memory, also of a slice (1g.10gb); gh200_480gb has that of its CPU.
-    stated = re.search(r"(?<!\d)(\d+)gb(?![a-z0-9.])", name.lower())
-    if found is None or stated is None:
+    stated = re.search(r"(?<!\d)(\d{1,3})gb(?![a-z0-9.])", name.lower())
+    if found is None or stated is None or "gh200" in words:
         return found
-    mem_gb = int(stated[1])
-    return (
-        GpuModel(found.accelerator, mem_gb) if mem_gb <= max(found.mem_gb or mem_gb, found.other_mem_gb or 0) else found
-    )
+    return GpuModel(found.accelerator, int(stated[1]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,12 @@ from slurm_rl.launch.slurm.partitions import parse_settings
 from slurm_rl.launch.slurm.shared_paths import find_kind, read_mounts
 from slurm_rl.plugins.site.slurm_facts import SINFO_FORMAT, Partition, parse_sinfo
 
-RunCommand = Callable[[Sequence[str]], str]
-"""Runs a command of Slurm and returns its output; raises SlurmRLError."""
 _RUNTIMES = ("podman", "docker", "apptainer")
-_FOLDER_S = 10.0
-_NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        *("nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "wekafs", "ceph", "panfs", "orangefs", "pvfs2", "afs"),
-        *("cifs", "smb3", "glusterfs", "quobyte", "dvs", "virtiofs", "9p", "vastnfs", "daos", "yrfs", "cvfs", "gfs2"),
-    )
+_NETWORK = re.compile(
+    r"(nfs4?|lustre|gpfs|mmfs|beegfs|wekafs|ceph|panfs|orangefs|pvfs2|afs|cifs|smb3|glusterfs|quobyte|dvs|virtiofs|9p"
+    r"|vastnfs|daos|yrfs|cvfs|gfs2)$|fuse\.(ceph|glusterfs|juicefs|dfuse|quobyte|curvefs|alluxio|mfs|dvs|lustre)"
 )
-_NETWORK_BY_FUSE = ("ceph", "glusterfs", "juicefs", "dfuse", "quobyte", "curvefs", "alluxio", "mfs", "dvs", "lustre")
+"""Types of network file systems."""
 # By preference: sites provide the first ones for large files of jobs.
 _FOLDER_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "WORKDIR", "PROJECT", "DATA", "HOME")
 
@@ -62,7 +57,7 @@ class Findings:
         return next(partition for partition in self.partitions if partition.name == name)
 
 
-def inspect_site(run: RunCommand = run_slurm) -> Findings:
+def inspect_site(run: Callable[[Sequence[str]], str] = run_slurm) -> Findings:
     """Return all facts that are visible from this machine.
 
     Raises:
@@ -77,7 +72,7 @@ def inspect_site(run: RunCommand = run_slurm) -> Findings:
             return ""
 
     mounts = read_mounts(Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines())
-    places = {name: os.environ[name] for name in _FOLDER_VARIABLES if _is_writable(os.environ.get(name, ""))}
+    places = {name: os.environ[name] for name in _FOLDER_VARIABLES if os.access(os.environ.get(name, ""), os.W_OK)}
     return Findings(
         host=socket.gethostname(),
         cluster=parse_settings(query("scontrol", "show", "config")).get("ClusterName", ""),
@@ -98,19 +93,5 @@ def list_folders(environ: Mapping[str, str], cwd: str, mounts: Sequence[tuple[st
             words.setdefault(path, f"${{oc.env:{name}}}")
     words.setdefault(cwd, "")
     kinds = {path: find_kind(path, mounts) for path in words}
-    found = [Folder(path, word, kinds[path], _is_network(kinds[path])) for path, word in words.items()]
+    found = [Folder(path, word, kinds[path], bool(_NETWORK.match(kinds[path]))) for path, word in words.items()]
     return sorted(found, key=lambda one: not one.is_shared)
-
-
-def _is_network(kind: str) -> bool:
-    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith(tuple(f"fuse.{name}" for name in _NETWORK_BY_FUSE))
-
-
-def _is_writable(path: str) -> bool:
-    """Test in a subprocess: a file system whose server is down never answers."""
-    process = subprocess.Popen(["test", "-d", path, "-a", "-w", path], stderr=subprocess.DEVNULL)
-    try:
-        return process.wait(_FOLDER_S) == 0
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return False

@@ -67,7 +67,9 @@ def _lines(findings: Findings, answers: Answers, partition: Partition) -> Iterat
     yield Line("cluster.launcher", "slurm", f"sinfo answers on {findings.host}")
     yield answered("cluster.accelerator")
     yield from _gpu_lines(partition.kind, answers["accelerator"]) if on_gpus else _cpu_lines(partition.kind)
-    yield Line("cluster.num_nodes", 1, f"to begin with; {_count(partition)}", is_assumed=True)
+    kind = partition.kind
+    count = f"{partition.name} has {kind.num_nodes} such nodes, of which {kind.num_usable} take jobs now"
+    yield Line("cluster.num_nodes", 1, f"to begin with; {count}", is_assumed=True)
     yield answered("cluster.run_root")
     yield Line("cluster.tmp_root", "/tmp", "local to each node; the nodes were not inspected", is_assumed=True)
     python = f"the Python of the command, {sys.executable}, which the nodes must have"
@@ -81,7 +83,7 @@ def _lines(findings: Findings, answers: Answers, partition: Partition) -> Iterat
     yield _time_line(partition)
     yield Line("job.max_failures", 3, "attempts that may fail before a run gives up, as in the shipped presets")
     if on_gpus:
-        memory = partition.kind.mem_mb / 1024
+        memory = kind.mem_mb / 1024
         store = max(2, min(_OBJECT_STORE_GB, int(memory / 8)))
         yield Line("ray.object_store_gb", store, f"of the {memory:.0f} GB of a node, in /dev/shm")
 
@@ -93,11 +95,9 @@ def _gpu_lines(kind: NodeKind, accelerator: Answer) -> Iterator[Line]:
     model = find_model(gpu_type)
     if model is None or model.mem_gb is None or model.accelerator != accelerator.value:
         yield Line("cluster.gpu_mem_gb", None, "unknown, so memory is not estimated; doctor shows it")
-    elif model.other_mem_gb is not None:
-        why = f"{gpu_type} is sold with {model.mem_gb} and with {model.other_mem_gb} GB; doctor shows which"
-        yield Line("cluster.gpu_mem_gb", model.mem_gb, why, is_assumed=True)
     else:
-        yield Line("cluster.gpu_mem_gb", model.mem_gb, f"by the name of the type, {gpu_type}")
+        why = f"by the name of the type, {gpu_type}; doctor shows whether it has more"
+        yield Line("cluster.gpu_mem_gb", model.mem_gb, why, is_assumed=True)
     yield Line("cluster.cpus_per_node", None, f"all {kind.cpus} of a node, since it is exclusive")
     yield Line("cluster.mem_gb_per_node", "all", f"all {kind.mem_mb // 1024} GB of a node (--mem=0)")
 
@@ -107,12 +107,6 @@ def _cpu_lines(kind: NodeKind) -> Iterator[Line]:
     yield Line("cluster.gpus_per_node", 0, "none are taken")
     yield Line("cluster.cpus_per_node", min(_CPUS, kind.cpus), has, is_assumed=True)
     yield Line("cluster.mem_gb_per_node", max(1, min(_MEM_GB, kind.mem_mb // 1024)), has, is_assumed=True)
-
-
-def _count(partition: Partition) -> str:
-    kind = partition.kind
-    nodes = "node" if kind.num_nodes == 1 else "nodes"
-    return f"{partition.name} has {kind.num_nodes} such {nodes}, of which {kind.num_usable} take jobs now"
 
 
 def _time_line(partition: Partition) -> Line:

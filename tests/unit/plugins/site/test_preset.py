@@ -56,7 +56,7 @@ def test_a_preset_of_whole_h100_nodes(tmp_path: Path) -> None:
     assert tree["job"] == {"time_limit": "1-00:00:00", "max_failures": 3}
     assert "of which 10 take jobs now" in comment(preset, "cluster.num_nodes")
     assert "gpu:H100:8(S:0-1)" in comment(preset, "cluster.gpu_type")
-    assert "80 and with 94 GB" in comment(preset, "cluster.gpu_mem_gb")
+    assert "doctor shows whether it has more" in comment(preset, "cluster.gpu_mem_gb")
     assert "seen here: pyxis" in comment(preset, "container.image")
     config = compose(preset, tmp_path)
     assert (config.cluster.gpu_mem_gb, config.ray.object_store_gb) == (80, 32)
