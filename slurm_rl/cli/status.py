@@ -26,7 +26,7 @@ from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.run_dir.save_times import read_learned
 
-LEADERBOARD = "slurm_rl.plugins.report.standings:print_leaderboard"
+LEADERBOARD = "slurm_rl.plugins.report.leaderboard:print_leaderboard"
 GPU_TIME = "slurm_rl.plugins.goodput.read:describe_gpu_time"
 _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 """Metric -> its heading; the table shows the first that a row has."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_rl.node.gpu_peaks import find_peak, least_link_gb_s
+from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plugins.health.verdict import Verdict, worst
 
 Answer = Mapping[str, Any]
@@ -152,7 +152,7 @@ def _rate(answer: Answer) -> float | None:
 
 
 def judge_compute(answers: Mapping[str, Answer | None], scale: Scale) -> dict[str, Verdict]:
-    """Compare matrix products and all-reduces within the node with those of the other nodes and of the data sheet."""
+    """Compare products and all-reduces within a node with those of other nodes; products also with the data sheet."""
     return {node: _judge_node(node, answers, scale) for node in answers}
 
 
@@ -164,9 +164,8 @@ def _judge_node(node: str, answers: Mapping[str, Answer | None], scale: Scale) -
         return Verdict("bad", "a matrix product differs when it is repeated, or is not finite")
     if answer.get("is_right") is False:
         return Verdict("bad", "an all-reduce within the node has a wrong sum")
-    gpu, ranks = str(answer.get("gpu", "")), int(read_number(answer, "num_ranks") or 1)
-    peak = find_peak(gpu)
-    sheet = {"tflops": peak and peak.least_share * peak.tflops, "within_gb_s": least_link_gb_s(gpu, ranks)}
+    peak = find_peak(str(answer.get("gpu", "")))
+    sheet = {"tflops": peak.least_share * peak.tflops if peak else None}
     verdicts = []
     for name, verb, unit in (("tflops", "multiplies", "TFLOP/s"), ("within_gb_s", "reduces within the node", "GB/s")):
         own = read_number(answer, name)
@@ -174,7 +173,7 @@ def _judge_node(node: str, answers: Mapping[str, Answer | None], scale: Scale) -
             continue
         others = [rate for peer in answers if peer != node and (rate := read_number(answers[peer], name))]
         typical = statistics.median_low(others) if len(others) >= _MIN_PEERS else own
-        seen, least = f"{verb} at {own:.3g} {unit}", sheet[name]
+        seen, least = f"{verb} at {own:.3g} {unit}", sheet.get(name)
         state = "bad" if own < scale.slow * typical else "warn" if own < scale.odd * typical else "ok"
         verdicts.append(Verdict(state, f"{seen}, others {typical:.3g}" if state != "ok" else seen))  # type: ignore[arg-type]
         if least and own < least:

@@ -77,7 +77,7 @@ class Rank:
         import torch.distributed as dist
 
         num_ranks = self.spec.ranks_per_node
-        found = {**self._multiply(), "gpu": self.gpu, "num_ranks": num_ranks}
+        found = {**self._multiply(), "gpu": self.gpu}
         if num_ranks > 1:
             store = dist.FileStore(f"{self.spec.folder}/store", num_ranks)
             result = self._all_reduce(store, self.spec.local_rank, num_ranks)

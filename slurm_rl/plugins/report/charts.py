@@ -123,15 +123,6 @@ def bin_points(points: list[Point], most: int = MAX_POINTS) -> list[Point]:
     return [(part[-1][0], fmean(y for _, y in part)) for part in bins]
 
 
-def moving_mean(points: list[Point], half_width: int) -> list[Point]:
-    """Return the mean of each point and `half_width` neighbors on either side, fewer at the ends."""
-    smoothed = []
-    for index, (x, _) in enumerate(points):
-        near = points[max(0, index - half_width) : index + half_width + 1]
-        smoothed.append((x, fmean(y for _, y in near)))
-    return smoothed
-
-
 def format_number(value: float) -> str:
     """Return a number with at most six digits.
 
@@ -142,27 +133,18 @@ def format_number(value: float) -> str:
 
 
 def draw_lines(curves: Mapping[str, list[Point]]) -> str:
-    """Draw curves by label over the step. Long ones are smoothed; a single one keeps its values in the background."""
+    """Draw curves by label over the step."""
     import pygal
 
     most = MAX_POINTS if len(curves) < 3 else MAX_COMPARED_POINTS
     binned = {label: bin_points(points, most) for label, points in curves.items()}
-    is_long, is_single = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
-    if is_long and not is_single:
-        binned = {label: _smooth(points) for label, points in binned.items()}
+    is_long = max(map(len, binned.values())) > FEW_POINTS
     values = [value for points in binned.values() for _, value in points]
     starts_at_zero = 0 < min(values) < max(values) / 2
-    kind = "marked" if not is_long else "raw" if is_single else "smooth"
-    chart = pygal.XY(**_look(kind, list(binned)), dots_size=4, include_x_axis=starts_at_zero)
+    chart = pygal.XY(**_look("long" if is_long else "marked", list(binned)), dots_size=4, include_x_axis=starts_at_zero)
     for label, points in binned.items():
         chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
-        if is_long and is_single:
-            chart.add("smoothed", _smooth(points), show_dots=False)
     return _render(chart)
-
-
-def _smooth(points: list[Point]) -> list[Point]:
-    return moving_mean(points, len(points) // 25)
 
 
 def _draw_phases(rows: list[Row]) -> str:

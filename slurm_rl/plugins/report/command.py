@@ -11,7 +11,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger
 from slurm_rl.plugins.report.episodes import render_episodes
 from slurm_rl.plugins.report.html import write_report, write_sweep_report
-from slurm_rl.plugins.report.standings import read_standings
+from slurm_rl.plugins.report.leaderboard import read_standings
 from slurm_rl.plugins.report.summary import print_summary, write_summary
 from slurm_rl.run_dir.jsonl import read_rows
 

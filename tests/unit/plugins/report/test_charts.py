@@ -6,12 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from slurm_rl.plugins.report.charts import (
-    FEW_POINTS,
     MAX_POINTS,
     bin_points,
     build_charts,
     draw_lines,
-    moving_mean,
 )
 
 from .sample_run import make_row, make_rows
@@ -20,10 +18,6 @@ from .sample_run import make_row, make_rows
 def tips(svg: str) -> list[str]:
     """Of the points; the guides have some too."""
     return [tip.text or "" for dot in ElementTree.fromstring(svg).findall(".//g[@class='dots']") for tip in dot[:1]]
-
-
-def num_lines(svg: str) -> int:
-    return len(ElementTree.fromstring(svg).findall(".//path[@class='line reactive nofill']"))
 
 
 def test_every_point_tells_its_values() -> None:
@@ -42,21 +36,9 @@ def test_several_curves_are_named_below(num: int) -> None:
     assert max(top + float(text.attrib["y"]) for text in texts) < height
 
 
-def test_a_long_curve_alone_keeps_its_values_behind_its_mean() -> None:
-    points = [(float(step), float(step % 2)) for step in range(FEW_POINTS + 1)]
-    alone, two = draw_lines({"a": points}), draw_lines({"a": points, "b": points})
-    assert len(tips(alone)) == len(points) and set(tips(alone)) >= {"step 0: a 0", "step 1: a 1"}
-    assert (num_lines(alone), num_lines(two)) == (2, 2)
-    assert "step 1: a 1" not in tips(two)
-
-
 def test_long_curves_are_binned_by_their_mean() -> None:
     binned = bin_points([(step, step % 2) for step in range(10 * MAX_POINTS)])
     assert binned == [(step, 0.5) for step in range(9, 10 * MAX_POINTS, 10)]
-
-
-def test_the_moving_mean_shrinks_at_the_ends() -> None:
-    assert moving_mean([(0, 0.0), (1, 3.0), (2, 6.0), (3, 6.0)], 1) == [(0, 1.5), (1, 3.0), (2, 5.0), (3, 6.0)]
 
 
 def test_only_measured_metrics_get_a_chart() -> None:

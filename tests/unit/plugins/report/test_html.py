@@ -58,7 +58,7 @@ def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunD
     page = read_page(finished_run)
     for expected in ("addition-1", "finished", "25.0% → 75.0%", "12.5% → 50.0%", "Reward", "Time of a step, seconds"):
         assert expected in page.text
-    assert page.tags.count("svg") == 7  # six charts and the bar of the ledger
+    assert page.tags.count("svg") == 6
     assert "attempt ended: outcome finished, cause all steps done" in page.text
     assert "+21.5 s" in page.text
     assert "model:\n  path: org/some-model\nname: addition\n" in page.text
