@@ -79,7 +79,7 @@ def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
     if lengths != wanted:
         raise ConfigError(
             f"algorithm.filters.function ({spec}) must return one bool per completion of each group",
-            seen=f"{sum(lengths)} answers for {len(found)} groups; there are {sum(wanted)} in {len(wanted)}",
+            seen=f"{sum(lengths)} values for {len(found)} groups; expected {sum(wanted)} in {len(wanted)}",
             action="return [[... for completion in group.completions] for group in groups]",
         )
     return found

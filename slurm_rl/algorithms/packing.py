@@ -151,7 +151,7 @@ def _repeat_temperatures(num_trained: npt.NDArray[np.int64], sequences: Sequence
     trained = {sequence.temperature for sequence in sequences if sequence.num_trained}
     if trained <= {None}:
         return None
-    assert None not in trained, "all sequences of a row say their temperature, or none does"
+    assert None not in trained, "all sequences of a row must have a temperature, or none"
     return torch.from_numpy(np.repeat([sequence.temperature or 1.0 for sequence in sequences], num_trained)).float()
 
 

@@ -21,7 +21,7 @@ from slurm_rl.launch.sweep.ledger import SweepDir, runs_of
 from slurm_rl.run_dir.fs_probe import ANSWER_S, LOST_S, run_in_child
 from slurm_rl.run_dir.run_dir import RunDir
 
-_SAVES = "asked to save and end"
+_SAVES = "stopping after a save"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
             f"{shlex.quote(str(run.path))}",
         )
     print(
-        f"slurm_rl: {run.path} has not answered for {ANSWER_S:g} s. By the word of its launcher alone: {_SAVES}: "
+        f"slurm_rl: {run.path} has not answered for {ANSWER_S:g} s. Through its launcher, {_SAVES}: "
         f"{', '.join(asked)}; where the folder does not answer either, it ends without saving after {LOST_S:g} s",
         file=sys.stderr,
     )

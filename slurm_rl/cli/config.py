@@ -54,7 +54,7 @@ def _answer(name: str, presets: Presets, config: RunConfig | None) -> Iterator[s
 
 def _overview(presets: Presets, config: RunConfig | None) -> Iterator[str]:
     if config is not None:
-        yield "set by these words and their presets, all else is as by default:"
+        yield "set by these overrides and their presets; all other keys have their defaults:"
         yield from (f"  {name}={show_value(value)}" for name, value in find_changed(config))
         return
     yield f"sections, and keys beside them ({PROGRAM} config <name>):"

@@ -128,8 +128,9 @@ def _wait(run: RunDir, job: Any, display: ForkedTask, line: socket.socket) -> in
 def _explain_silence(run: RunDir) -> str:
     path = shlex.quote(str(run.path))
     return (
-        f"slurm_rl: the run's processes have ended, and {run.path} has not answered for {ANSWER_S:g} s, so nothing is "
-        f"known of what it saved. Next, when it answers: python -m slurm_rl status {path}; "
+        f"slurm_rl: the run's processes have ended, and {run.path} has not answered for {ANSWER_S:g} s, so its "
+        "last checkpoint is unknown."
+        f" Next, when it answers: python -m slurm_rl status {path}; "
         f"python -m slurm_rl resume {path}"
     )
 
@@ -183,7 +184,7 @@ def _result(job: Any) -> int | None:
 
 
 def _finish(run: RunDir) -> int:
-    silent = f"its controller ended without a word; see {run.submitit}"
+    silent = f"its controller ended without a message; see {run.submitit}"
     end: dict[str, Any] = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": silent}
     code = int(end["exit_code"])
     if code == EXIT_INTERRUPTED:

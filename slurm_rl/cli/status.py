@@ -167,7 +167,7 @@ def _describe_silent_controller(run: RunDir) -> list[str]:
     ago = format_age(time.time() - events[-1]["time"])
     return [
         f"silent  {events[-1]['host']}, the controller's node, since {ago} and {events[-1]['seconds']:g} s; "
-        "whoever lends the machines has to give it up first, Slurm after SlurmdTimeout (scontrol show config)"
+        "its scheduler must release the nodes first; Slurm does after SlurmdTimeout (scontrol show config)"
     ]
 
 

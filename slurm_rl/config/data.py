@@ -88,7 +88,7 @@ class DataConfig(RowsConfig):
             yield f"{named[0]}.system needs data.chat_template=true, whose template places it; got false"
         if self.sources and (self.train or self.eval is not None):
             yield (
-                "data.train and data.eval are not read where there are data.sources, each of which has its own; got "
+                "data.train and data.eval are not used with data.sources, which have their own; got "
                 f"{self.train or self.eval!r}. Next: make a source of it: +data.sources.<name>.train=..."
             )
         total = sum(source.weight for source in self.sources.values())

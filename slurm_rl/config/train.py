@@ -181,8 +181,8 @@ class RolloutConfig(Section):
             )
         if self.replay is not None and (self.dump or self.max_off_policy_steps > 0):
             yield (
-                "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
-                f"ahead; got dump={self.dump}, max_off_policy_steps={self.max_off_policy_steps} and "
+                "rollout.replay excludes rollout.dump, which would write the same rollouts, and sampling ahead;"
+                f" got dump={self.dump}, max_off_policy_steps={self.max_off_policy_steps} and "
                 f"replay={self.replay!r}. "
                 "Next: rollout.dump=false rollout.max_off_policy_steps=0"
             )

@@ -212,7 +212,7 @@ def _open(source: str, where: str) -> IO[bytes]:
 
 def _not_an_image(source: str, where: str, seen: str) -> DataError:
     return DataError(
-        f"{where}: an image must be a whole JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file",
+        f"{where}: an image must be a complete JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file",
         seen=f"{_show(source)}: {shorten(seen, 120)}",
         action="convert it to an 8-bit PNG or JPEG, or remove the row",
     )

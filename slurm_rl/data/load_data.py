@@ -155,7 +155,7 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
 
 def _next_action(run: RunDir) -> str:
     command = f"python -m slurm_rl resume {shlex.quote(str(run.path))} --accept-new-rows"
-    return f"bring the old data, tokenizer and slurm_rl back, or go on with the rows as they are now: {command}"
+    return f"restore the old data, tokenizer and slurm_rl, or continue with the current rows: {command}"
 
 
 _REPLACED = "replaced"

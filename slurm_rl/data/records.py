@@ -89,7 +89,7 @@ def read_records(source: DataSource) -> Iterator[Record]:
         )
     raise DataError(
         "data must be a .jsonl, .json or .parquet file, a folder, or a hub name org/name",
-        seen=f"{source.name} ({'a file of another kind' if path.exists() else 'which is not there'})",
+        seen=f"{source.name} ({'a file of another kind' if path.exists() else 'which does not exist'})",
         action="set data.train or data.eval to one that exists on every node",
     )
 
@@ -117,7 +117,7 @@ def _read_url(source: DataSource) -> Iterator[Record]:
         raise DataError(
             "data at a URL must be one .jsonl, .json or .parquet file",
             seen=url,
-            action="name the file; of a folder, the `datasets` library reads what lies on a path",
+            action="name the file; a folder must be on a local path",
         )
     filesystem, remote = open_filesystem(url)
     with tempfile.TemporaryDirectory(prefix="srl-data-") as folder:

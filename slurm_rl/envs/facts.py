@@ -45,9 +45,9 @@ def read_facts(make: Any, spec: str) -> Facts | Refused:
     if resume == "snapshot" and (lacking := [hook for hook in _HOOKS if not _has(cls, hook)]):
         spelled = {"snapshot": "snapshot()", "restore": "restore(row, data)"}
         seen = f"{_name(cls)} without {' and '.join(spelled[hook] for hook in lacking)}"
-        rule = 'a class with resume = "snapshot" must say how its worlds are saved and brought back'
+        rule = 'a class with resume = "snapshot" must define how its instances are saved and restored'
         return Refused(
-            rule, seen, 'define what is missing; or resume = "replay", where the same replies bring them back'
+            rule, seen, 'define the missing methods; or resume = "replay", if the same replies restore an instance'
         )
     return Facts(resume, find_version(make, spec))
 

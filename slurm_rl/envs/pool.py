@@ -186,7 +186,7 @@ class EnvironmentPool(Environments):
     def _greet(self, process: WorkerProcess) -> None:
         """Wait until it has imported the user's file."""
         limit_s = self.config.start_timeout_s
-        lost = Refused("what it names must be a file that runs", self.spec or "", "mend it")
+        lost = Refused("it must name a file that can be imported", self.spec or "", "mend it")
         deadline = time.monotonic() + limit_s
         found: list[Said] = []
         answer: Facts | Refused | None = None
@@ -197,7 +197,7 @@ class EnvironmentPool(Environments):
         except (EOFError, OSError):
             answer = lost._replace(seen=f"{self.spec}: it died with exit code {process.process.exitcode}")
         except Exception as error:  # whatever decoding raises
-            answer = lost._replace(seen=f"{self.spec}: its process sent what is no answer ({describe_error(error)})")
+            answer = lost._replace(seen=f"{self.spec}: its process sent an invalid answer ({describe_error(error)})")
         if answer is None:
             raise RewardError(
                 f"an environment process must start within {limit_s:g} s (env.start_timeout_s)",

@@ -90,7 +90,7 @@ def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schem
         make = MakeToolEnvironment.of(config, schemas) if config.name is None else load_function(spec)
         facts = read_facts(make, spec)
     except BaseException as error:
-        facts = Refused("what it names must be a file that runs", f"{spec}: {_describe(error)}", "mend it")
+        facts = Refused("it must name a file that can be imported", f"{spec}: {_describe(error)}", "mend it")
     if isinstance(facts, Refused):
         wire.send(Said(refused=Refused(*map(_as_unicode, facts))))
         return
@@ -197,7 +197,7 @@ class Worlds:
         if call.snapshot is not None:
             await _wait(world.restore(call.row, call.snapshot.data))
         elif len(call.replies) > 1 and self.resume == "restart":
-            raise _Failed("crash", 'its world went with its process, and resume="restart" says that none comes back')
+            raise _Failed("crash", 'its instance was lost with its process, and resume="restart" does not restore it')
         else:
             await _wait(world.reset(call.row, call.seed))
         first = 0 if call.snapshot is None else call.snapshot.num_replies

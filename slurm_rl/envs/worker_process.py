@@ -129,7 +129,7 @@ class WorkerProcess:
     def find_end(self, timeout_s: float) -> Failure | None:
         """Return the failure of a dead or silent process; None for a healthy one."""
         if self.nonsense:
-            return Failure("crash", f"the process sent what is no answer ({self.nonsense})")
+            return Failure("crash", f"the process sent an invalid answer ({self.nonsense})")
         if self.is_gone:
             self.process.join(_END_S)
             return Failure("crash", f"the process died with exit code {self.process.exitcode}")

@@ -44,7 +44,7 @@ _WRONG, _WRONG_IN_HALF = 1e-3, 0.1
 # Limit between two readings in one layout, and the multiple of the effect of grouping.
 _LEAK, _GROUPING = 1e-5, 8.0
 
-_OWN_FORWARD = "the trainer must compute what the model's own forward does"
+_OWN_FORWARD = "the trainer must compute the same as the model's own forward pass"
 _OTHER_MODEL = "choose another model.path or model.attention"
 
 Read = Callable[[Sequence[TrainSequence]], FloatArray]
@@ -73,7 +73,10 @@ class _Gap:
         if self.error:
             return self.error
         if not self.from_itself <= leak:
-            return f"tokens see what they must not: a difference of {self.from_itself:.2g} standard deviations"
+            return (
+                f"tokens attend to positions that they must not see: a difference of {self.from_itself:.2g} "
+                "standard deviations"
+            )
         if not self.from_plain <= bound:
             return f"a difference of {self.from_plain:.2g} standard deviations from the model's own forward"
         return ""

@@ -93,5 +93,5 @@ def _remedy(name: str, runtime: str) -> str:
         "flash-attn": "model.attention=auto; or pip install hatchling wheel && "
         "pip install --no-build-isolation .[flash-attn]; or " + install,
         "nvidia driver": f"the container sees none; see {RUNTIMES[runtime].gpu_hook}, and nvidia-smi on the node",
-        "amdgpu driver": "the node has none loaded; see lsmod on the node",
+        "amdgpu driver": "none is loaded on the node; see lsmod there",
     }.get(name, install)

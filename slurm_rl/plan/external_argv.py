@@ -130,8 +130,8 @@ def _check_secrets(argv: tuple[str, ...], settings: Settings) -> None:
     for name in sorted(_SECRET_NAMES & (words | told)):
         raise ConfigError(
             f"{name} must not be an argument: every user of a node can read command lines",
-            action=f"export WANDB_API_KEY or HF_TOKEN before submitting; where a program wants a W&B key to switch "
-            f"W&B on, give it the word {WANDB_KEY}",
+            action="export WANDB_API_KEY or HF_TOKEN before submitting; if a program needs a W&B key to enable W&B, "
+            f"pass {WANDB_KEY}",
         )
 
 

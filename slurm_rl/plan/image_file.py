@@ -32,7 +32,7 @@ def check_image_file(path: Path) -> None:
     Raises:
         ConfigError: the file is missing, not an image, or truncated.
     """
-    again = "make it again: python -m slurm_rl image build --force, with the words of this command"
+    again = "build it again: python -m slurm_rl image build --force, with the arguments of this command"
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def check_image_file(path: Path) -> None:
         )
     if size < wanted:
         raise ConfigError(
-            f"a {kind} must be whole", seen=f"{path} of {size:,} bytes; its header says {wanted:,}", action=again
+            f"a {kind} must be complete", seen=f"{path} of {size:,} bytes; its header says {wanted:,}", action=again
         )
 
 

@@ -104,7 +104,7 @@ def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
         raise ConfigError(
             f"the verifier's process must start within {_START_TIMEOUT_S:g} s",
             seen="it did not",
-            action="look at what it printed above",
+            action="check its output above",
         ) from None
 
 

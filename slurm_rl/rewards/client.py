@@ -121,7 +121,7 @@ class RewardClient:
                 return self._ask(url, items, deadline)
             except _TooLarge:
                 if len(items) == 1:
-                    raise self._refused(url, "413, one completion alone is too large") from None
+                    raise self._refused(url, "413, a single completion is too large") from None
                 return self._score_halves(items, deadline)
             except _Rejected as rejected:
                 if len(items) == 1:

@@ -59,7 +59,7 @@ class VerifierProcesses:
                 raise RewardError(
                     "every verifier under reward.verifiers must be importable",
                     seen=answer.detail,
-                    action="install what the message names in the image the job runs in",
+                    action="install the named package in the job's image",
                 )
             if answer is not None:
                 ready.add(answer)

@@ -72,7 +72,7 @@ class AgentTrajectory:
         if isinstance(verdict, Failure) and verdict.cause == "exception" and self.is_truncated:
             verdict = Verdict()
         if isinstance(verdict, Verdict) and not any(turn.heard for turn in self.conversation.turns):
-            return Failure("exception", "the program asked for no reply, or heard none")
+            return Failure("exception", "the program requested no reply, or received none")
         return verdict
 
     def reward_item(self) -> RewardItem:
@@ -90,7 +90,7 @@ class AgentTrajectory:
         """Return the agent's own reward. No reward counts 0 after a limit, and is a failure otherwise."""
         if isinstance(outcome, Verdict) and outcome.reward is None:
             if not self.is_truncated:
-                outcome = Failure("bad score", "the program said no reward, and no reward is configured")
+                outcome = Failure("bad score", "the program printed no reward, and no reward is configured")
             else:
                 outcome = replace(outcome, reward=0.0)
         if isinstance(outcome, Failure):

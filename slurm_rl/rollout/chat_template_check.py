@@ -33,7 +33,7 @@ def check_turns(config: RunConfig, model_path: str, tokenizer: Any, tools: Seque
     raise ConfigError(
         "multi-turn episodes need sampling to stop where the chat template ends a turn",
         seen=f"{end} {tokenizer.convert_ids_to_tokens(end)!r} ends a turn of {model_path}; sampling ends at {known}",
-        action=f"rollout.stop_token_ids=[{end}], or where a source or a set says its own stop_token_ids, {end} there",
+        action=f"rollout.stop_token_ids=[{end}], also in the stop_token_ids of sources and sets: {end} there",
     )
 
 

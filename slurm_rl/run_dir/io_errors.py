@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 _NEXT = {
     errno.ENOSPC: "make room there",
-    errno.EDQUOT: "remove files of yours there, or have the quota raised",
+    errno.EDQUOT: "remove your files there, or request a larger quota",
     errno.EROFS: "have it mounted for writing",
     errno.EIO: "have its device or server looked at",
     errno.ESTALE: "have it mounted anew",
@@ -67,7 +67,7 @@ def explain_io_error(error: BaseException, path: Path) -> str | None:
         return None
     named = getattr(error, "filename", None)
     where = describe_disk(Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path)
-    return f"a file system must take what is written; got {error}; {where}. Next: {next_action(error)}"
+    return f"a file system must accept writes; got {error}; {where}. Next: {next_action(error)}"
 
 
 def next_action(error: object) -> str:

@@ -80,7 +80,7 @@ class Launched:
     # ---- what befalls it -------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        assert "asked to save and end" in self.type("cancel", str(self.run.path))
+        assert "stopping after a save" in self.type("cancel", str(self.run.path))
 
     def kill_controller(self) -> None:
         """Of two processes of one command line, the one that was forked."""

@@ -16,5 +16,5 @@ def test_cancel_answers_and_ends_a_run_on_any_disk(launcher: str) -> None:
     """The deadlines of what is measured are minutes; nothing else of the run would end by itself."""
     found = measure(launcher, list(DISKS))
     for state, times in found.items():
-        assert "asked to save and end" in times.said or state == "broken", (state, times)
+        assert "stopping after a save" in times.said or state == "broken", (state, times)
     assert f"has not answered for {ANSWER_S:g} s" in found["hanging"].said

@@ -51,7 +51,7 @@ def test_an_engine_reads_what_leaks_one_a_row(tmp_path: Path) -> None:
     config, policy = ModelConfig(path=str(tmp_path)), PolicyConfig(num_threads=1)
     engine = PolicyEngine(tmp_path, config, policy, OptimConfig(lr=1e-2), temperature=1.0)
     assert not engine.rows.packed
-    assert "tokens see what they must not" in engine.rows.reason
+    assert "tokens attend to positions that they must not see" in engine.rows.reason
     for _ in range(2):
         together = engine.compute_logprobs([build_sequences()])[0]
         apart = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences()]

@@ -111,7 +111,7 @@ def test_cancel_answers_and_ends_what_runs_for_a_folder_that_hangs(
     write_json(run.plan, {})
     disk.hang()
     assert main(["cancel", str(run.path)]) == 0
-    assert f"asked to save and end: process {controller.pid}" in capfd.readouterr().err
+    assert f"stopping after a save: process {controller.pid}" in capfd.readouterr().err
     assert controller.wait(60) == -signal.SIGTERM
     assert main(["cancel", str(run.path)]) == 2
     assert "no process here and no job of yours in squeue" in capfd.readouterr().err

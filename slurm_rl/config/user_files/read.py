@@ -84,7 +84,7 @@ def _check_call(function: ast.FunctionDef, form: Form, spec: str) -> None:
         raise ConfigError(
             f"{form.key} is called as {function.name}({', '.join(form.parameters)})",
             seen=_show(function, spec),
-            action="give it these parameters, and any others a default",
+            action="use these parameters, and give any others a default",
         )
 
 

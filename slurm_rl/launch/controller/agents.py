@@ -150,8 +150,8 @@ def explain_image(plan: JobPlan, words: str) -> str:
     """Return the cause for a container that did not start or has no Python."""
     return (
         f"the image must start and have {plan.python} ({plan.container['runtime']} {plan.container['image'] or ''}); "
-        f"got {words or 'no word'}. Next: see whether the image is there on the nodes, and what is in it "
-        "(python -m slurm_rl doctor); make it: python -m slurm_rl image build"
+        f"got {words or 'no word'}. Next: check the image on the nodes (python -m slurm_rl doctor), or build it: "
+        "python -m slurm_rl image build"
     )
 
 

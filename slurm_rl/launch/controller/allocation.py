@@ -110,7 +110,7 @@ class Allocation(Protocol):
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         """Requeue the job after an attempt and wait for the end of this start; return the reason if that fails."""
-        return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
+        return f"this job is not restarted. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
 
     def abandon(self, cause: str) -> None:
         """End agents that are not descendants of this process, without access to the run directory, which hangs after a

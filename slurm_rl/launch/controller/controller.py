@@ -223,7 +223,7 @@ class Controller:
             check_image_file(image)
         nodes = self.allocation.start(attempt, self.is_stopped)
         if nodes is None:
-            return AttemptEnd("lost", "asked to stop before the nodes were started")
+            return AttemptEnd("lost", "stopped before the nodes were started")
         watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.allocation)
         limit = LimitWatch(self.run_dir, self.plan, self.allocation)
         while nodes.poll() is None:

@@ -46,14 +46,14 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
     if attempt.hang.is_file():
         return AttemptEnd("lost", read_json(attempt.hang)["cause"])
     if asked and "running" not in read_record(attempt, 0).get("phases", {}):
-        return AttemptEnd("lost", "asked to stop before the trainer had started")
+        return AttemptEnd("lost", "stopped before the trainer had started")
     causes = find_causes(attempt)
     is_input = any(record.get("exit_code") == EXIT_BAD_INPUT for record in _read_records(attempt))
     if found and found["outcome"] == "failed":
         # When a node died the trainer may only know that an actor of its own did.
         code = EXIT_BAD_INPUT if is_input else found["exit_code"]
         return AttemptEnd("failed", "; ".join([*causes, found.get("cause", "")]), code)
-    cause = "; ".join(causes) or f"the trainer died without a word (exit status {status})"
+    cause = "; ".join(causes) or f"the trainer died without a message (exit status {status})"
     cause = f"{cause}; see {attempt.logs}"
     if asked:
         return AttemptEnd("lost", f"not all was saved in time: {cause}")

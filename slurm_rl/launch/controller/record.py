@@ -50,7 +50,7 @@ class RunState:
         return f"{self.word}: {self.detail}" if self.detail else self.word
 
 
-SILENT_END = "its controller ended without a word"
+SILENT_END = "its controller ended without a message"
 ROW_MARK = "slurm_rl row "
 """Prefix of the rows of metrics.jsonl in the log of a job, for machines that cannot read the file."""
 

@@ -159,7 +159,7 @@ class Hub:
         for message in messages:
             self._handle(member, message)
         if member in self._pending and now > member.came_at + _PROOF_S:
-            self._drop(member, "did not say who it is")
+            self._drop(member, "did not identify itself")
         elif now > member.heard_at + SILENCE_S:
             self._drop(member, f"was silent for {SILENCE_S:g} s")
         return None

@@ -162,7 +162,7 @@ class Link:
             fault = f"no JSON ({type(error).__name__})"
         if fault is not None:
             raise LinkClosed(
-                "a machine of the run must say what this version of slurm_rl knows",
+                "a machine of the run must use messages of this version of slurm_rl",
                 seen=f"{fault}, from {self.peer}",
                 action="install one version on all machines",
             )

@@ -58,7 +58,7 @@ class Dashboard:
         self.address, self._token = address.rstrip("/"), token or None
         if self._token is not None and not (self._token.isascii() and self._token.isprintable()):
             raise ConfigError(
-                f"{TOKEN_VARIABLE} must be one word of ASCII",
+                f"{TOKEN_VARIABLE} must be ASCII without spaces",
                 seen=f"{len(self._token)} characters, some of them not printable",
                 action=f"export {TOKEN_VARIABLE} again, without a line break at its end",
             )
@@ -152,7 +152,7 @@ class Dashboard:
         if error.code == 404:
             if path == "/api/version":
                 return self._is_no_dashboard("HTTP 404 for /api/version")
-            return _NotFound("Ray must know what it is asked for", seen=path)
+            return _NotFound("Ray must know the requested object", seen=path)
         if error.code in range(300, 400):
             return self._is_no_dashboard(f"it redirects to {error.headers.get('Location')}")
         last = words.splitlines()[-1] if words else ""

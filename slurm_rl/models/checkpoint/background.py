@@ -91,7 +91,7 @@ def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
             reserved.rename(_reason(path))  # readers find a complete file
         except OSError as second:
             # The file system is unavailable: the waiter has a deadline and checks for stop signals.
-            log_to_stderr(f"{path} was not written ({error}), which could not be told ({second})")
+            log_to_stderr(f"{path} was not written ({error}), which could not be reported ({second})")
 
 
 def _reason(path: Path) -> Path:

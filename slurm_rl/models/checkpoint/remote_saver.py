@@ -66,9 +66,11 @@ class RemoteSaver:
                 "copies of checkpoints are accepted only with the key that signed them",
                 seen=f"steps {', '.join(map(str, newer))} in {self.remote.url}, none of them signed with "
                 f"{checkpoint_key_file(self.run_dir)}",
-                action=f"put that file of the lost run directory there; or remove it and export {TOKEN_VARIABLE} as it "
-                "was when the run began; or checkpoint.verify=false, if nobody else may write there; or choose "
-                "another run_dir to begin anew",
+                action=(
+                    f"put that file of the lost run directory there; or remove it and export {TOKEN_VARIABLE} "
+                    "with its original value; or set checkpoint.verify=false, if only you can write there; or choose "
+                    "another run_dir to start over"
+                ),
             )
         return False
 

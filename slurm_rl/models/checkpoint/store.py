@@ -221,7 +221,7 @@ def _step_of(path: Path) -> int:
 
 def cannot_write(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"a checkpoint must be written whole ({error.strerror or error}; {describe_disk(path)})",
+        f"a checkpoint must be written completely ({error.strerror or error}; {describe_disk(path)})",
         seen=str(path),
         action=f"{next_action(error)}; older checkpoints are untouched",
     )

@@ -60,9 +60,9 @@ def render_dstack(
     names = ", ".join([*secret_names, RUN_TOKEN])
     return (
         f"# slurm_rl: {config.name}. In a checkout of slurm_rl: dstack apply -f <this file>\n"
-        f"# Names without a value ({names}) come from the environment of that shell, where dstack wants them set;\n"
+        f"# Names without a value ({names}) come from the environment of that shell, where dstack requires them;\n"
         "# take out those that the run does not need.\n"
-        f"# {RUN_TOKEN} is any long random word: export {RUN_TOKEN}=$(openssl rand -hex 32)\n{text}"
+        f"# {RUN_TOKEN} is any long random string: export {RUN_TOKEN}=$(openssl rand -hex 32)\n{text}"
     )
 
 

@@ -49,13 +49,14 @@ def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]
     return (
         "#!/bin/bash\n"
         f"# slurm_rl: {config.name}. {', '.join(secret_names)}: from the environment of this shell.\n"
-        "# No word starts it; again after an end: MaxText resumes from base_output_directory/run_name.\n"
+        "# Without an argument, start it; to restart after an end: MaxText resumes from "
+        "base_output_directory/run_name.\n"
         "# status, wait, delete: of this workload.\n"
         "set -euo pipefail\n"
         "case ${1:-create} in\n"
         "  create) ;;\n"
         f"{cases}"
-        '  *) echo "$0 takes no word, status, wait or delete; got $1" >&2; exit 2 ;;\n'
+        '  *) echo "$0 takes no argument, status, wait or delete; got $1" >&2; exit 2 ;;\n'
         "esac\n"
         f"lines=({lines})\n"
         "environment() {\n"

@@ -150,7 +150,7 @@ def _refuse(archive: Path, name: str, why: str) -> DataError:
 
 def _damaged(archive: Path, error: Exception) -> PrepareError:
     return PrepareError(
-        f"{archive.name} must be a whole .tar or .zip",
+        f"{archive.name} must be a complete .tar or .zip",
         seen=f"{type(error).__name__}: {error}",
         action="remove it, then run it again",
     )

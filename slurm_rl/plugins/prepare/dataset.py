@@ -44,7 +44,7 @@ class BadRows:
         if self.found and not self.leave_out:
             more = len(self.found) - _SHOWN
             raise DataError(
-                f"{source}: every row must be whole; {len(self.found)} of {len(self.found) + num_good} are not",
+                f"{source}: every row must be complete; {len(self.found)} of {len(self.found) + num_good} are not",
                 seen="; ".join(self.found[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
                 action="continue without them with --leave-out-bad-rows, or choose another --revision",
             )

@@ -65,7 +65,7 @@ class Judged:
 def judge(name: str, findings: Findings, answers: Answers) -> Judged:
     """Compose the preset, plan the demo with it, and ask Slurm whether it takes that job. Nothing is queued."""
     date = time.strftime("%Y-%m-%d")
-    origin = f"{name}: written by `{PROGRAM} site` on {findings.host}, {date}. Behind each value: where it comes from."
+    origin = f"{name}: written by `{PROGRAM} site` on {findings.host}, {date}. Comments name the source of each value."
     with tempfile.TemporaryDirectory(prefix="slurm_rl-site-") as folder:
         write_text(Path(folder, "cluster", f"{name}.yaml"), build_preset(findings, answers, [origin]).text)
         _, plan, _ = compose_run([f"cluster={name}", "exp=demo"], folder, is_run=False)

@@ -76,7 +76,7 @@ def _lines(findings: Findings, answers: Answers, partition: Partition) -> Iterat
     yield Line("cluster.python", None, "python3 of the image" if answers["image"].value else python)
     yield answered("cluster.slurm.partition")
     yield answered("cluster.slurm.account")
-    why = "whole nodes: all GPUs of each are taken" if on_gpus else "others may use the rest of a node"
+    why = "whole nodes with all of their GPUs" if on_gpus else "other jobs may use the rest of a node"
     yield Line("cluster.slurm.exclusive", on_gpus, why)
     yield answered("container.runtime")
     yield answered("container.image")

@@ -266,8 +266,8 @@ def refuse_request(why: str) -> RequestError:
 def refuse_tools(why: object) -> RequestError:
     """Error for tools that the template or parser does not support."""
     return RequestError(
-        "tools must be told by the model's chat template, and the calls that it writes read back by vLLM's parser",
+        "the model's chat template must list tools, and vLLM's parser must read the calls that it renders",
         seen=shorten(str(why), 600),
-        action="leave tools out, choose a model that was taught to call them, or name its parser (env.tool_parser)",
+        action="leave tools out, choose a model trained to call them, or set its parser (env.tool_parser)",
         status=400,
     )

@@ -81,7 +81,7 @@ def parse_tools(found: Sequence[Any] | None) -> tuple[Schema, ...]:
     schemas = tuple(_parse_tool(tool) for tool in found or ())
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):
-        raise refuse("tools must have names of their own", names)
+        raise refuse("tools must have distinct names", names)
     return schemas
 
 

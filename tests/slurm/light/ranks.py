@@ -54,7 +54,7 @@ class Ranks:
             if stops.item() or self.step % self.args.save_every == 0 or self.step == self.args.num_steps:
                 self.save()
             if stops.item():
-                raise StopRequested("asked to save and leave")
+                raise StopRequested("asked to save and stop")
 
     def compute(self) -> None:
         value = Counter().add(self.step, self.values[self.rank], self.args.step_s)

@@ -74,7 +74,7 @@ def test_each_trained_token_has_the_temperature_of_its_sequence() -> None:
     batch = build_packed_batch([replace(ADDITION, temperature=0.5), EMPTY, replace(SHORT, temperature=1.0)])
     assert batch.temperatures is not None and batch.temperatures.dtype == torch.float32
     assert batch.temperatures.tolist() == [0.5, 0.5, 1, 1, 1]
-    with pytest.raises(AssertionError, match="or none does"):
+    with pytest.raises(AssertionError, match="must have a temperature, or none"):
         build_packed_batch([ADDITION, replace(SHORT, temperature=1.0)])
 
 

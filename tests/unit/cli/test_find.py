@@ -134,7 +134,7 @@ def test_cancel_by_job_id_ends_the_run_of_that_job(
     run = make_run(tmp_path / "shared/local", "4711")
     monkeypatch.setattr(cancel, "cancel_runs", lambda runs: len(list(runs)))
     assert main(["cancel", "4711"]) == 0
-    assert f"asked to save and end: {run}" in capfd.readouterr().err
+    assert f"stopping after a save: {run}" in capfd.readouterr().err
 
 
 def test_cancel_asks_the_launcher_when_the_last_run_does_not_answer(

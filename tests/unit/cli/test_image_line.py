@@ -50,7 +50,7 @@ def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_pa
     with pytest.raises(ConfigError, match=r"must be there.*image build"):
         check_image_is_there(plan)
     (tmp_path / "rl.sqsh").write_bytes(sqsh(300)[:200])
-    with pytest.raises(ConfigError, match=r"must be whole.*image build --force"):
+    with pytest.raises(ConfigError, match=r"must be complete.*image build --force"):
         check_image_is_there(plan)
 
 

@@ -68,7 +68,7 @@ def test_the_table_needs_the_standard_library_alone() -> None:
 
 def test_help_behind_dashes_is_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(tmp_path), "--", "ls", "--help"]) == 2
-    assert "holds plan.json" in capsys.readouterr().err
+    assert "must contain plan.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -64,7 +64,7 @@ def test_check_weight_files_takes_a_whole_folder(tmp_path: Path, names: list[str
 )
 def test_read_shapes_says_why_a_file_is_not_whole(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"must be whole; got .*model\.safetensors: {says}"):
+    with pytest.raises(ConfigError, match=rf"must be complete; got .*model\.safetensors: {says}"):
         read_shapes(tmp_path)
 
 

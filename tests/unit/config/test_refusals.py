@@ -70,7 +70,7 @@ SAMPLING = [
     ),
 ]
 SOURCES = [
-    (["data.train=addition"], "data.train and data.eval are not read where there are data.sources"),
+    (["data.train=addition"], "data.train and data.eval are not used with data.sources"),
     (["+data.sources.more.weight=2"], "data.sources.more.train must name its rows"),
     (["+data.sources.sums.weight=2000"], "data.sources.games.weight must be at least 0.001 of the sum"),
     (["+data.sources.sums.max_tokens=6"], "data.sources.sums: max_tokens must be at most rollout.max_tokens"),

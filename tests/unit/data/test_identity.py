@@ -56,7 +56,7 @@ def test_a_row_that_moved_to_the_held_out_side_is_seen(tmp_path: Path) -> None:
 def test_a_run_that_began_before_rows_were_written_down_is_refused(tmp_path: Path) -> None:
     """Which rows it holds out may be others by now."""
     (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: bring the old data"):
+    with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: restore the old data"):
         check(tmp_path, PROMPTS, [])
     accept_new_rows(RunDir(tmp_path))
     check(tmp_path, PROMPTS, [])

@@ -59,7 +59,7 @@ def test_a_missing_image_is_named_with_its_row(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_image_is_named_with_its_row(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("hello")
-    with pytest.raises(DataError, match=r"row 7: an image must be a whole .*text\.png.*hello"):
+    with pytest.raises(DataError, match=r"row 7: an image must be a complete .*text\.png.*hello"):
         check_source(str(tmp_path / "text.png"), "row 7")
     with pytest.raises(DataError, match=r"row 7: .*base64"):
         check_source("data:;base64,###", "row 7")
@@ -71,7 +71,7 @@ def test_a_truncated_image_is_refused_when_it_is_decoded(tmp_path: Path) -> None
     cut.write_bytes(whole.read_bytes()[:1200])
     check_source(str(cut), "row 7")
     assert read_size(str(cut), "row 7") == (64, 64)
-    with pytest.raises(DataError, match=r"row 7: an image must be a whole .*cut\.jpg.*truncated"):
+    with pytest.raises(DataError, match=r"row 7: an image must be a complete .*cut\.jpg.*truncated"):
         open_image(str(cut), "row 7")
 
 

@@ -176,7 +176,7 @@ def test_configured_reward_scores_agents_without_reward() -> None:
     ("code", "cause", "told"),
     [
         ("ask(messages)", "bad score", "no reward is configured"),
-        ("print('{\"reward\": 1}')", "exception", "asked for no reply"),
+        ("print('{\"reward\": 1}')", "exception", "requested no reply"),
         ("ask(messages)\nraise SystemExit(4)", "exception", "exit code 4"),
         ("ask(messages)\nprint('{\"reward\": NaN}')", "bad score", "finite number"),
         ("os.environ['OPENAI_API_KEY'] = 'other'\nask(messages)", "exception", "401"),

@@ -46,5 +46,5 @@ def test_a_folder_without_rollouts_is_refused_before_the_run(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"rollout\.replay must name a folder.*Next: name <run>/rollouts"):
         load_config(["+exp=demo", f"rollout.replay={tmp_path}"])
     dump_groups(tmp_path, 0, [group(1.0)])
-    with pytest.raises(ConfigError, match=r"rollout\.replay goes without rollout\.dump"):
+    with pytest.raises(ConfigError, match=r"rollout\.replay excludes rollout\.dump"):
         load_config(["+exp=demo", f"rollout.replay={tmp_path}", "rollout.dump=true"])

@@ -100,7 +100,7 @@ def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> Non
 
 def test_a_filter_that_leaves_completions_out_of_its_answer_is_refused(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(groups, config): return [[True] for g in groups]")
-    with pytest.raises(ConfigError, match="got 2 answers for 2 groups; there are 4 in 2"):
+    with pytest.raises(ConfigError, match="got 2 values for 2 groups; expected 4 in 2"):
         keep_mask([make_group(0, [1.0, 0.0]), make_group(1, [1.0, 0.0])], FilterConfig(function=spec))
 
 

@@ -162,7 +162,7 @@ class RowReader:
         path = PurePosixPath(value.removeprefix("file://"))
         inside = path.relative_to(THEIR_FOLDER) if path.is_relative_to(THEIR_FOLDER) else path
         if inside.is_absolute() or ".." in inside.parts:
-            raise DataError(f"column 'message': an image lies below {THEIR_FOLDER}", seen=value)
+            raise DataError(f"column 'message': an image must be below {THEIR_FOLDER}", seen=value)
         names = [str(inside), *([f"{self._around}/{inside}"] if self._around else [])]
         name = next((name for name in names if (self._unpacked / name).is_file()), None)
         if name is None:

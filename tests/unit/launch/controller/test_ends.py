@@ -69,7 +69,7 @@ def test_saved_though_nobody_asked_is_a_failure_of_the_node(tmp_path: Path) -> N
 
 def test_asked_to_stop_too_early_or_in_vain_is_no_failure(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
-    assert read_end(attempt, 1, asked=True).cause == "asked to stop before the trainer had started"
+    assert read_end(attempt, 1, asked=True).cause == "stopped before the trainer had started"
     write_json(attempt.node(0), {"host": "n1", "state": "ended", "phases": {"running": 1.0}})
     end = read_end(attempt, 1, asked=True)
     assert end.outcome == "lost"

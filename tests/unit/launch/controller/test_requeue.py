@@ -20,7 +20,7 @@ from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
 from slurm_rl.run_dir.run_lock import LockHolder
 
-RESUME = "nobody starts this job again. Next: python -m slurm_rl resume "
+RESUME = "this job is not restarted. Next: python -m slurm_rl resume "
 
 
 class Finished:

@@ -165,7 +165,7 @@ def test_no_tool_at_all_says_which_are_wanted(programs: Programs, shared: Path, 
     [
         ("Path(argv[1]).write_bytes(b'half'); print('No space left on device'); sys.exit(1)", "room on the disk"),
         ("Path(argv[1]).write_bytes(b'half'); print('some other words'); sys.exit(3)", "status 3\nsome other words"),
-        (writes(sqsh(500)[:300], "argv[1]"), "must be whole"),
+        (writes(sqsh(500)[:300], "argv[1]"), "must be complete"),
     ],
 )
 def test_a_maker_that_fails_leaves_the_old_image_and_nothing_else(
