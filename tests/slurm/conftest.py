@@ -83,15 +83,13 @@ def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
         return OnSlurm(make_shared_dir(cluster), cluster)
 
     def on_machines() -> Launched:
-        machines = found("session_machines")
+        machines: Machines = found("session_machines")
         return OnMachines(Path(tempfile.mkdtemp(dir=machines.shared)), machines)
 
     make: dict[str, Callable[[], Launched]] = {
         "slurm": on_slurm,
         "local": lambda: OnThisMachine(tmp_path),
-        "manual": lambda: OnMachines(
-            Path(tempfile.mkdtemp(dir=found("session_machines").shared)), found("session_machines")
-        ),
+        "manual": on_machines,
         "ray": lambda: OnRay(tmp_path, found("session_ray")),
     }
     run = make[name]()

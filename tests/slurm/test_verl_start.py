@@ -20,7 +20,7 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 from tests.slurm.cluster import Cluster
 from tests.slurm.submitting import cli, quote, wait_for_end
 from tests.tiny_llama import build_tiny_llama
-from tests.train.external.conftest import RELEASES
+from tests.train.external.releases import RELEASES
 from tests.train.external.test_verl_data import make_rows
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -20,7 +20,7 @@ from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.external_argv import RunValues, build_external_argv
 from slurm_rl.plugins.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv
-from tests.train.external.google import unpack
+from tests.train.external.releases import unpack
 
 PARSER = Path(__file__).parent / "parse_xpk.py"
 TARGET = XpkTarget("tpus", "v5p-128", "gcr.io/p/maxtext:1", "p", num_slices=2, priority="high")

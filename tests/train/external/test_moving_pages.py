@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from tests.docs.markdown import DOCS, read_tables, words_in_code
-from tests.train.external.conftest import RELEASES
+from tests.train.external.releases import RELEASES
 
 
 def words_of(page: str) -> set[str]:

@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
 from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 from tests.train.external.record import FOLDER, RECORDERS
+from tests.train.external.releases import unpack
 
-PARSER = "prime-pydantic-config==0.4.3"
 RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RECORDERS}
 # A value for each type, to lay the recorded config out with.
 VALUES = {"int": 1, "float": 1.0, "bool": False, "str": "text", "NoneType": None, "list": [], "reference": 1}
@@ -117,16 +116,8 @@ def list_keys(types: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """prime-rl's parser, unpacked; downloaded once."""
-    folder = tmp_path_factory.mktemp("prime")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    done = subprocess.run([*command, "--dest", str(folder), PARSER], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"{PARSER} cannot be downloaded here: {done.stderr.strip().splitlines()[-1]}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "package")
-    return folder / "package"
+    """prime-rl's parser."""
+    return unpack(tmp_path_factory.mktemp("prime"), "prime")
 
 
 def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
