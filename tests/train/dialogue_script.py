@@ -19,7 +19,7 @@ from slurm_rl.algorithms.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.tool_syntax import ToolSyntax
@@ -92,33 +92,23 @@ def go_on(reply: str) -> list[Message]:
     return [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
 
 
-def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine, exact: Any) -> dict[str, Any]:
-    """What both say of the sampled tokens, and what was sampled.
-
-    Args:
-        exact: the same model in float64, a Hugging Face one.
-    """
+def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[str, Any]:
+    """Return the largest difference of the logprobs, and what was sampled."""
     completions = [completion for group in groups for completion in group.completions]
     sampled = [np.asarray(completions[owner].logprobs)[span] for owner, span in find_parts(groups)]
     sequences = build_plain_sequences(groups)
     own = compute(policy, sequences)
-    right = [compute_exactly(exact, sequence) for sequence in sequences]
     texts = [str(case.tokenizer.decode(one.token_ids)) for one in completions]
     thought = case.thought[1]
     calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
     return {
         "difference": farthest(own, sampled),
-        "policy_rounding": farthest(own, right),
-        "engine_rounding": farthest(sampled, right),
         "surprise": -min(float(said.min()) for said in sampled),
         "tokens": sum(map(len, sampled)),
         "turns": [len(completion.turns) for completion in completions],
         "sequences": len(sequences),
         "calls": Counter(call.error or "made" for call in calls),
         "thoughts": sum(text.count(thought) for text in texts) if thought else 0,
-        "rendered_again": [
-            far for group in groups for one in group.completions for far in forget(case, group, one, policy)
-        ],
         "example": texts[0],
     }
 
@@ -131,42 +121,13 @@ def compute(policy: PolicyEngine, sequences: Sequence[TrainSequence]) -> list[Fl
     return [found[places.index(place)] for place in range(len(sequences))]
 
 
-def compute_exactly(exact: Any, sequence: TrainSequence) -> FloatArray:
-    """The same of one sequence in float64, without packing."""
-    import torch
-
-    tokens = torch.as_tensor(sequence.token_ids)[None]
-    with torch.no_grad():
-        logprobs = exact(tokens).logits[0, :-1].log_softmax(-1)
-    places = np.arange(sequence.trained_from, tokens.shape[1]) if sequence.trained is None else sequence.trained
-    found: FloatArray = logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()[places - 1]
-    return found
-
-
 def farthest(some: Sequence[FloatArray], others: Sequence[FloatArray]) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
 
 
-def forget(case: Case, group: Group, completion: Trajectory, policy: PolicyEngine) -> list[float]:
-    """How far off the last reply of a talk would be, had the template rendered again what was before it."""
-    if not case.name.endswith("/talk") or len(completion.turns) < TURNS:
-        return []
-    messages, last = begin(group.prompt), completion.turns[-1]
-    for turn in completion.turns[:-1]:
-        said = str(case.tokenizer.decode(completion.token_ids[turn.start : turn.end]))
-        messages += go_on(said.removesuffix(case.stop[0]))
-    context = case.encode(case.template.render(messages, "a dialogue", add_generation_prompt=True))
-    reply = completion.token_ids[last.start : last.end]
-    [own] = compute(policy, [TrainSequence(token_ids=np.asarray([*context, *reply]), trained_from=len(context))])
-    return [float(np.abs(own - np.asarray(completion.logprobs)[-len(reply) :]).max())]
-
-
 def main(folder: Path, names: Sequence[str]) -> None:
-    from transformers import AutoModelForCausalLM
-
     cases = [Case(name) for name in names]
     policy = teach(cases, folder)
-    exact = AutoModelForCausalLM.from_pretrained(str(folder / "taught"), attn_implementation="eager").double()
     rollout = RolloutConfig(max_num_seqs=32)
     engine = VLLMEngine(str(folder / "taught"), ModelConfig(path=str(folder / "taught")), rollout, CONTEXT, 0)
     found = {}
@@ -178,7 +139,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
         by_program = case.name.endswith("/program")
         spec = SamplingSpec(1 if by_program else MEMBERS, TURN_TOKENS, 1.0, 1.0, seed=3, stop_token_ids=stops)
         groups = (play_program if by_program else play)(case, engine, spec)
-        found[case.name] = describe(case, groups, policy, exact)
+        found[case.name] = describe(case, groups, policy)
     print(json.dumps(found))
 
 

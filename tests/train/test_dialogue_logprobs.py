@@ -45,7 +45,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert one["difference"] < 1e-5
-    assert max(one["policy_rounding"], one["engine_rounding"]) < (2e-5 if case in TOOLS else 1e-5)
     # Of tokens that were certain it would be nothing.
     assert one["surprise"] > 2 and one["tokens"] > 100
 
@@ -61,8 +60,6 @@ def test_there_were_calls_with_what_came_of_them_in_between(found: dict[str, Any
 def test_thoughts_stay_where_the_template_would_drop_them(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert one["sequences"] == len(one["turns"]) and one["thoughts"] > len(one["turns"])
-    # What the comparison would see, were it not so.
-    assert max(one["rendered_again"]) > 1e-2
 
 
 def test_a_program_that_drops_thoughts_makes_sequences_of_its_own(found: dict[str, Any]) -> None:
