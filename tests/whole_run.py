@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -92,18 +93,33 @@ def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None
     while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events)):
         assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
         time.sleep(0.05)
+    os.kill(find_driver(run.path), signal.SIGKILL)
+
+
+def find_driver(run_dir: Path) -> int:
+    """Return the pid of the run's trainer."""
+    found = [pid for pid in find_processes(run_dir) if "slurm_rl.trainers.grpo.main" in command_line(pid)]
+    assert found, "no trainer to kill"
+    return min(found)  # a child has its words until it runs another program
+
+
+def find_processes(run_dir: Path) -> list[int]:
+    """Return the living processes whose environment or command line names the run."""
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and f"grpo.main\0--run-dir\0{run.path}\0".encode() in _read_cmdline(entry):
-            os.kill(int(entry.name), signal.SIGKILL)
-            return
-    raise AssertionError("no trainer to kill")
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.fsencode(run_dir) in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
-def _read_cmdline(entry: Path) -> bytes:
+def command_line(pid: int) -> str:
+    """Words of a process with spaces between; "" of one that has ended meanwhile."""
     try:
-        return (entry / "cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
-        return b""
+        return ""
 
 
 def read_examples(page: str) -> list[str]:

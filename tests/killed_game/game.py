@@ -15,6 +15,7 @@ from pathlib import Path
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
+from tests.whole_run import command_line, find_processes
 
 PATIENCE_S = 600.0
 _STEPS = ("trainer.num_steps=4", "eval.interval=4", "checkpoint.interval=2")
@@ -129,7 +130,9 @@ class Game:
         """With SIGKILL; returns when the command has ended, False where it had finished before."""
         has_killed = False
         # Again: of those that live some start others.
-        while found := [pid for pid in self._processes() if whole or _is_trainer(pid)]:
+        while found := [
+            pid for pid in find_processes(self.run.path) if whole or "slurm_rl.trainers.grpo.main" in command_line(pid)
+        ]:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -149,29 +152,9 @@ class Game:
 
     def ask_to_stop(self) -> None:
         """As Slurm asks before a time limit: the process that leads the job, which submitit's own has started."""
-        leads = [pid for pid in self._processes() if _runs(pid, b"submitit.core._submit\0")]
+        leads = [pid for pid in find_processes(self.run.path) if "submitit.core._submit " in command_line(pid)]
         os.kill(max(leads), signal.SIGUSR2)
-
-    def _processes(self) -> list[int]:
-        """Living processes whose environment or command line names the run."""
-        found, name = [], os.fsencode(f"{self.run.path}")
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if name in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
-                        found.append(int(entry.name))
-        return found
 
     @property
     def output(self) -> str:
         return (self.run.path.parent / "output").read_text()[-4000:]
-
-
-def _is_trainer(pid: int) -> bool:
-    return _runs(pid, b"slurm_rl.trainers.grpo.main\0")
-
-
-def _runs(pid: int, module: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        return module in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False

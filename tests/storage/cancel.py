@@ -20,6 +20,7 @@ from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import ROOT, job_id, submit, wait_for_step
 from tests.storage.disks import DISKS, Disk
+from tests.whole_run import find_processes
 
 _TRIALS = 3
 _LATER_S = 0.5
@@ -75,16 +76,6 @@ def _cancel(disk: Disk, run: Path, env: dict[str, str], folder: Path, is_over: C
     answered = time.monotonic() - start
     wait_until(is_over, "the end of the run", timeout_s=120)
     return Times(answered, time.monotonic() - start, done.stderr)
-
-
-def find_processes(run: Path) -> list[int]:
-    """Processes that name the run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.fsencode(run) in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
 
 
 @contextlib.contextmanager

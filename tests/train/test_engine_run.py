@@ -17,8 +17,7 @@ from slurm_rl.node.heartbeat import HEARTBEATS
 from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.train.test_run import find_processes
-from tests.whole_run import exact_rows, start_run
+from tests.whole_run import exact_rows, find_processes, start_run
 
 pytestmark = pytest.mark.slow
 

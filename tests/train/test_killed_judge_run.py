@@ -17,8 +17,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.train.test_run import find_processes
-from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
+from tests.whole_run import OVERRIDES, exact_rows, find_processes, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 

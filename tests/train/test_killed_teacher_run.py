@@ -11,8 +11,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.train.test_engine_run import wait_for_phase
-from tests.train.test_run import find_processes
-from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
+from tests.whole_run import OVERRIDES, exact_rows, find_processes, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 

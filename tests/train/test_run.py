@@ -23,7 +23,7 @@ from slurm_rl.node.private_folder import tmp_stem
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained
-from tests.whole_run import OVERRIDES, exact_rows, finish, start_run
+from tests.whole_run import OVERRIDES, command_line, exact_rows, find_driver, find_processes, finish, start_run
 
 
 def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
@@ -224,36 +224,9 @@ def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Cal
     assert "killed by SIGKILL" in output
 
 
-def find_driver(run_dir: Path) -> int:
-    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.trainers.grpo.main" in command_line(pid)]
-    return driver
-
-
 def has_rows(run_dir: Path, count: int) -> bool:
     path = run_dir / "metrics.jsonl"
     return path.is_file() and path.read_bytes().count(b"\n") >= count
-
-
-def find_processes(run_dir: Path) -> list[int]:
-    """Living processes whose environment or command line names the run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(str(run_dir)) in text:
-                found.append(int(entry.name))
-    return found
-
-
-def command_line(pid: int) -> str:
-    """Words of a process with spaces between; "" of one that has ended meanwhile."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize(
