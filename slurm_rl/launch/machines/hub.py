@@ -72,7 +72,7 @@ class Hub:
         """Machine that received a stop signal, and the signal."""
         self._beat_at = 0.0
         self._rejected: set[tuple[str, str]] = set()
-        """Address and cause of rejected connections; each is logged once."""
+        """Kind and address of rejected connections; each is logged once."""
 
     def open(self) -> None:
         """Listen; no-op if it listens already. Raises ConfigError if the port is taken."""
@@ -195,9 +195,10 @@ class Hub:
             self._report("node/left", member, cause=cause)
 
     def _reject(self, kind: str, **fields: str) -> None:
-        place, cause = fields.values()
-        if (place, cause) not in self._rejected:
-            self._rejected.add((place, cause))
+        # A cause may contain bytes of the peer, so only the address counts.
+        place = (kind, fields.get("address") or fields["host"])
+        if place not in self._rejected:
+            self._rejected.add(place)
             append_event(self.run_dir, kind, **fields)
 
     # ---- new members -----------------------------------------------------------------------------
