@@ -1,4 +1,4 @@
-"""Progress of long work: one line, rewritten in place on a terminal, printed at intervals in a log.
+"""Progress of long work: a line at intervals.
 
     with measure("model.safetensors", total=size) as advance:
         for chunk in chunks:
@@ -13,8 +13,6 @@ so stalled work is visible.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import sys
 import threading
 import time
@@ -23,15 +21,10 @@ from dataclasses import dataclass
 
 EVERY_S = 10.0
 """Interval of printed lines."""
-REFRESH_S = 0.25
-"""Interval of the line on a terminal."""
-_WIPE = "\r\x1b[2K"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 Advance = Callable[[float], None]
 """Adds to the amount done, from any thread; negative for work to repeat."""
-_on_screen = threading.Lock()
-"""A terminal has one line at a time; parallel work prints lines."""
 
 
 @dataclass
@@ -130,60 +123,26 @@ def measure(
         yield advance
         return
     start = time.monotonic()
-    with _open_display() as display:
 
-        def look() -> None:
-            while not over.wait(display.every_s):
-                if poll is not None:
-                    with contextlib.suppress(OSError):  # a file that is not there yet
-                        work.done = poll()
-                display.show(work.describe(time.monotonic() - start))
+    def look() -> None:
+        while not over.wait(EVERY_S):
+            if poll is not None:
+                with contextlib.suppress(OSError):  # a file that is not there yet
+                    work.done = poll()
+            _write(work.describe(time.monotonic() - start))
 
-        thread = threading.Thread(target=look, name="meter", daemon=True)
-        thread.start()
-        try:
-            yield advance
-        finally:
-            over.set()
-            thread.join()
+    thread = threading.Thread(target=look, name="meter", daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        over.set()
+        thread.join()
     seconds = time.monotonic() - start
     if seconds >= EVERY_S:
-        _write(f"{work.describe_end(seconds)}\n")
+        _write(work.describe_end(seconds))
 
 
-class _Lines:
-    """Display for logs."""
-
-    every_s = EVERY_S
-
-    def show(self, line: str) -> None:
-        _write(f"{line}\n")
-
-
-class _Screen:
-    """Display for terminals; appears with the first update, so that quick work does not flicker."""
-
-    every_s = REFRESH_S
-
-    def show(self, line: str) -> None:
-        _write(_WIPE + line[: shutil.get_terminal_size().columns - 1])
-
-
-@contextlib.contextmanager
-def _open_display() -> Iterator[_Lines | _Screen]:
-    """Return the display: lines if there is no terminal, or other work shows its line there."""
-    can_wipe = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if not can_wipe or not _on_screen.acquire(blocking=False):
-        yield _Lines()
-        return
-    try:
-        yield _Screen()
-    finally:
-        _write(_WIPE)
-        _on_screen.release()
-
-
-def _write(text: str) -> None:
+def _write(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the reader has closed
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from slurm_rl.models.checkpoint.remote import RemoteFolder
 from slurm_rl.plugins.image.rootfs import unpack_root
@@ -22,31 +21,9 @@ from slurm_rl.run_dir.meter import Work, measure
 DEADLINE_S = 20.0
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
-    """Called by the test itself: pytest sets standard error anew between a fixture and its test."""
-    for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(meter._Screen, "every_s", 0.001)
-
-    def open_one() -> Terminal:
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stderr", terminal)
-        return terminal
-
-    return open_one
-
-
 @pytest.fixture
 def many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter._Lines, "every_s", 0.001)
-    monkeypatch.setattr(meter, "EVERY_S", 0.0)
+    monkeypatch.setattr(meter, "EVERY_S", 1e-6)
 
 
 def polled(values: list[float]) -> tuple[Callable[[], float], threading.Event]:
@@ -115,44 +92,11 @@ def test_one_of_many_ranks_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_one_line_that_is_wiped_and_no_line_is_longer(open_terminal: Callable[[], Terminal]) -> None:
-    terminal = open_terminal()
-    poll, over = polled([1e9, 2e9, 2e9])
-    with measure("a-very-long-name-of-a-file-\x1b]0;evil\x07-00001-of-00030.safetensors", 4e9, poll=poll):
-        assert over.wait(DEADLINE_S)
-    text = terminal.getvalue()
-    assert "2.0 of 4.0 GB" in text and "evil\x07" not in text
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert max(cell_len(line) for line in re.split(r"[\r\n]", plain)) <= 80
-    # The line is wiped: quick work leaves no output.
-    assert text.rstrip().endswith("\x1b[2K")
-
-
-def test_work_parallel_to_a_line_prints_lines(open_terminal: Callable[[], Terminal], many_lines: None) -> None:
-    terminal = open_terminal()
-    with measure("first", 10, unit="files"), measure("second", 10, unit="files") as advance:
-        advance(10)
-    assert "second: 10 of 10 files done in" in terminal.getvalue()
-
-
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_without_colours_there_are_none(
-    open_terminal: Callable[[], Terminal], many_lines: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    terminal = open_terminal()
-    poll, over = polled([1.0, 2.0, 2.0])
-    with measure("work", 4, unit="files", poll=poll):
-        assert over.wait(DEADLINE_S)
-    assert not re.search(r"\x1b\[[0-9;]+m", re.sub(r"\x1b\[0?m", "", terminal.getvalue()))
-    assert "work" in terminal.getvalue()
-
-
 def test_a_reader_that_left_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    meter._Lines().show("x")
+    meter._write("x")
 
 
 def unpack_archive(folder: Path) -> None:
