@@ -112,19 +112,6 @@ def test_the_recipe_of_the_cpu_image_is_built_without_a_registry_and_twice_is_a_
     assert again.returncode == 0 and "is up to date" in again.stderr and "podman build" not in again.stderr
 
 
-def test_a_tar_becomes_an_image_in_the_store_once(env: Mapping[str, str], tmp_path: Path) -> None:
-    make_busybox_root(tmp_path / "root.tar")
-    name = "localhost/from-tar:1"
-    words = ["import", "--engine=podman", f"--from={tmp_path}/root.tar"]
-    words += ["container.runtime=podman", f"container.image={name}"]
-    done = image(env, *words)
-    assert done.returncode == 0 and "is ready" in done.stderr, done.stderr
-    again = image(env, *words)
-    assert again.returncode == 0 and "is up to date" in again.stderr, again.stderr
-    run = ["podman", "run", "--rm", "--network=host", name, "/bin/env", "A=b"]
-    assert "A=b" in subprocess.run(run, env=dict(env), capture_output=True, text=True, check=True).stdout
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""

@@ -17,7 +17,7 @@ from tests.lock import ROOT
 
 MAX_LINES = 63_630
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 8_870
+MAX_PLUGIN_LINES = 7_610
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
 MAX_TEST_LINES = 61_600
 """Lines of tests. Goal: 45,000."""

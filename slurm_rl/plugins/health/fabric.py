@@ -110,12 +110,15 @@ def judge_fabric(lines: Mapping[str, Sequence[str]], hosts: Sequence[str], *, on
     able = [host for host in hosts if compute[host] is not None and "error" not in (compute[host] or {})]
     if len(hosts) < 2:
         return FabricResult(verdicts)
-    fabric = judge_pairs(able, _read_pairs(answers), scale)
+    # A slow processor also slows the all-reduces of its partners.
+    fit = [host for host in able if verdicts[host]["matmul"].state != "bad"]
+    rates = {pair: rate for pair, rate in _read_pairs(answers).items() if set(pair) <= set(fit)}
+    fabric = judge_pairs(fit, rates, scale)
     whole = [one for host in hosts for one in answers[host] if one.get("task") == "all"]
     errors = [str(one.get("error", "a wrong sum")) for one in whole if _rate(one) is None]
     if errors:
         seen = f"an all-reduce over {len(able)} nodes whose pairs are healthy: {errors[0]}"
-        fabric |= dict.fromkeys(able, Verdict("bad", seen))
+        fabric |= dict.fromkeys(fit, Verdict("bad", seen))
     for host, verdict in fabric.items():
         verdicts[host]["fabric"] = verdict
     return FabricResult(verdicts, None if errors else min(filter(None, map(_rate, whole)), default=None))
@@ -192,9 +195,12 @@ def judge_pairs(hosts: Sequence[str], rates: Mapping[Pair, float | None], scale:
     for host in hosts:
         found = [Verdict("ok", "its all-reduce is as fast as others'")]
         own = {pair: rate for pair, rate in rates.items() if host in pair}
+        if not own:
+            verdicts[host] = Verdict("unknown", "no partner was healthy")
+            continue
         if host not in healthy:
             seen = ", ".join(f"{_show(rate)} with {_partner(host, pair)}" for pair, rate in own.items())
-            verdicts[host] = Verdict("bad", f"its all-reduce is slow: {seen or 'not measured'}")
+            verdicts[host] = Verdict("bad", f"its all-reduce is slow: {seen}")
             continue
         for pair, rate in own.items():
             if pair in slow and healthy.issuperset(pair):

@@ -52,10 +52,6 @@ class Podman:
     def pull(self, ref: str) -> None:
         run_tool([self.program, "pull", ref])
 
-    def load_root(self, tar: Path, ref: str, label: str) -> None:
-        """Make an image of one layer from the tar of a root file system."""
-        run_tool([self.program, "import", f"--change=LABEL {LABEL}={label}", str(tar), ref])
-
     def save(self, ref: str, path: Path) -> None:
         """Write the image as an archive that apptainer reads."""
         run_tool([self.program, "save", "--format=docker-archive", f"--output={path}", ref], grows=path)

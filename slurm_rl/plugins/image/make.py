@@ -89,13 +89,14 @@ def import_image(target: Target, ref: str, how: How) -> bool:
     check_target(target)
     is_tar, path = ".tar" in Path(ref).name, target.path
     ref = ref.removeprefix("docker://")
+    if path is None:
+        action = f"{target.runtime} import {ref} {target.image}" if is_tar else f"container.image={ref}"
+        raise ConfigError(f"{target.runtime} starts images of its own store, not files", seen=ref, action=action)
     if is_tar and not Path(ref).is_file():
         raise ConfigError("--from must name an existing tar, or a reference", seen=ref)
     source_hash = _hash_source(ref, is_tar)
     if _is_made(target, source_hash) and not how.force:
         return False
-    if path is None:
-        return _load(target, ref, is_tar, source_hash, how)
     if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and how.engine is None:
         import_by_enroot(ref, path)
         _write_manifest(path, source_hash, ref)
@@ -105,18 +106,6 @@ def import_image(target: Target, ref: str, how: How) -> bool:
     if engine is not None and (engine.inspect(ref) is None or how.force):
         engine.pull(ref)
     _make_file(target, path, Source(engine, ref), source_hash, ref)
-    return True
-
-
-def _load(target: Target, ref: str, is_tar: bool, source_hash: str, how: How) -> bool:
-    """Load a tar into the engine's store; return False if it is there."""
-    engine = choose_engine(how.engine)
-    if _is_in_store(engine, target.image, source_hash) and not how.force:
-        return False
-    if not is_tar:
-        rule = f"{target.runtime} takes a reference as it is: there is nothing to import"
-        raise ConfigError(rule, seen=ref, action=f"container.image={ref}")
-    engine.load_root(Path(ref), target.image, source_hash)
     return True
 
 
