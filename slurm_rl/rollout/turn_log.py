@@ -171,7 +171,7 @@ class TurnLog:
             self.report("journal/cut", file=path.name, kept=end, dropped=len(data) - end)
         if not rows:
             return {}
-        before = rows[0]
+        before = rows[0].batch or {}
         if any(before.get(name) != facts[name] for name in ("prompts", "members")):
             self.report("journal/dropped", file=path.name, cause="its prompts differ")
             return {}

@@ -60,7 +60,7 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
         if int(seed, 16) != game.batch_seed(step):
             continue  # of a mixture's calculator, whose places are others
         rows = parse_lines(file.read_bytes())[0]
-        twice = Counter((row["p"], row["m"], row["t"]) for row in rows if row["k"] == "reply")
+        twice = Counter((row.p, row.m, row.t) for row in rows if row.reply is not None)
         assert waves or max(twice.values(), default=1) == 1, f"{file.name}: sampled twice: {twice.most_common(3)}"
         if step < saved or (not waves and step > saved + ahead):
             continue

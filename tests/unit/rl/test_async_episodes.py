@@ -107,7 +107,7 @@ def test_resume_does_not_sample_logged_turns(tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     _, first = live("Counted", tmp_path, 10, order=1)
     data = b"".join(path.read_bytes() for path in (tmp_path / "journal").iterdir())
-    noted = data.count(b'"k":"reply"')
+    noted = data.count(b'"reply":[')
     assert noted == 10
     found, second = live("Counted", tmp_path, 10**9, order=2)
     assert found is not None
