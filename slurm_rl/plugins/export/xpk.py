@@ -49,7 +49,7 @@ def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]
     return (
         "#!/bin/bash\n"
         f"# slurm_rl: {config.name}. {', '.join(secret_names)}: from the environment of this shell.\n"
-        "# Without an argument, start it; to restart after an end: MaxText resumes from "
+        "# Without an argument: start the workload. Run it again after an end: MaxText resumes from "
         "base_output_directory/run_name.\n"
         "# status, wait, delete: of this workload.\n"
         "set -euo pipefail\n"
