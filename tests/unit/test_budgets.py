@@ -15,11 +15,11 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 63_630
+MAX_LINES = 61_700
 """Lines of slurm_rl. Goal: 46,000."""
 MAX_PLUGIN_LINES = 7_610
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
-MAX_TEST_LINES = 61_600
+MAX_TEST_LINES = 61_200
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 314
 """Lines of the longest file. Goal: 300."""

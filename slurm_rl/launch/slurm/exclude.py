@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.launch.controller.record import Job, has_finished, load_job, not_finished, read_end_state
+from slurm_rl.launch.controller.record import has_finished, load_job
 from slurm_rl.launch.hooks import Exclusion, open_node_checks
 from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes
 from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import SbatchOptions
-from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
+from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 
 def user_nodes(plan: JobPlan, option: str) -> list[str]:
@@ -63,16 +63,3 @@ def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
         return options  # the controller looks at the run directory, too
     asked = [str(options["dependency"])] if "dependency" in options else []
     return {**options, "dependency": ",".join([*asked, f"afterok:{job.job_id}"]), "kill-on-invalid-dep": "yes"}
-
-
-def run_before(job: Job) -> RunDir | None:
-    """Return the unfinished run that a job without attempts depends on; None without one."""
-    if job.run.attempt_numbers():
-        return None
-    after = read_json(job.run.plan).get("after")
-    return None if after is None or has_finished(RunDir(after)) else RunDir(after)
-
-
-def explain_end(before: RunDir) -> str:
-    """Return why a job never started."""
-    return str(not_finished(before, read_end_state(before)))

@@ -9,12 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.agents import OURS, explain, last_words
 from slurm_rl.launch.controller.attempts import EXIT_INTERRUPTED
-from slurm_rl.launch.controller.record import SILENT_END, Job, RunState, record_end, record_failed
+from slurm_rl.launch.controller.record import (
+    SILENT_END,
+    Job,
+    RunState,
+    has_finished,
+    not_finished,
+    read_end_state,
+    record_end,
+    record_failed,
+)
 from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.admission import check_admission
 from slurm_rl.launch.slurm.commands import JobInfo
-from slurm_rl.launch.slurm.exclude import exclude_at_submit, explain_end, run_before
+from slurm_rl.launch.slurm.exclude import exclude_at_submit
 from slurm_rl.launch.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.plan.container import Wrapped
@@ -131,6 +140,19 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
     exit_code = f", exit code {found.exit_code}" if found.exit_code else ""
     reason = f" ({found.reason}{exit_code})" if found.reason or exit_code else ""
     return RunState("dead", f"Slurm says {found.slurm_state}{reason}; {SILENT_END}")
+
+
+def run_before(job: Job) -> RunDir | None:
+    """Return the unfinished run that a job without attempts depends on; None without one."""
+    if job.run.attempt_numbers():
+        return None
+    after = read_json(job.run.plan).get("after")
+    return None if after is None or has_finished(RunDir(after)) else RunDir(after)
+
+
+def explain_end(before: RunDir) -> str:
+    """Return why a job never started."""
+    return str(not_finished(before, read_end_state(before)))
 
 
 def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
