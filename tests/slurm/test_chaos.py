@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.chaos.__main__ import main, parse, plan, rage
-from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stage import set_clocks
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster
@@ -48,26 +47,6 @@ def test_three_faults_of_a_seed(cluster: Cluster, shared_dir: Path, clock: Path)
     logs = [run.run_dir.attempt(number).path / "steps.jsonl" for number in own]
     steps = [row for log in logs if log.is_file() for row in read_rows(log)]
     assert any(row["start"] > storm.hits[-1].time for row in steps)
-
-
-@pytest.mark.slow
-def test_a_node_cut_off_from_slurmctld_leaves_one_writer(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
-    """Its job is started again elsewhere while its first start lives on: the second takes the run, the first is silent.
-
-    Before that a clock jumps and a rank dies.
-    """
-    faults = (
-        Fault(0.0, "clock/jump", 0.6, 8.0, waits=True),
-        Fault(1.0, "rank/kill", 0.0, 0.0, waits=True),
-        Fault(2.0, "network/slurmctld", 0.0, 35.0, waits=True),
-    )
-    args = parse([*WORDS, "--minutes", "0.7"])
-    broken, storm = rage(args, cluster, None, clock, shared_dir, faults)
-    assert broken == []
-    assert not any(hit.missed for hit in storm.hits)
-    (job, first), *others = storm.scene.run.starts
-    # The cut was long enough: Slurm has started the job once more.
-    assert others and others[-1] == (job, first + 1)
 
 
 @pytest.mark.slow

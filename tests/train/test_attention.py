@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, logging
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models import attention
@@ -24,7 +24,6 @@ from slurm_rl.models.load_model import load_model
 from slurm_rl.models.model_folder import tell_rows
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.row_check import RowCheck, check_rows
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
 from slurm_rl.run_dir.event_text import describe_event, read_events
@@ -144,13 +143,6 @@ def test_auto_takes_flash_attention_where_the_model_has_it(family: str, dtype: t
         assert choose_attention(model, "cpu", any_mask=False) != FLASH
         model.config.head_dim = 512
         assert choose_attention(model, "cuda", any_mask=False) != FLASH
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
-    return folder
 
 
 def build_engine(folder: Path, policy: PolicyConfig, score_seed: int | None, **model: Any) -> PolicyEngine:

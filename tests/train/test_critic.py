@@ -12,24 +12,14 @@ from transformers import AutoModelForSequenceClassification
 
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.reward_model import ScoreStatistics
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.workers.critic import build_critic_loss, read_before
-
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(SMALL, seed=0, folder=folder)
-    return folder
 
 
 def build_critic(folder: Path, init_from: Path | None = None, seed: int = 1) -> PolicyEngine:

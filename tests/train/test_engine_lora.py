@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.convert import convert_checkpoint
@@ -23,19 +23,10 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
 from tests.unit.models.test_store_address import free_port
 
 CPU = torch.device("cpu")
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 LORA = LoraConfig(rank=4, alpha=8.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lora") / "model"
-    build_tiny_model(SMALL, seed=0, folder=folder)
-    return folder
 
 
 def build_engine(

@@ -11,19 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.load_model import load_model, load_tokenizer
 from slurm_rl.models.tiny import build_tiny_model
-
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(SMALL, seed=0, folder=folder)
-    return folder
+from tests.train.conftest import SMALL
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.models.checkpoint.background import wait_for_files
@@ -24,18 +24,11 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.workers.train_workers import PolicyWorker
+from tests.train.conftest import SMALL
 
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(SMALL, seed=0, folder=folder)
-    return folder
 
 
 def build_engine(folder: Path, temperature: float = 1.0, **fields: object) -> PolicyEngine:

@@ -18,8 +18,7 @@ from slurm_rl.config.train import PolicyConfig
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.frozen import FrozenModel
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
-from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, SMALL, cross_entropy
+from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, cross_entropy
 from tests.train.test_shared_prompts import build_groups
 
 TEMPERATURES = (0.5, 1.0, 1.6, 0.7)
@@ -63,13 +62,6 @@ def test_each_is_as_alone(attention: str, prefix_sharing: bool, packed: bool, ch
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5 * float(gradients[name].abs().max()))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(SMALL, seed=0, folder=folder)
-    return folder
 
 
 def build_engine(folder: Path, temperature: float) -> PolicyEngine:

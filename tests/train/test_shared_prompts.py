@@ -17,7 +17,8 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.row_layout import require_maskable
 from slurm_rl.models.tiny import build_tiny_model
-from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, SMALL, cross_entropy
+from tests.train.conftest import SMALL
+from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, cross_entropy
 
 
 def build_groups(seed: int = 0, group_size: int = 3) -> list[TrainSequence]:
