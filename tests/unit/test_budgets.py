@@ -19,7 +19,7 @@ MAX_LINES = 61_700
 """Lines of slurm_rl. Goal: 46,000."""
 MAX_PLUGIN_LINES = 7_610
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
-MAX_TEST_LINES = 61_200
+MAX_TEST_LINES = 60_950
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 314
 """Lines of the longest file. Goal: 300."""
