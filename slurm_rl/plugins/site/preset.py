@@ -68,7 +68,9 @@ def _lines(findings: Findings, answers: Answers, partition: Partition) -> Iterat
     yield answered("cluster.accelerator")
     yield from _gpu_lines(partition.kind, answers["accelerator"]) if on_gpus else _cpu_lines(partition.kind)
     kind = partition.kind
-    count = f"{partition.name} has {kind.num_nodes} such nodes, of which {kind.num_usable} take jobs now"
+    alike = [one for one in partition.kinds if (one.gpu_type, one.num_gpus) == (kind.gpu_type, kind.num_gpus)]
+    total, usable = sum(one.num_nodes for one in alike), sum(one.num_usable for one in alike)
+    count = f"{partition.name} has {total} such nodes, of which {usable} take jobs now"
     yield Line("cluster.num_nodes", 1, f"to begin with; {count}", is_assumed=True)
     yield answered("cluster.run_root")
     yield Line("cluster.tmp_root", "/tmp", "local to each node; the nodes were not inspected", is_assumed=True)
