@@ -28,7 +28,7 @@ from typing import Any
 from slurm_rl.config.reward import RewardServiceConfig
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import build_request, parse_answer
-from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 
 _TRIES = 5
 _FIRST_PAUSE_S = 0.1
@@ -125,13 +125,13 @@ class RewardClient:
                 return self._score_halves(items, deadline)
             except _Rejected as rejected:
                 if len(items) == 1:
-                    return [RewardResult(item=items[0], value=None, failure="reference", detail=str(rejected))]
+                    return [Failure("reference", str(rejected)).result(items[0])]
                 return self._score_halves(items, deadline)
             except _Unwell as unwell:
                 num_refusals += unwell.is_refusal
                 if num_refusals >= _TRIES:
                     if len(items) == 1:
-                        return [RewardResult(item=items[0], value=None, failure="service", detail=str(unwell))]
+                        return [Failure("service", str(unwell)).result(items[0])]
                     return [result for item in items for result in self._score([item], deadline)]
                 self._pause(attempt, deadline, unwell, url)
         raise AssertionError("unreachable")

@@ -22,7 +22,7 @@ from typing import Any, cast, get_args
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import parse_prompt
 from slurm_rl.errors import ConfigError, RewardError
-from slurm_rl.rewards.results import FailureCause, RewardItem, RewardResult
+from slurm_rl.rewards.results import Failure, FailureCause, RewardItem, RewardResult
 from slurm_rl.rewards.values import keep_numbers, read_number, show
 
 _KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "code": "acc_rewards", "format": "format_rewards"}
@@ -170,11 +170,11 @@ def _build_result(item: RewardItem, reward: Any, parts: dict[str, float], failur
     if isinstance(failure, dict):
         cause = failure.get("cause")
         known = cast(FailureCause, cause) if isinstance(cause, str) and cause in _CAUSES else "service"
-        return RewardResult(item=item, value=None, failure=known, detail=_as_text(failure.get("detail", "")))
+        return Failure(known, _as_text(failure.get("detail", ""))).result(item)
     try:
         value = read_number(reward)
     except ValueError as error:
-        return RewardResult(item=item, value=None, failure="bad score", detail=f"the service returned {error}")
+        return Failure("bad score", f"the service returned {error}").result(item)
     return RewardResult(item=item, value=value, parts=parts)
 
 

@@ -60,10 +60,13 @@ class Failure:
     cause: FailureCause
     detail: str
 
+    def result(self, item: RewardItem) -> RewardResult:
+        return RewardResult(item=item, value=None, failure=self.cause, detail=self.detail)
+
 
 def build_result(item: RewardItem, outcome: dict[str, float] | Failure, weights: Mapping[str, float]) -> RewardResult:
     if isinstance(outcome, Failure):
-        return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
+        return outcome.result(item)
     value = sum(weights.get(name, 0.0) * score for name, score in outcome.items())
     return RewardResult(item=item, value=value, parts=outcome)
 

@@ -94,7 +94,7 @@ class AgentTrajectory:
             else:
                 outcome = replace(outcome, reward=0.0)
         if isinstance(outcome, Failure):
-            return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
+            return outcome.result(item)
         return RewardResult(item=item, value=outcome.reward, parts=dict(outcome.scores))
 
     def completion(self) -> Trajectory:

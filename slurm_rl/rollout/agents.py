@@ -51,7 +51,7 @@ from slurm_rl.rollout.endpoint.server import Endpoint
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.generation_client import GenerationClient
 from slurm_rl.rollout.replay import ReplayRecord
-from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.rollout.sampling import Rollouts, Sampler
 from slurm_rl.rollout.turn_log import PROGRAM, BatchLog, TurnLog
 from slurm_rl.rollout.turn_log_format import History
 
@@ -65,7 +65,7 @@ class PendingAgents:
     log: BatchLog | None
 
 
-class AgentRollouts:
+class AgentRollouts(Rollouts):
     """`Rollouts` of agents.
 
     Args:
@@ -133,9 +133,6 @@ class AgentRollouts:
             )
             for index, prompt in enumerate(pending.prompts)
         ]
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return self.finish(self.start(prompts, spec), Timer())
 
     def _play(self, pending: PendingAgents, within_s: float | None) -> list[AgentTrajectory]:
         spec, self._batch = pending.spec, pending

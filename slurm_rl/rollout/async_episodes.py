@@ -34,7 +34,7 @@ from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.episode import Episode, Limits, log_answer, log_reply
 from slurm_rl.rollout.generation_client import GenerationClient
-from slurm_rl.rollout.sampling import Sampler
+from slurm_rl.rollout.sampling import Rollouts, Sampler
 from slurm_rl.rollout.scoring import gather_groups, score_episodes
 from slurm_rl.rollout.turn_log import BatchLog, TurnLog
 
@@ -60,7 +60,7 @@ class EpisodeBatch:
     """Log lines to be written."""
 
 
-class AsyncEpisodes:
+class AsyncEpisodes(Rollouts):
     """`Rollouts` of several turns that run asynchronously.
 
     Args:
@@ -104,9 +104,6 @@ class AsyncEpisodes:
         with timer.phase("reward"):
             results = score_episodes(pending.episodes, self.scorer, pending.log)
         return gather_groups(pending.prompts, pending.episodes, results)
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return self.finish(self.start(prompts, spec), Timer())
 
     def _wait(self, batch: EpisodeBatch, within_s: float | None) -> None:
         cluster, seen = self.sampler.cluster, -1

@@ -21,7 +21,7 @@ from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.episode import Episode, Limits, log_answer, log_reply
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.sampling import Chunk, Sampler
+from slurm_rl.rollout.sampling import Chunk, Rollouts, Sampler
 from slurm_rl.rollout.scoring import gather_groups, score_episodes
 from slurm_rl.rollout.turn_log import BatchLog, TurnLog
 
@@ -35,7 +35,7 @@ class PendingEpisodes:
     log: BatchLog | None
 
 
-class LockstepEpisodes:
+class LockstepEpisodes(Rollouts):
     """`Rollouts` of several turns in lockstep.
 
     Args:
@@ -81,9 +81,6 @@ class LockstepEpisodes:
         with timer.phase("reward"):
             results = score_episodes(episodes, self.scorer, log)
         return gather_groups([group.prompt for group in groups], episodes, results)
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return self.finish(self.start(prompts, spec), Timer())
 
     def _step(self, episodes: Sequence[Episode], log: BatchLog | None) -> None:
         fresh = [episode for episode in episodes if episode.recall() is None]

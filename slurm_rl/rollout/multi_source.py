@@ -33,7 +33,7 @@ class _Share:
     pending: Any
 
 
-class MultiSource:
+class MultiSource(Rollouts):
     """`Rollouts` of several sources.
 
     Args:
@@ -62,6 +62,3 @@ class MultiSource:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             groups |= dict(zip(share.indices, share.source.rollouts.finish(share.pending, timer, left), strict=True))
         return [groups[index] for index in sorted(groups)]
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return self.finish(self.start(prompts, spec), Timer())

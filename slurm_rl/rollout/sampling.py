@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.errors import TrainingError
+from slurm_rl.node.stop import Timer
 from slurm_rl.node.wait_for_ray_nodes import POLL_S
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.workers.ray_driver import ActorLost, call_method, name_failure
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
     from slurm_rl.config.train import RolloutConfig
     from slurm_rl.data.tokenize import EncodedPrompt
-    from slurm_rl.node.stop import Timer
     from slurm_rl.rewards.scorer import Scorer
     from slurm_rl.rollout.engine_supervisor import EngineSupervisor
     from slurm_rl.workers.ray_driver import Actor, Cluster
@@ -42,6 +42,7 @@ class Rollouts(Protocol):
 
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
         """Start and finish in one call, for the evaluation."""
+        return self.finish(self.start(prompts, spec), Timer())
 
 
 @dataclass(eq=False)
@@ -90,10 +91,6 @@ class Sampler:
         self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float, supervisor: EngineSupervisor | None = None
     ) -> None:
         self.cluster, self.engines, self.timeout_s, self.supervisor = cluster, engines, timeout_s, supervisor
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        """Return groups in the order of the prompts."""
-        return self.finish(self.start(prompts, spec))
 
     def start(
         self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
@@ -220,7 +217,7 @@ def score_arrivals(arrivals: Iterator[dict[int, Group]], scorer: Scorer, timer: 
             scored |= dict(zip(part, score_groups(list(part.values()), scorer), strict=True))
 
 
-class SingleTurn:
+class SingleTurn(Rollouts):
     """Rollouts of one completion per episode, scored directly.
 
     Args:
@@ -237,9 +234,6 @@ class SingleTurn:
     def finish(self, pending: Sequence[Chunk], timer: Timer, within_s: float | None = None) -> list[Group]:
         arrivals = self.sampler.arrivals(pending, within_s)
         return score_arrivals(gather_arrivals(arrivals) if self.gathered else arrivals, self.scorer, timer)
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return score_groups(self.sampler.sample(prompts, spec), self.scorer)
 
 
 def build_spec(

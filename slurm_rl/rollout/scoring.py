@@ -87,5 +87,5 @@ def result_of(episode: Episode, item: RewardItem) -> RewardResult:
     elif failure is None and not math.isfinite(reward or 0.0):
         failure = Failure("bad score", f"the rewards of its turns add up to {reward}")
     if failure is not None:
-        return RewardResult(item=item, value=None, failure=failure.cause, detail=failure.detail)
+        return failure.result(item)
     return RewardResult(item=item, value=reward, parts=episode.scores)

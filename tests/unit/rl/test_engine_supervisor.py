@@ -110,7 +110,7 @@ def test_recover_resends_requests_to_the_replacement_after_its_weights(
 ) -> None:
     run = Run(tmp_path, Engine(), continuous=continuous)
     fresh = run.fresh[0]
-    groups = run.sampler.sample(prompts(4), SPEC)
+    groups = run.sampler.finish(run.sampler.start(prompts(4), SPEC))
     assert [group.prompt.index for group in groups] == [0, 1, 2, 3]
     assert {it for group in groups for completion in group.completions for it in completion.versions()} == {7}
     assert run.starts == [(0, 1)] and no_ray == [run.first] and run.engines[0].handle is fresh
@@ -124,7 +124,7 @@ def test_recover_suspects_the_node_after_max_restarts(tmp_path: Path) -> None:
     run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
     write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
     with pytest.raises(TrainingError, match="replaced 3 times"):
-        run.sampler.sample(prompts(2), SPEC)
+        run.sampler.finish(run.sampler.start(prompts(2), SPEC))
     assert run.starts == [(0, 1), (0, 2), (0, 3)]
     [evidence] = read_evidence(run.run)
     assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
@@ -146,7 +146,7 @@ def test_recover_waits_while_the_policy_trains(tmp_path: Path) -> None:
     """Its weights have no version then: the requests wait until they are on their way."""
     run = Run(tmp_path, Engine())
     run.supervisor.lock.acquire()
-    sampling = threading.Thread(target=run.sampler.sample, args=(prompts(2), SPEC))
+    sampling = threading.Thread(target=lambda: run.sampler.finish(run.sampler.start(prompts(2), SPEC)))
     sampling.start()
     sampling.join(timeout=0.5)
     assert sampling.is_alive() and run.starts == []
@@ -172,7 +172,7 @@ def test_recover_raises_for_colocated_engines_and_other_actors(
         run.supervisor.recover(other)
     run.supervisor.can_replace = False
     with pytest.raises(ActorLost):
-        run.sampler.sample(prompts(2), SPEC)
+        run.sampler.finish(run.sampler.start(prompts(2), SPEC))
     assert run.starts == []
 
 

@@ -14,6 +14,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.multi_source import MultiSource, Source
+from slurm_rl.rollout.sampling import Rollouts
 from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, source_accuracy
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
@@ -23,7 +24,7 @@ def prompt(source: str, index: int) -> EncodedPrompt:
     return EncodedPrompt(index=index, token_ids=[index], text=f"{source}{index}", answer="", source=source)
 
 
-class Said:
+class Said(Rollouts):
     """Rollouts that note what they were asked for."""
 
     def __init__(self, name: str, log: list[str]) -> None:
@@ -37,9 +38,6 @@ class Said:
     def finish(self, pending: Any, timer: Timer, within_s: float | None = None) -> list[Group]:
         self.log.append(f"finish {self.name}")
         return [Group(one, []) for one in pending]
-
-    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        return self.finish(self.start(prompts, spec), Timer())
 
 
 def test_multi_source_returns_groups_in_the_order_of_prompts() -> None:
