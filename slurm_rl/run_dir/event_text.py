@@ -33,8 +33,6 @@ PHRASES: dict[str, str] = {  # in the order of a run
     "node/joined": "a machine joined",
     "node/notice": "a machine received a termination notice",
     "node/left": "a machine left",
-    "node/refused": "a machine was refused",
-    "node/turned_away": "connection rejected",
     "attempt/started": "attempt started",
     "attempt/brought_up": "startup times in seconds",
     "node/started": "node started",
