@@ -12,9 +12,10 @@ from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape
+from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
 
 
@@ -37,7 +38,11 @@ def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
     if args.json:
         return json.dumps(plan.to_json(), indent=2)
     if args.script:
-        return render_plan(plan)
+        text = render_plan(plan)
+        if (exactness := explain_exactness(config)) is not None:
+            line = f"exactness  {exactness[0]} ({exactness[1]})"
+            text = text.replace("\n\nplacement\n", f"\n{line}\n\nplacement\n", 1)
+        return text
     shape = None if config.external else find_shape(config.model)
     prompts = "" if config.external else describe_prompts(config)
-    return render_explanation(config, plan, shape, prompts)
+    return render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)

@@ -1,4 +1,4 @@
-"""Render a run on one screen: task, machines, choices, memory, files, and how it ends."""
+"""Render a run on one screen: task, machines, choices with reasons, memory, files, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_rl.plan.layout import describe_memory
 from slurm_rl.plan.memory import GB, ModelShape
 from slurm_rl.plan.placement import count_workers_by_node, find_idle
 from slurm_rl.plan.preflight import describe_preflight
-from slurm_rl.plan.rationale import count, list_choices
+from slurm_rl.plan.rationale import count, list_reasons
 from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes
 
 if TYPE_CHECKING:
@@ -28,17 +28,21 @@ WIDTH = 80
 _INDENT = 14
 
 
-def render_explanation(config: RunConfig, plan: JobPlan, shape: ModelShape | None, prompts: str = "") -> str:
+def render_explanation(
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None = None, prompts: str = ""
+) -> str:
     """Return about 30 lines of 80 columns.
 
     Args:
         prompts: how prompts become text; see `describe_prompts`.
+        reference: shape of reference.path, if this machine sees it.
     """
-    choices = list(list_choices(config, plan))
+    found = list_reasons(config, plan, shape, reference)
+    reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
         *_section("run", _run(config, shape, prompts)),
         *_section("machines", _machines(config, plan)),
-        *(_section("choices", choices) if choices else []),
+        *(["choices", *reasons] if reasons else []),
         *(_memory(plan) if plan.external is None else ()),
         *_section("files", _files(config, plan, shape)),
         *_section("end of the run", _ends(config, plan)),

@@ -142,14 +142,34 @@ def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
     )
 
 
-def find_fitting(setting: Setting) -> Setting | None:
+@dataclass(frozen=True)
+class Fitting:
+    """A setting that fits, and the next faster one that does not."""
+
+    setting: Setting
+    share: float
+    """Share of a GPU's memory that it fits into."""
+    faster: tuple[Setting, Misfit] | None = None
+    """The next faster setting and its misfit."""
+
+
+def search_fitting(setting: Setting) -> Fitting | None:
     """Return the fastest setting that fits in every phase, with a tenth to spare if possible."""
     choices = list_choices(setting)
     for share in (_SPARING, 1.0):
+        faster = None
         for choice in choices:
-            if find_misfit(choice.within(share)) is None:
-                return choice
+            misfit = find_misfit(choice.within(share))
+            if misfit is None:
+                return Fitting(choice, share, faster)
+            faster = choice, misfit
     return None
+
+
+def find_fitting(setting: Setting) -> Setting | None:
+    """Return only the setting of `search_fitting`."""
+    found = search_fitting(setting)
+    return None if found is None else found.setting
 
 
 def describe_nearest(setting: Setting) -> str:

@@ -121,9 +121,7 @@ def build_layout(
         # Unknown memory: choose the settings that need the least.
         settled = fill_in(config, sparing=not on_cpu and config.model.path is not None)
         return LayoutPlan(tensor_parallel_size, *_sizes_of(settled), unknown=_explain_unknown(config, shape))
-    roles = Counter(actor.role for actor in actors)
-    known = {role: math.inf if size is None else size for role, size in capacities.items()}
-    setting = Setting(config, shape, reference or shape, roles, tensor_parallel_size, known)
+    setting = build_setting(config, shape, reference, actors, tensor_parallel_size)
     found = replace(setting, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(setting)
     if found is None:
         raise _refuse(setting)
@@ -151,6 +149,19 @@ def build_layout(
     )
 
 
+def build_setting(
+    config: RunConfig,
+    shape: ModelShape,
+    reference: ModelShape | None,
+    actors: Sequence[ActorPlan],
+    tensor_parallel_size: int,
+) -> Setting:
+    """Return the setting with open values; GPUs of unknown size have unlimited memory."""
+    roles = Counter(actor.role for actor in actors)
+    known = {role: math.inf if size is None else size for role, size in _capacities(config, actors).items()}
+    return Setting(config, shape, reference or shape, roles, tensor_parallel_size, known)
+
+
 def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, float | None]:
     """Return the memory of the smallest GPU of each role except reward services, in GB.
 
@@ -172,7 +183,7 @@ def _host_memory_by_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[in
     nodes: dict[int, Counter[str]] = {}
     for actor in actors:
         nodes.setdefault(actor.node, Counter())[actor.role] += 1
-    direct = choose_transfer(found.config, actors) != "ray"
+    direct = choose_transfer(found.config, actors)[0] != "ray"
     return {node: host_memory(found, roles, is_head=node == 0, direct=direct) for node, roles in nodes.items()}
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
 
-def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> str:
-    """Return the transport, nccl, ipc, gloo or ray; auto prefers direct transfer between GPUs.
+def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> tuple[str, str]:
+    """Return the transport (nccl, ipc, gloo or ray) and the reason; auto prefers direct transfer between GPUs.
 
     On CPU, Ray's object store copies once per node and gloo once per engine. Engines that sample a fixed batch ahead
     accept weights only after it, and a direct transfer would block the policy until then.
@@ -37,8 +37,11 @@ def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> str:
             action="rollout.weight_transfer=auto, or leave out policy.num_workers",
         )
     if wanted != "auto":
-        return wanted
-    ahead = rollout.max_off_policy_steps > 0 and not rollout.inflight_weight_updates
-    if config.cluster.accelerator == "cpu" or ahead or (rollout.colocate and unshared):
-        return "ray"
-    return "ipc" if rollout.colocate else "nccl"
+        return wanted, "as set"
+    if config.cluster.accelerator == "cpu":
+        return "ray", "without GPUs, once a node through host memory"
+    if rollout.max_off_policy_steps > 0 and not rollout.inflight_weight_updates:
+        return "ray", "engines sample ahead; the policy does not wait for their batch"
+    if rollout.colocate and unshared:
+        return "ray", "some engines are on GPUs without a policy worker"
+    return ("ipc", "engines share the policy's GPUs") if rollout.colocate else ("nccl", "from GPU to GPU")

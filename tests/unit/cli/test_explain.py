@@ -1,10 +1,11 @@
-"""The text of `plan`: unchanged since the golden files, and its choices.
+"""What `explain` prints, beside what it printed before, and that its reasons are those by which the plan chose.
 
 A wanted change: `python -m tests.unit.cli.test_explain` writes tests/golden/explain-*.txt again; review the diff.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,22 +49,40 @@ def test_no_golden_file_is_without_its_case() -> None:
     assert {path.name for path in GOLDEN.glob("explain-*")} == {f"explain-{case}.txt" for case in CASES}
 
 
+def test_the_choice_that_was_passed_over_is_refused_with_the_numbers_that_are_told() -> None:
+    told = " ".join(explain(*QWEN).split())
+    found = re.search(
+        r"the next, micro-batches of (\d+), (with|without) gradient checkpointing, takes ([\d.]+) of", told
+    )
+    assert found is not None, told
+    tokens, again, need = found.groups()
+    words = [f"policy.micro_batch_tokens={tokens}", f"model.gradient_checkpointing={str(again == 'with').lower()}"]
+    with pytest.raises(Exception, match=rf"got {re.escape(need)} GB > 80\.0 GB in phase train"):
+        explain(*QWEN, *words, "policy.logprob_chunk_tokens=null")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollout.max_off_policy_steps=1"], "weights sent by ray"),
-        (["rollout.colocate=true"], "weights sent by ipc"),
-        (["rollout.weight_transfer=ray"], "weights sent by ray"),
-        (["rollout.top_p=0.9"], "correction token_tis"),
+        (["rollout.max_off_policy_steps=1"], "weight transfer by ray: engines sample ahead"),
+        (["rollout.colocate=true"], "weight transfer by ipc: engines share the policy's GPUs"),
+        (["rollout.weight_transfer=ray"], "weight transfer by ray: as set"),
+        (["rollout.top_p=0.9"], "differently in the engine, top_p, top_k, min_p or repetition_penalty"),
+        (["policy.num_workers=2"], "2 policy workers: policy.num_workers"),
         (["policy.num_workers=2", "rollout.num_engines=2"], "idle 4 GPUs have no work"),
-        (["rollout.tensor_parallel_size=2"], "engines 2 GPUs each"),
-        (["algorithm.kl.coef=0.1"], "reference the initial policy in the policy workers"),
-        (["algorithm.kl.coef=0.1", "reference.num_workers=2"], "reference the initial policy on 2 dedicated GPUs"),
+        (["rollout.tensor_parallel_size=2"], "2 engines of 2 GPUs: rollout.tensor_parallel_size"),
+        (["algorithm.kl.coef=0.1"], "reference in the policy workers: algorithm.kl.coef=0.1"),
+        (["algorithm.kl.coef=0.1", "reference.num_workers=2"], "reference on 2 dedicated GPUs"),
+        (["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"], "fastest choice fits"),
+        (
+            ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=null"],
+            "the one choice left open fits",
+        ),
         (["cluster.slurm.partition=gpu", "job.time_limit=90"], "partition gpu: 1 node of 8 nvidia GPUs"),
         (["job.time_limit=90", "job.max_failures=0"], "failure ends it"),
     ],
 )
-def test_plan_shows_the_choice(words: list[str], said: str) -> None:
+def test_each_reason_follows_its_cause(words: list[str], said: str) -> None:
     assert said in " ".join(explain("model.path=Qwen/Qwen3-1.7B", *QWEN[1:], *words).split())
 
 

@@ -15,17 +15,17 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "after a kill every metric in every digit"),
-        (["rollout.max_off_policy_steps=2"], "after a kill every metric in every digit"),
-        (["env.schedule=async"], "after a kill the same tokens, no ended turn is sampled again"),
-        (["env.schedule=async", "model.dtype=bfloat16"], "after a kill no ended turn is sampled again"),
+        ([], "after a kill: every metric in every digit"),
+        (["rollout.max_off_policy_steps=2"], "after a kill: every metric in every digit"),
+        (["env.schedule=async"], "after a kill: the same tokens, no ended turn is sampled again"),
+        (["env.schedule=async", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
         (
             ["env.schedule=async", "rollout.max_off_policy_steps=2", "rollout.inflight_weight_updates=true"],
-            "after a kill no ended turn of a saved policy is lost",
+            "after a kill: no ended turn of a saved policy is lost",
         ),
         (
             ["env.name=null", "env.agent_command=[python,-m,agent]"],
-            "after a kill the same tokens, no recorded reply is sampled again",
+            "after a kill: the same tokens, no recorded reply is sampled again",
         ),
     ],
 )
@@ -35,5 +35,5 @@ def test_plan_shows_the_exactness_of_a_resume(
     monkeypatch.chdir(tmp_path)
     Path("digits.jsonl").write_text("".join(f'{{"prompt": "{i:03d}?", "answer": "2"}}\n' for i in range(20)))
     run = ["+exp=guessing_game_tiny", "data.train=digits.jsonl", "data.num_eval=1", f"env.name={WORLDS}:Count"]
-    assert main(["plan", "--config-dir", EXAMPLE, *run, *words]) == 0
-    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "--script", "--config-dir", EXAMPLE, *run, *words]) == 0
+    assert text in capsys.readouterr().out
