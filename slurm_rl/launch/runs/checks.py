@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.config.engine_args import check_engine_args
@@ -17,6 +17,7 @@ from slurm_rl.launch.controller.create import check_is_free
 from slurm_rl.launch.controller.record import has_finished, not_finished
 from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.runs.find import open_run
+from slurm_rl.launch.runs.long_warmups import find_long_warmups
 from slurm_rl.launch.runs.model_checks import (
     check_lora_targets,
     check_reward_model,
@@ -66,10 +67,11 @@ def _checks_of_inputs(
     after = [functools.partial(_check_after, config)] if is_new and not is_stage else []
     if config.external is not None:  # its program checks its own
         return [*after]
+    schedules = functools.partial(_check_schedules, config, tell)
     named = named_functions(config) if is_new else {}
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
     if config.cluster.launcher_entry.existing:  # its nodes see other folders than this machine does
-        return [*after, *functions]
+        return [*after, schedules, *functions]
     checks = [
         _check_model,
         _check_classifier,
@@ -79,7 +81,7 @@ def _checks_of_inputs(
     ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
-    return [*after, *(functools.partial(check, config) for check in checks), *functions]
+    return [*after, schedules, *(functools.partial(check, config) for check in checks), *functions]
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -203,6 +205,7 @@ def _check_data(config: RunConfig, tell: Tell) -> None:
         if config.task != "grpo":
             examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
             require_one_batch(len(examples), config.supervised.batch_size)
+            _tell_all(find_long_warmups(config, len(examples)), tell)
             return
         for one in [] if config.eval.only else each_source(config).values():
             _check_prompts(one, tell)
@@ -212,6 +215,16 @@ def _check_data(config: RunConfig, tell: Tell) -> None:
                 check_references(one.reward, rows, tell)
     except MissingLibraryError as error:
         tell(f"warning: the run, not this command, checks the data: {error}")
+
+
+def _check_schedules(config: RunConfig, tell: Tell) -> None:
+    if config.task == "grpo" and not config.eval.only:
+        _tell_all(find_long_warmups(config), tell)
+
+
+def _tell_all(lines: Iterable[str], tell: Tell) -> None:
+    for line in lines:
+        tell(line)
 
 
 def _check_prompts(config: RunConfig, tell: Tell) -> None:

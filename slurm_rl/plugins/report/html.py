@@ -110,9 +110,10 @@ def render_header(summary: dict[str, Any]) -> str:
         for name, value in _tiles(summary)
     )
     rows = f" · rows: {escape(text)}" if (text := describe_data(summary)) else ""
+    warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in summary["warnings"])
     return (
         f'<header><h1>{name}</h1><p class="sub"><span class="state {state}">{state}</span> · model: {model} · '
-        f'attempts: {summary["attempts"]}{rows}</p><div class="tiles">{tiles}</div></header>'
+        f'attempts: {summary["attempts"]}{rows}</p>{warnings}<div class="tiles">{tiles}</div></header>'
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
 from slurm_rl.plugins.goodput.render import render_line
+from slurm_rl.run_dir.divergence import find_divergence
 from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_results
 from slurm_rl.run_dir.event_text import RunMeta, collect_meta, format_seconds
 from slurm_rl.run_dir.jsonl import Row, read_rows
@@ -43,6 +44,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
         "held_out": {"before": _held_out(before), "after": _held_out(after)},
         "sets": _sets(rows, only_evaluates=meta.only_evaluates),
+        "warnings": find_divergence(rows, meta.rows.get("held_out", 0)),
         "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
         "packed": all(row.get("policy/packed", 1.0) for row in main),
         "tokens_per_s": _tokens_per_s(main),
@@ -156,6 +158,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     for kind in ("greedy", "sampled"):
         if any(side and kind in side for side in (before, after)):
             yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
+    for warning in summary["warnings"]:
+        yield "warning", warning
     if summary["reward"]["last"] is not None:
         yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
     if not summary["packed"]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from slurm_rl.cli.run_facts import describe_results
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import render_summary, write_summary
+from slurm_rl.run_dir.divergence import find_divergence
 from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.row_text import render_row
 from slurm_rl.run_dir.run_dir import RunDir
@@ -74,6 +75,49 @@ def test_table_of_training_has_the_change_of_each_set(run: RunDir) -> None:
     fill(run.metrics, [*rows, make_row(1, "eval", **RESULT)])
     table = render(write_summary(run))
     assert "avg@4 0.250 -> 0.540 ± 0.080, pass@2" in table
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rewards", "is_found"),
+    [
+        ([0.2, 0.82, 0.36], (0.9, 0.98), True),
+        ([0.2, 0.82, 0.36], (0.98, 0.9), False),  # the reward fell, too
+        ([0.2, 0.82, 0.78], (0.9, 0.98), False),  # within the noise of 100 rows
+        ([0.2, 0.36, 0.82], (0.9, 0.98), False),
+    ],
+)
+def test_divergence_is_found_when_accuracy_falls_and_reward_rises(
+    accuracies: list[float], rewards: tuple[float, float], is_found: bool
+) -> None:
+    rows = []
+    for number, accuracy in enumerate(accuracies):
+        rows.append(make_row(number * 20, "eval", **{"accuracy/sampled": accuracy}))
+        if number == len(accuracies) - 1:
+            break
+        for step in range(20):
+            share = (number * 20 + step) / 40
+            reward = rewards[0] + share * (rewards[1] - rewards[0])
+            rows.append(make_row(number * 20 + step + 1, "grpo", **{"reward/mean": reward}))
+    found = find_divergence(rows, num_held_out=100)
+    assert bool(found) is is_found
+    if is_found:
+        assert "held-out accuracy (sampled) fell from 0.820 (step 20) to 0.360 (step 40)" in found[0]
+
+
+def test_divergence_is_shown_in_table_report_and_status(run: RunDir) -> None:
+    fill(
+        run.events, [{"time": 1.0, "kind": "data/loaded", "train": 9, "held_out": 100, "overlapping": 0, "overlong": 0}]
+    )
+    fill(run.metrics, [make_row(0, "eval", **{"accuracy/greedy": 0.82})])
+    fill(run.metrics, [make_row(step, "grpo", **{"reward/mean": 0.9 + step / 400}) for step in range(1, 31)])
+    fill(run.metrics, [make_row(30, "eval", **{"accuracy/greedy": 0.36})])
+    words = "fell from 0.820 (step 0) to 0.360 (step 30)"
+    assert words in render(write_summary(run)).replace("\n", " ")
+    assert words in write_report(run).read_text()
+    lines = list(describe_results(run))
+    assert (
+        lines[0] == "eval    held out: greedy 0.360 (step 30)" and lines[1].startswith("warning ") and words in lines[1]
+    )
 
 
 def test_report_draws_scores_of_reward_functions_and_sets(run: RunDir) -> None:

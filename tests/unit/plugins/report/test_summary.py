@@ -35,6 +35,7 @@ def test_the_summary_of_a_finished_run() -> None:
         },
         "held_out": {"before": None, "after": None},
         "sets": {},
+        "warnings": [],
         "reward": {"first": 5 / 16, "last": 10 / 16},
         # 6 steps of 100 tokens in 2 s each.
         "packed": True,
