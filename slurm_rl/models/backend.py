@@ -22,7 +22,6 @@ from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
-from slurm_rl.models.checkpoint.background import BackgroundWriter
 from slurm_rl.models.distributed import get_world_size
 from slurm_rl.models.lora import is_adapter
 from slurm_rl.models.weight_files import WeightFiles
@@ -68,14 +67,13 @@ class Backend(Protocol):
             place: every rank yields its tensors there.
         """
 
-    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
-        """Write this rank's shard of the trained parameters and their moments into an existing folder.
+    def save(self, folder: Path, *, copy: bool) -> dict[str, Any] | None:
+        """Return this rank's shard of the trained parameters and their moments, for its file in `folder`.
+
+        None if the library has written files of its own.
 
         Args:
-            writer: writes a copy in the background, where the library supports it.
-
-        Returns:
-            The files that the writer has still to finish; each appears whole.
+            copy: copy the tensors to host memory, because training continues before they are written.
         """
 
     def load(self, folder: Path, num_saved: int) -> None:

@@ -31,7 +31,6 @@ from slurm_rl.models.backend import (
     require_finite,
     set_lr,
 )
-from slurm_rl.models.checkpoint.background import BackgroundWriter
 from slurm_rl.models.distributed import get_device, get_rank, get_world_size
 from slurm_rl.models.gather import Part, gather_state
 from slurm_rl.models.saved_weights import load_deepspeed
@@ -109,10 +108,9 @@ class DeepSpeedBackend:
         held = ((name, _to_part(tensor)) for name, tensor in state if wanted is None or wanted(name))
         return gather_state(held, self.dtype, place)
 
-    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+    def save(self, folder: Path, *, copy: bool) -> None:
         # DeepSpeed writes from its own buffers, and its ranks wait for each other meanwhile: nothing is left over.
         self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=True)
-        return []
 
     def load(self, folder: Path, num_saved: int) -> None:
         # Frozen parameters are not in it.

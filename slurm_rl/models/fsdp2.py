@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,10 @@ from slurm_rl.models.backend import (
     set_lr,
     splits_parameters,
 )
-from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
 from slurm_rl.models.distributed import device_memory, gather_objects, get_device, get_rank, get_world_size
 from slurm_rl.models.gather import Part, gather_state
 from slurm_rl.models.offload import HostMoments
-from slurm_rl.models.shards import SavedShards, rank_file, rows_of_rank, save_tensors
+from slurm_rl.models.shards import SavedShards, rows_of_rank
 from slurm_rl.models.weight_files import WeightFiles, fill_parameters, names_in_files
 
 
@@ -95,20 +95,14 @@ class FSDP2Backend:
         held = ((name, _to_part(shard)) for name, shard in state if wanted is None or wanted(name))
         return gather_state(held, self.dtype, place)
 
-    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+    def save(self, folder: Path, *, copy: bool) -> dict[str, Any]:
         parameters = self._named_shards()
         moments = {name: self.optimizer.state.get(p, {}) for name, p in parameters.items()}
-        keep = _to_local if writer is None else _copy_to_host
-        state = {
+        keep = _copy_to_host if copy else _to_local
+        return {
             "parameters": {name: keep(p) for name, p in parameters.items()},
             "moments": {name: {k: keep(v) for k, v in m.items()} for name, m in moments.items()},
         }
-        path = rank_file(folder, get_rank())
-        if writer is None:
-            write_whole(path, lambda part: save_tensors(state, part))
-            return []
-        writer.start(path, lambda part: save_tensors(state, part))
-        return [path]
 
     @torch.no_grad()
     def load(self, folder: Path, num_saved: int) -> None:

@@ -8,11 +8,10 @@ On CPU the same calls from the same state give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,19 +25,16 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models import distributed, lora
 from slurm_rl.models.backend import build_backend, require_finite, splits_parameters
-from slurm_rl.models.checkpoint.background import BackgroundWriter
-from slurm_rl.models.checkpoint.store import written_beside
-from slurm_rl.models.export import export_model, publish_for_engine
+from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
-from slurm_rl.models.published_names import name_layers_in_files, plain_name
+from slurm_rl.models.policy_weights import PolicyWeights
 from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.row_layout import require_maskable
 from slurm_rl.models.saved_weights import build_layout, require_layout
-from slurm_rl.models.shards import load_rng, save_rng
+from slurm_rl.models.shards import load_rng, rank_file, save_rng
 from slurm_rl.models.stopwatch import Stopwatch, Yardstick
 from slurm_rl.models.vision import load_image_reader
-from slurm_rl.models.weight_files import WeightFiles, check_complete
 from slurm_rl.node.heartbeat import beat, note_speed, process_name
 from slurm_rl.run_dir.io_errors import annotate_path, describe_disk, next_action
 from slurm_rl.run_dir.run_dir import write_json
@@ -48,7 +44,7 @@ LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]
 """(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
 
 
-class PolicyEngine:
+class PolicyEngine(PolicyWeights):
     """The trained model of this rank.
 
     Args:
@@ -102,10 +98,6 @@ class PolicyEngine:
         is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
         self._yardstick = Yardstick(self.device) if is_split and process_name() else None
         self.layout = build_layout(self.module, model, policy)
-
-    @property
-    def module(self) -> Any:
-        return self.backend.module
 
     def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
         """Return the logprobs of each sequence of each micro-batch; `adapters=False` disables the adapters."""
@@ -200,55 +192,6 @@ class PolicyEngine:
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
 
-    def reset_optimizer(self, config: OptimConfig) -> None:
-        """Forget the moments and take other hyperparameters, for a stage with an optimizer of its own."""
-        self.backend.reset_optimizer(config)
-
-    def full_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors of the plain model, adapters merged, on rank 0 or on each rank's `place`.
-
-        Raises:
-            CheckpointError: after the last tensor, if they are not those of the plain model.
-        """
-        state = self._merge(self.backend.full_state(place=place))
-        if place is None and distributed.get_rank() != 0:
-            return state
-        rule = "the weights to export or send must be those of the model"
-        return check_complete(state, self._shapes, CheckpointError, rule, seen=self.model_folder, action="report a bug")
-
-    def state_to_send(self, place: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Yield `full_state(place)` under the names and in the shapes that a rollout engine reads."""
-        return publish_for_engine(self.module, self.full_state(place), self._shapes)
-
-    def empty_state_to_send(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of `state_to_send` in their order on the meta device. Not collective."""
-        state = self.module.state_dict(keep_vars=True).items()
-        dtype = self.backend.dtype
-        empty = (
-            (name, torch.empty(getattr(held, "ds_shape", held.shape), dtype=dtype, device="meta"))
-            for name, held in state
-        )
-        return publish_for_engine(self.module, self._merge(empty), self._shapes)
-
-    def _merge(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        config = self.model_config.lora
-        return state if config is None else lora.merge_state(state, config.scaling)
-
-    def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapters (float32, `q_proj.lora_A.weight` [r, in], `q_proj.lora_B.weight` [out, r]) and a reward
-        head."""
-        state = self.backend.full_state(lora.is_trained, place)
-        return ((plain_name(name), tensor) for name, tensor in state)
-
-    def adapters_to_send(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield `adapter_state()` under the names that the layers have in the files of the base."""
-        assert self.adapted is not None
-        base = self.model_config.init_from or self.model_folder
-        named = name_layers_in_files(self.module, self._shapes, self.adapted.names, WeightFiles(base).file_of)
-        for name, tensor in self.adapter_state(place):
-            layer, kind = name.rsplit(".lora_", 1)
-            yield f"{named[layer]}.lora_{kind}", tensor
-
     def save(self, folder: Path, *, background: bool = False) -> list[Path]:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.
 
@@ -262,8 +205,16 @@ class PolicyEngine:
             with annotate_path(folder):
                 if distributed.get_rank() == 0:
                     write_json(folder / "layout.json", self.layout)
-                save_rng(_rng_file(folder))
-                return self.backend.save(folder, self._writer if background else None)
+                save_rng(folder)
+                state = self.backend.save(folder, copy=background)
+                if state is None:
+                    return []
+                path = rank_file(folder, distributed.get_rank())
+                if background:
+                    self._writer.start(path, lambda file: torch.save(state, file))
+                    return [path]
+                write_whole(path, lambda file: torch.save(state, file))
+                return []
         except (OSError, RuntimeError) as error:  # a library may have errors of its own
             raise CheckpointError(
                 f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
@@ -280,35 +231,4 @@ class PolicyEngine:
         free = {"num_workers"} if self.backend.can_reshard else set()
         saved = require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
         self.backend.load(folder, saved["num_workers"])
-        load_rng(_rng_file(folder))  # last, since loading may draw numbers
-
-    def export(self, folder: Path) -> None:
-        """Write model and tokenizer as a Hugging Face folder, adapters merged, from rank 0."""
-        state = self.full_state()
-        try:
-            if distributed.get_rank() == 0:
-                export_model(
-                    self.module, state, self.tokenizer, folder, shapes=self._shapes, processors_of=self.model_folder
-                )
-        finally:
-            for _ in state:  # gathering is collective
-                pass
-
-    def export_as_asked(self, folder: Path) -> None:
-        """Write the whole model or only the adapters, as model.lora.export selects."""
-        adapted = self.model_config.lora
-        (self.export_adapter if adapted and adapted.export == "adapter" else self.export)(folder)
-
-    def export_adapter(self, folder: Path) -> None:
-        """Write only the adapters, for peft, and the tokenizer, from rank 0."""
-        config, state = self.model_config.lora, dict(self.adapter_state())
-        assert config is not None and self.adapted is not None
-        if distributed.get_rank() == 0:
-            base = self.model_config.init_from or self.model_folder
-            with written_beside(folder) as beside:
-                lora.save_adapter(beside, state, config, self.adapted.names, base)
-                self.tokenizer.save_pretrained(beside)
-
-
-def _rng_file(folder: Path) -> Path:
-    return folder / f"rng-{distributed.get_rank()}.pt"
+        load_rng(folder)  # last, since loading may draw numbers

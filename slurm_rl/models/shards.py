@@ -11,48 +11,23 @@ import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint.background import write_whole
 from slurm_rl.models.distributed import get_rank, get_world_size
-
-
-class _Kept:
-    """File that keeps the first write error; torch only reports `unexpected pos 640 vs 598`."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, content: bytes) -> int:
-        try:
-            return self.file.write(content)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def save_tensors(state: dict[str, Any], path: Path) -> None:
-    """Save by torch.save; an OSError has the cause."""
-    with path.open("wb") as file:
-        kept = _Kept(file)
-        try:
-            torch.save(state, kept)
-        except RuntimeError:
-            if kept.error is not None:
-                raise kept.error from None
-            raise
 
 
 def rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.pt"
+
+
+def _rng_file(folder: Path) -> Path:
+    return folder / f"rng-{get_rank()}.pt"
 
 
 def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
@@ -111,7 +86,8 @@ def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
     return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
 
 
-def save_rng(path: Path) -> None:
+def save_rng(folder: Path) -> None:
+    """Save the random state of this process."""
     drawn: dict[str, Any] = np.random.get_state(legacy=False)
     version, words, next_gauss = random.getstate()
     state = {
@@ -124,11 +100,12 @@ def save_rng(path: Path) -> None:
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
-    save_tensors(state, path)
+    write_whole(_rng_file(folder), lambda file: torch.save(state, file))
 
 
-def load_rng(path: Path) -> None:
-    """Take it back; a checkpoint of fewer ranks, or an older one, has none for this process and changes nothing."""
+def load_rng(folder: Path) -> None:
+    """Restore the random state; a checkpoint of fewer ranks has none for this process and changes nothing."""
+    path = _rng_file(folder)
     if not path.is_file():
         return
     state = torch.load(path, weights_only=True)

@@ -52,6 +52,7 @@ from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.generation_client import GenerationClient
 from slurm_rl.rollout.replay import ReplayRecord
 from slurm_rl.rollout.sampling import Rollouts, Sampler
+from slurm_rl.rollout.scoring import gather_groups
 from slurm_rl.rollout.turn_log import PROGRAM, BatchLog, TurnLog
 from slurm_rl.rollout.turn_log_format import History
 
@@ -124,15 +125,7 @@ class AgentRollouts(Rollouts):
             results = score_trajectories(trajectories, self.scorer, pending.log)
         if pending.log is not None:
             pending.log.histories.clear()  # only another process needs them from here on
-        size = pending.spec.num_completions
-        return [
-            Group(
-                prompt,
-                [one.completion() for one in trajectories[index * size : (index + 1) * size]],
-                results[index * size : (index + 1) * size],
-            )
-            for index, prompt in enumerate(pending.prompts)
-        ]
+        return gather_groups(pending.prompts, trajectories, results)
 
     def _play(self, pending: PendingAgents, within_s: float | None) -> list[AgentTrajectory]:
         spec, self._batch = pending.spec, pending

@@ -21,6 +21,8 @@ class _Indexed(Protocol):
     index: int
     member: int
 
+    def completion(self) -> Trajectory: ...
+
 
 def score_episodes(
     episodes: Sequence[Episode], scorer: Scorer | None, log: BatchLog | None = None
@@ -57,7 +59,7 @@ def score_items(
 
 
 def gather_groups(
-    prompts: Sequence[EncodedPrompt], episodes: Sequence[Episode], results: Sequence[RewardResult]
+    prompts: Sequence[EncodedPrompt], episodes: Sequence[_Indexed], results: Sequence[RewardResult]
 ) -> list[Group]:
     """Return groups in the order of the prompts; episodes are sorted by prompt and member."""
     completions: list[list[Trajectory]] = [[] for _ in prompts]

@@ -119,7 +119,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder, WeightSender):
 
     def use_optimizer(self, optim: OptimConfig) -> None:
         """Replace the optimizer by a fresh one over the same weights."""
-        self.engine.reset_optimizer(optim)
+        self.engine.backend.reset_optimizer(optim)
 
     def train(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """Take one optimizer step of the policy loss."""
@@ -146,7 +146,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder, WeightSender):
 
     def export(self, folder: Path) -> None:
         """Write the whole model or only the adapters in Hugging Face's layout, as configured."""
-        self.engine.export_as_asked(folder)
+        self.engine.export(folder, adapters_apart=True)
 
     def export_model(self, folder: Path) -> None:
         """Write the whole model."""

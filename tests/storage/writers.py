@@ -298,25 +298,26 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
     from slurm_rl.models.checkpoint.step_saver import StepSaver
     from slurm_rl.models.checkpoint.store import CheckpointStore
-    from slurm_rl.models.shards import save_rng, save_tensors
+    from slurm_rl.models.shards import save_rng
 
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
     run, files = RunDir(folder), BackgroundWriter()
 
     def fill(place: Path) -> list[Path]:
-        save_rng(place / "rng-0.pt")
+        save_rng(place)
         path = place / "rank-0.pt"
         if background:
-            files.start(path, lambda part: save_tensors(TENSORS, part))
+            files.start(path, lambda file: torch.save(TENSORS, file))
             return [path]
-        write_whole(path, lambda part: save_tensors(TENSORS, part))
+        write_whole(path, lambda file: torch.save(TENSORS, file))
         return []
 
     def save(step: int) -> None:
         saver = StepSaver(run, 1, background=background, timeout_s=20.0)
         saver.newest()
         try:
-            saver.save(step, {}, fill)
+            with saver.saving(step, {}) as (place, pending):
+                pending += fill(place)
             saver.wait()
         finally:
             saver.close(20.0)

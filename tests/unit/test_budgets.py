@@ -10,6 +10,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
@@ -21,8 +22,8 @@ MAX_PLUGIN_LINES = 7_610
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
 MAX_TEST_LINES = 60_950
 """Lines of tests. Goal: 45,000."""
-MAX_FILE_LINES = 314
-"""Lines of the longest file. Goal: 300."""
+MAX_FILE_LINES = 300
+"""Lines of the longest file."""
 MAX_CLOSURE_MODULES, MAX_CLOSURE_LINES = 120, 15_000
 """Modules of slurm_rl, and their lines, that `import slurm_rl.trainers.grpo.run_grpo` loads."""
 MAX_TOP_LEVEL, MAX_LAYERS = 16, 6
@@ -49,6 +50,17 @@ HOPS = (
 )
 """Calls that hand a completion of a plain run on from its engine to its loss. Helpers of a class are not counted."""
 MAX_HOPS, MAX_HOP_FILES = 12, 9
+SAVE = (
+    "trainers.grpo.trainer:GRPOTrainer.save",
+    "trainers.grpo.trainer_state:RunSaver.save",
+    "workers.train_workers:WorkerGroup.call",
+    "workers.train_workers:TrainWorker.save",
+    "models.policy:PolicyEngine.save",
+    "models.checkpoint.background:BackgroundWriter.start",
+)
+"""Calls of a save from the loop to the thread that writes a rank's file."""
+MAX_SAVE_CALLS = 6
+"""Goal: 5."""
 
 DIALECT = [
     r"\bwhat\b",
@@ -140,6 +152,12 @@ def test_completion_reaches_its_loss_in_few_calls() -> None:
     assert len(HOPS) <= MAX_HOPS and len(files) <= MAX_HOP_FILES
     for hop in HOPS:
         assert any(_calls(caller, hop) for caller in HOPS), f"no function of HOPS calls {hop}"
+
+
+def test_save_reaches_its_file_in_few_calls() -> None:
+    assert len(SAVE) <= MAX_SAVE_CALLS
+    for caller, called in pairwise(SAVE):
+        assert _calls(caller, called), f"{caller} does not call {called}"
 
 
 def _calls(caller: str, called: str) -> bool:

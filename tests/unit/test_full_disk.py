@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -54,18 +55,23 @@ class Policy:
         self.writer = BackgroundWriter()
 
     def save(self, folder: Path, content: bytes) -> list[Path]:
-        self.writer.start(folder / "rank-0.pt", lambda part: part.write_bytes(content) and None)
+        self.writer.start(folder / "rank-0.pt", lambda file: file.write(content))
         return [folder / "rank-0.pt"]
+
+
+def save(saver: StepSaver, step: int, policy: Policy, content: bytes) -> None:
+    with saver.saving(step, {}) as (folder, files):
+        files += policy.save(folder, content)
 
 
 def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -> None:
     path, writer = disk / "rank-0.pt", BackgroundWriter()
 
-    def write(part: Path) -> None:
+    def write(file: BinaryIO) -> None:
         try:
-            fill_and_write(disk, part)
+            fill_and_write(disk, Path(file.name))
         finally:
-            part.unlink()
+            Path(file.name).unlink()
             fill(disk)  # another takes the room that was freed
 
     writer.start(path, write)
@@ -76,29 +82,29 @@ def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -
 def test_without_room_for_a_reason_nothing_is_begun(disk: Path) -> None:
     fill(disk)
     with pytest.raises(OSError, match="No space"):
-        BackgroundWriter().start(disk / "rank-0.pt", lambda part: part.touch())
+        BackgroundWriter().start(disk / "rank-0.pt", lambda file: None)
 
 
 def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when_there_is(disk: Path) -> None:
     saver, policy = StepSaver(RunDir(disk / "run"), 2, background=True, timeout_s=NEVER), Policy()
-    saver.save(1, {}, lambda folder: policy.save(folder, b"one"))
+    save(saver, 1, policy, b"one")
     saver.wait()
     filler = fill(disk)
     with filler.open("ab") as file:
         file.truncate(filler.stat().st_size - 600_000)
-    saver.save(2, {}, lambda folder: policy.save(folder, bytes(2_000_000)))
+    save(saver, 2, policy, bytes(2_000_000))
     with pytest.raises(CheckpointError, match="No space left on device"):
         saver.wait()
     store = CheckpointStore(disk / "run" / "checkpoints")
     assert [path.name for path in store.root.iterdir()] == ["step-1"]
     fill(disk)
     with pytest.raises(CheckpointError, match=r"No space left on device.*GB free"):
-        StepSaver(RunDir(disk / "run"), 2).save(2, {}, lambda folder: policy.save(folder, b"two"))
+        save(StepSaver(RunDir(disk / "run"), 2), 2, policy, b"two")
     filler.unlink()
     again = StepSaver(RunDir(disk / "run"), 2, background=True, timeout_s=NEVER)
     newest = again.newest()
     assert newest is not None and (newest.path / "rank-0.pt").read_bytes() == b"one"
-    again.save(2, {}, lambda folder: policy.save(folder, bytes(2_000_000)))
+    save(again, 2, policy, bytes(2_000_000))
     again.wait()
     newest = store.latest()
     assert newest is not None and newest.step == 2 and store.skipped == []
@@ -111,7 +117,8 @@ def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> Non
     saver = StepSaver(
         RunDir(tmp_path), 2, background=True, timeout_s=NEVER, left_s=lambda: 0.0 if stopped.is_set() else None
     )
-    saver.save(1, {}, lambda folder: [folder / "rank-0.pt"])
+    with saver.saving(1, {}) as (folder, files):
+        files.append(folder / "rank-0.pt")
     threading.Timer(0.2, stopped.set).start()
     with pytest.raises(CheckpointError, match="before the run stops"):
         saver.wait()

@@ -10,11 +10,13 @@ disk cannot take a new one; reporting an error is only a rename.
 from __future__ import annotations
 
 import contextlib
+import io
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir.io_errors import (
@@ -26,19 +28,49 @@ from slurm_rl.run_dir.io_errors import (
     next_action,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 _POLL_S = 0.02
 # A waiter asks the file system itself so often: its writer may have had no way to tell.
 _ASK_S = 5.0
 _REASON_BYTES = 1000
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary path; `path` appears when its bytes are on disk. OSErrors name the path."""
+class _File(io.BufferedWriter):
+    """File that keeps its first error; torch only reports `unexpected pos 640 vs 598`."""
+
+    error: OSError | None = None
+
+    def write(self, content: Buffer, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+Write: TypeAlias = Callable[[BinaryIO], object]
+
+
+def write_whole(path: Path, write: Write, finish: Callable[[], None] = lambda: None) -> None:
+    """Call `write` with a temporary file; `path` appears when its bytes are on disk. OSErrors name the path.
+
+    Args:
+        finish: called when the bytes are on disk, before the file gets its name.
+    """
     part = path.with_name(path.name + ".part")
     with annotate_path(path):
         try:
-            write(part)
+            with _File(io.FileIO(part, "wb")) as file:
+                try:
+                    write(file)
+                except RuntimeError:
+                    if file.error is not None:
+                        raise file.error from None
+                    raise
             fsync_path(part)
+            finish()
             part.rename(path)
         except BaseException:
             # The room that it holds on a full disk is needed.
@@ -53,7 +85,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    def start(self, path: Path, write: Callable[[Path], None]) -> None:
+    def start(self, path: Path, write: Write) -> None:
         """Begin to write, after the previous file is finished."""
         self.join()
         _reserve_reason(path)
@@ -72,16 +104,11 @@ def _reserve_reason(path: Path) -> None:
     fsync_path(reserved)
 
 
-def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
+def _write_or_say_why(path: Path, write: Write) -> None:
     reserved = _reserved(path)
-
-    def write_last(part: Path) -> None:
-        write(part)
-        fsync_path(part)
-        reserved.unlink()  # it is no part of the checkpoint, which may be whole with the rename that follows
-
     try:
-        write_whole(path, write_last)
+        # The reserve is no part of the checkpoint, which may be whole with the rename that follows.
+        write_whole(path, write, reserved.unlink)
     except Exception as error:  # no handler catches it in a thread: the waiter reads the file
         try:
             if not reserved.exists():

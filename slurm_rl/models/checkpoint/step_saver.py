@@ -6,9 +6,10 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ class StepSaver:
     """Saves and restores the checkpoints of one run, in the one process that writes them.
 
     Args:
-        background: `save` returns after the copy; files are finished, hashed and renamed meanwhile.
+        background: `saving` ends after the copy; files are finished, hashed and renamed meanwhile.
         timeout_s: deadline for these files.
         url: URL for copies; None: no copies.
         left_s: returns the seconds left for a checkpoint in progress after a stop signal; None without one.
@@ -76,17 +77,13 @@ class StepSaver:
                 self.remote.copy_if_missing(newest.step)
         return newest
 
-    def save(
-        self,
-        step: int,
-        meta: dict[str, Any],
-        write: Callable[[Path], Sequence[Path] | None],
-        spare: Collection[int] = (),
-    ) -> None:
-        """Write the checkpoint of this step unless it exists; prune older ones after it verifies.
+    @contextmanager
+    def saving(self, step: int, meta: dict[str, Any], spare: Collection[int] = ()) -> Iterator[tuple[Path, list[Path]]]:
+        """Yield the folder of a new checkpoint, and a list for its files that other processes are still writing.
+
+        The checkpoint is committed after the block, and older ones are pruned after it verifies.
 
         Args:
-            write: fills the folder; returns files that other processes are still writing from copies.
             spare: steps whose checkpoints are kept.
 
         Raises:
@@ -94,10 +91,9 @@ class StepSaver:
         """
         began = time.perf_counter()
         self.wait()
-        if step == self.saved_step:
-            return
+        files: list[Path] = []
         try:
-            files = write(self.begin(step)) or ()
+            yield self.begin(step), files
         except (OSError, CheckpointError) as error:
             self.store.discard(step)
             if isinstance(error, OSError):

@@ -254,6 +254,6 @@ class GRPOTrainer:
 
     def save(self, *, wait_s: float) -> None:
         """Save a checkpoint of this step with the batches in flight that end within `wait_s`."""
-        self.saver.save_run(self.state, self.queue.drain(wait_s))
+        self.saver.save(self.state, self.queue.drain(wait_s))
         self.metrics.steps.add(self.state.step, SAVE)
         self.cadence.saved(self.steps_done, self.metrics.steps)

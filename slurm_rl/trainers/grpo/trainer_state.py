@@ -104,24 +104,24 @@ class RunSaver(StepSaver):
         if self.critic is not None and folder is not None and folder.is_dir():
             self.critic.workers.call("load", folder)
 
-    def save_run(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
-        """Write a checkpoint of this step unless it exists; see `StepSaver.save`."""
+    def save(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
+        """Write a checkpoint of this step unless it exists; see `StepSaver.saving`."""
+        if state.step == self.saved_step:
+            self.wait()
+            self._whole = state.step
+            return
         models = {"policy": self.policy}
         if self.critic is not None and self.critic.is_built:
             models["critic"] = self.critic.workers
-
-        def write(folder: Path) -> list[Path]:
-            pending: list[list[Path]] = []
+        before = max(self.saved_step, 0)
+        with self.saving(state.step, asdict(state), spare={state.best_step}) as (folder, files):
             for name, workers in models.items():
                 (folder / name).mkdir()
-                pending += workers.call("save", folder / name, self.config.checkpoint.background)
+                for pending in workers.call("save", folder / name, self.config.checkpoint.background):
+                    files += pending
             save_rollouts(folder, rollouts)
             if self.journal is not None:
                 self.journal.save(folder, state.step)
-            return [path for paths in pending for path in paths]
-
-        before = max(self.saved_step, 0)
-        self.save(state.step, asdict(state), write, spare={state.best_step})
         self._whole = before if self.background else state.step
 
     def tidy(self, step: int) -> None:

@@ -80,7 +80,7 @@ def train(
         chats, variables = objective.is_chat, config.data.chat_template_kwargs
         describe_scores(engine.module.config, measured, chats=chats, variables=variables)
     run.require_ours()
-    engine.export_as_asked(run.export)
+    engine.export(run.export, adapters_apart=True)
     if is_first:
         exported = state.step if state.best_step == -1 else state.best_step
         append_event(run, "trainer/finished", step=state.step, exported_step=exported)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -32,11 +32,11 @@ class FakePolicy:
             (folder / "rank-0.pt").write_text("weights")
             return [[]]
 
-        def write(part: Path) -> None:
+        def write(file: BinaryIO) -> None:
             assert self.may_write.wait(30)
             if self.broken:
                 raise OSError("the disk is gone")
-            part.write_text("weights")
+            file.write(b"weights")
 
         self.writer.start(folder / "rank-0.pt", write)
         return [[folder / "rank-0.pt"]]
@@ -69,7 +69,7 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_ste
     saver: RunSaver, policy: FakePolicy
 ) -> None:
     state = TrainerState(step=3)
-    saver.save_run(state, {})
+    saver.save(state, {})
     state.step = 4
     saver.check()
     assert names(saver) == []
@@ -82,31 +82,31 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_ste
 
 def test_in_the_foreground_it_is_whole_on_return(tmp_path: Path, policy: FakePolicy) -> None:
     saver = build_saver(tmp_path / "run", policy, "checkpoint.background=false")
-    saver.save_run(TrainerState(step=3), {})
+    saver.save(TrainerState(step=3), {})
     assert names(saver) == ["step-3"]
 
 
 def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
-    saver.save_run(TrainerState(step=1), {})
+    saver.save(TrainerState(step=1), {})
     saver.wait()
     policy.broken = True
-    saver.save_run(TrainerState(step=2), {})
+    saver.save(TrainerState(step=2), {})
     with pytest.raises(CheckpointError, match="the disk is gone"):
-        saver.save_run(TrainerState(step=3), {})
+        saver.save(TrainerState(step=3), {})
     assert names(saver) == ["step-1"]
 
 
 def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
     for step in range(5):
-        saver.save_run(TrainerState(step=step, best_step=1), {})
+        saver.save(TrainerState(step=step, best_step=1), {})
     saver.wait()
     assert names(saver) == ["step-1", "step-3", "step-4"]
 
 
 def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> None:
-    saver.save_run(TrainerState(step=1), {})
+    saver.save(TrainerState(step=1), {})
     saver.close(within_s=0.0)
     with pytest.raises(CheckpointError, match="a worker that died"):
         saver.wait()

@@ -39,7 +39,7 @@ def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
 def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) -> None:
     # A run without a warm-up stays in the stage it began with.
     state = TrainerState(step=7, stage=stage, kl_coefficient=0.25)
-    make_saver(tmp_path, Workers(1), Workers(2)).save_run(state, {})
+    make_saver(tmp_path, Workers(1), Workers(2)).save(state, {})
     policy, critic = Workers(), Workers()
     saver = make_saver(tmp_path, policy, critic)
     found = saver.restore()
@@ -53,7 +53,7 @@ def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("before", [Workers(2, is_built=False), None])
 def test_a_critic_that_was_not_there_yet_stays_as_it_was_built(before: Workers | None, tmp_path: Path) -> None:
-    make_saver(tmp_path, Workers(1), before).save_run(TrainerState(step=7), {})
+    make_saver(tmp_path, Workers(1), before).save(TrainerState(step=7), {})
     assert not list(tmp_path.glob("checkpoints/*/critic"))
     critic = Workers(5)
     saver = make_saver(tmp_path, Workers(), critic)

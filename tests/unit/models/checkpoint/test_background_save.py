@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -24,10 +25,10 @@ NUM_KILLS = 16
 def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
     path, go_on, writer = tmp_path / "rank-0.pt", threading.Event(), BackgroundWriter()
 
-    def write(part: Path) -> None:
-        part.write_bytes(b"half")
+    def write(file: BinaryIO) -> None:
+        file.write(b"wh")
         assert go_on.wait(30)
-        part.write_bytes(b"whole")
+        file.write(b"ole")
 
     writer.start(path, write)
     assert not path.exists()
@@ -41,13 +42,11 @@ def test_a_second_file_waits_for_the_first(tmp_path: Path) -> None:
     order: list[str] = []
     first_may_end, writer = threading.Event(), BackgroundWriter()
 
-    def write_first(part: Path) -> None:
-        part.touch()
+    def write_first(_: BinaryIO) -> None:
         assert first_may_end.wait(30)
         order.append("first")
 
-    def write_second(part: Path) -> None:
-        part.touch()
+    def write_second(_: BinaryIO) -> None:
         order.append("second")
 
     writer.start(tmp_path / "a", write_first)
@@ -60,8 +59,8 @@ def test_a_second_file_waits_for_the_first(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_says_why_and_leaves_no_half(tmp_path: Path) -> None:
-    def refuse(part: Path) -> None:
-        part.write_bytes(b"half")
+    def refuse(file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     writer = BackgroundWriter()
@@ -104,7 +103,7 @@ for step in itertools.count(newest.step + 1 if newest else 0):
     folder, files, copy = store.begin(step), [], bytes(state)
     for rank, writer in enumerate(writers):
         files.append(folder / f"rank-{rank}.pt")
-        writer.start(files[-1], lambda part, copy=copy: part.write_bytes(copy))
+        writer.start(files[-1], lambda file, copy=copy: file.write(copy))
     saving = threading.Thread(target=finish, args=(step, files))
     saving.start()
 """

@@ -303,7 +303,8 @@ def test_an_older_copy_is_not_fetched(tmp_path: Path, url: str) -> None:
 
 
 def save(saver: StepSaver, step: int) -> None:
-    saver.save(step, {"step": step}, lambda folder: (folder / "rank-0.pt").write_bytes(bytes([step])) and None)
+    with saver.saving(step, {"step": step}) as (folder, _):
+        (folder / "rank-0.pt").write_bytes(bytes([step]))
 
 
 def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(

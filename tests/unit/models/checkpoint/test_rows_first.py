@@ -27,7 +27,8 @@ def test_rows_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path, monk
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    StepSaver(run, 2).save(0, {}, lambda folder: (folder / "state").write_text("x") and None)
+    with StepSaver(run, 2).saving(0, {}) as (folder, _):
+        (folder / "state").write_text("x")
     assert synced == [("metrics.jsonl", False), ("events.jsonl", False)]
     assert (run.checkpoints / "step-0").is_dir()
 
@@ -41,6 +42,9 @@ def test_rows_that_cannot_be_synced_leave_no_checkpoint(tmp_path: Path, monkeypa
 
     saver = StepSaver(run, 2)
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(CheckpointError, match=r"Input/output error.*metrics\.jsonl"):
-        saver.save(0, {}, lambda folder: (folder / "state").write_text("x") and None)
+    with (
+        pytest.raises(CheckpointError, match=r"Input/output error.*metrics\.jsonl"),
+        saver.saving(0, {}) as (folder, _),
+    ):
+        (folder / "state").write_text("x")
     assert not list(run.checkpoints.glob("*step-0*"))
