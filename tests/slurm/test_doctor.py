@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.submitting import ROOT
 
 pytestmark = pytest.mark.slurm
@@ -34,8 +35,8 @@ def test_doctor_checks_every_node_of_an_allocation(cluster: Cluster, shared_dir:
         states = {name: found[name]["state"] for name in ("fabric", "start", "tmp_root", "versions")}
         assert states == dict.fromkeys(states, "ok"), found
         assert found["files"]["state"] in ("ok", "warn") and "bus bandwidth" in found["fabric"]["seen"]
-    steps = cluster.run(["scontrol", "show", "job", "--oneliner"]).stdout
-    assert "JobState=COMPLETED" in steps
+    jobs = ["scontrol", "show", "job", "--oneliner"]
+    wait_until(lambda: "JobState=COMPLETED" in cluster.run(jobs).stdout, "the end of the job")
     assert not list(shared_dir.glob(".doctor-*"))
 
 
