@@ -173,7 +173,7 @@ def test_a_step_without_a_run_is_refused(submitted: Submitted, capsys: pytest.Ca
     ("words", "message"),
     [
         (["+exp=demo"], r"must be given eval\.sets"),
-        (["+exp=demo", "~reward.verifiers", "+eval.sets.sums.data=addition"], "needs a reward"),
+        (["+exp=demo", "~reward.verifiers", "+eval.sets.sums.data=addition"], "must be given a reward"),
     ],
 )
 def test_an_evaluation_needs_sets_and_a_judge(words: list[str], message: str) -> None:

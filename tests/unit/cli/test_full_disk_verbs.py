@@ -30,13 +30,12 @@ WRITES = {
     "resume": ["resume @/run"],
     "report": ["report @/run", "report @/sweep"],
     "convert": ["convert @/run"],
-    "status": ["status @"],
     "plan": ["plan --as dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Those that need an engine, a hub or a Slurm."""
-READS = {"config", "logs", "attach", "samples"}
+READS = {"config", "logs", "attach", "samples", "status"}
 """They make no file."""
 ASKS = {"cancel"}
 """Writes, for a job that waited, how it ended; the job is cancelled before."""

@@ -47,7 +47,7 @@ def test_a_file_that_is_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_path: Path) -> None:
     plan = with_image("pyxis", tmp_path / "rl.sqsh")
-    with pytest.raises(ConfigError, match=r"must be there.*image build"):
+    with pytest.raises(ConfigError, match=r"must exist.*image build"):
         check_image_is_there(plan)
     (tmp_path / "rl.sqsh").write_bytes(sqsh(300)[:200])
     with pytest.raises(ConfigError, match=r"must be complete.*image build --force"):

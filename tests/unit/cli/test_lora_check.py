@@ -57,7 +57,7 @@ def test_a_name_that_is_not_here_is_left_to_the_node(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{{{{{")
-    with pytest.raises(ConfigError, match=r"whole; got .*model\.safetensors"):
+    with pytest.raises(ConfigError, match=r"complete; got .*model\.safetensors"):
         check_lora_targets(model(tmp_path, "q_proj"))
 
 

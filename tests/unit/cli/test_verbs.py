@@ -127,7 +127,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["prepare", "gms8k"], "did you mean gsm8k?"),
         (["prepare"], "got none"),
         (["plan", "name=\udcff"], "must be UTF-8"),
-        (["status", "a\0b"], "no NUL"),
+        (["status", "a\0b"], "NUL characters"),
     ],
 )
 def test_wrong_words_name_the_right_ones(
@@ -177,8 +177,8 @@ def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest
         ("logs", tmp_path / "runs", f"as in {run}"),
         ("logs", sweep, f"as in {sweep}/0"),
         ("logs", tmp_path / "nothing", "no directory, run name or job id"),
-        ("resume", run, "can read"),
-        ("attach", run, "can read"),
+        ("resume", run, "must be readable"),
+        ("attach", run, "must be readable"),
         ("submit", run, f"python -m slurm_rl status {run}"),
     ):
         assert main([verb, str(word)]) == 2, verb

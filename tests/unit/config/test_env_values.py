@@ -34,7 +34,7 @@ def test_secret_in_a_preset_is_refused_without_its_value(
     error = capsys.readouterr().err
     assert f"${{oc.env:{name}}}" in error and "passed on by name" in error and "hunter2" not in error
     assert not Path("run").exists()
-    with pytest.raises(ConfigError, match="no secret"):
+    with pytest.raises(ConfigError, match="must not contain secrets"):
         load_config([f"name='${{oc.env:{name},none}}'"])
 
 

@@ -69,7 +69,7 @@ def test_own_run_has_no_settings_of_the_demo() -> None:
     ("words", "message"),
     [
         (["seed=1"], "model.path, data.train and a reward"),
-        (["model.path=a", "+data=gsm8k"], "needs a reward"),
+        (["model.path=a", "+data=gsm8k"], "must be given a reward"),
         (["task=sft", "model.path=a"], "must be given data.train"),
         (["+exp=ppo_llama3_8b", "+cluster=nvidia_h100"], "reward.model.path"),
         (["+exp=sft_llama3_8b", "+cluster=nvidia_h100"], "must be given model.path"),

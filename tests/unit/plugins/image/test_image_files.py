@@ -53,7 +53,7 @@ def test_a_damaged_image_is_named_with_its_remedy(tmp_path: Path, content: bytes
 
 
 def test_a_missing_image_is_named_with_its_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must be there.*image build"):
+    with pytest.raises(ConfigError, match=r"must exist.*image build"):
         check_image_file(tmp_path / "none.sqsh")
     with pytest.raises(ConfigError, match="must be readable"):
         check_image_file(tmp_path)

@@ -205,7 +205,7 @@ def test_a_call_that_cannot_be_read_is_text_and_all_that_is_wrong_is_counted() -
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": TOOLS}, "a forced call is not"),
         ({"tools": [{"type": "web_search"}]}, "a tool must be a function"),
         ({"tools": [{"type": "function", "function": {}}]}, "required field `name`"),
-        ({"tools": [ADD, ADD]}, "names of their own"),
+        ({"tools": [ADD, ADD]}, "distinct names"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]}, "JSON Schema"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": [3]}}]},
