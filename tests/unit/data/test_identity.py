@@ -43,7 +43,7 @@ def test_the_same_rows_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changed", CHANGED)
 def test_other_rows_are_refused_with_both_counts(changed: list[EncodedPrompt], tmp_path: Path) -> None:
     check(tmp_path, PROMPTS, [])
-    with pytest.raises(DataError, match=rf"got {len(changed)} \+ 0 rows .* in place of 4 \+ 0 rows .*Next: bring"):
+    with pytest.raises(DataError, match=rf"got {len(changed)} \+ 0 rows .* in place of 4 \+ 0 rows .*Next: restore"):
         check(tmp_path, changed, [])
 
 
@@ -73,7 +73,7 @@ def test_accepted_rows_are_taken_once_and_the_old_ones_recorded(changed: list[En
     assert read_json(run.prompts)["replaced"] == [before]
     assert knows_rows(run, before) and knows_rows(run, read_json(run.prompts))
     check(tmp_path, changed, [])
-    with pytest.raises(DataError, match=r"Next: bring .* resume .* --accept-new-rows"):
+    with pytest.raises(DataError, match=r"Next: restore .* resume .* --accept-new-rows"):
         check(tmp_path, PROMPTS, [])
 
 

@@ -78,5 +78,5 @@ def test_one_source_without_a_name_is_in_the_order_that_it_always_was() -> None:
 
 
 def test_a_source_without_rows_is_refused() -> None:
-    with pytest.raises(DataError, match="rows to train on"):
+    with pytest.raises(DataError, match="at least one row"):
         build_order(["a"], {"a": 1, "b": 1}, seed=0)

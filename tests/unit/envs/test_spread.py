@@ -108,7 +108,7 @@ def test_worlds_that_nothing_brings_back_have_failed_with_their_node() -> None:
 def test_what_is_no_loss_of_a_node_ends_the_asking() -> None:
     with nodes_of("Count", []) as (nodes, spread):
         nodes[1].end = RewardError("an environment process must start", seen="nothing")
-        with pytest.raises(RewardError, match="must be up"):
+        with pytest.raises(RewardError, match="process must start"):
             spread.play(calls_of(1))
 
 

@@ -200,7 +200,7 @@ def test_any_bytes_of_a_process_are_answers_or_its_crash(data: bytes) -> None:
     assert {answer.episode for answer in found} <= {"a", "b"}
     if process.is_gone:
         failure = process.find_end(60.0)
-        assert failure is not None and failure.cause == "crash" and "no answer" in failure.detail
+        assert failure is not None and failure.cause == "crash" and "invalid answer" in failure.detail
 
 
 @settings(max_examples=500, derandomize=True)
