@@ -114,9 +114,10 @@ def _run(memory: _Counted, engine: policy.PolicyEngine) -> Found:
         engine.reader.forward(engine.reader.build_batch([probe]), 1.0)
     syncing, sampling = memory.peak, memory.begin()
     with memory.on_host():
-        writer = SimpleNamespace(start=lambda path, write: setattr(writer, "held", write))
-        engine.backend.save(Path(), writer)
-    return Found(loading, loading_host, **peaks, sampling=sampling, syncing=syncing, saving_host=memory.now[True])
+        copies = engine.backend.save(Path(), copy=True)
+        saving_host = memory.now[True]
+        del copies
+    return Found(loading, loading_host, **peaks, sampling=sampling, syncing=syncing, saving_host=saving_host)
 
 
 def _fill_gradients(engine: policy.PolicyEngine) -> None:

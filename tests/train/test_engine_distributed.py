@@ -97,7 +97,7 @@ def run_steps(engine: PolicyEngine, steps: range, rank: int, num_workers: int) -
     metrics = []
     for step in steps:
         if step == RESET_AFTER:
-            engine.reset_optimizer(OTHER_OPTIM)
+            engine.backend.reset_optimizer(OTHER_OPTIM)
         lr = schedule_lr(OPTIM, step, NUM_STEPS)
         metrics.append(engine.train(deal(step, rank, num_workers), cross_entropy, lr))
     return metrics
@@ -167,11 +167,11 @@ def run_exports(
         engine.export(out / export)
         engine.save(out / saved)
     half.load(out / "half")  # with the classes of its own that DeepSpeed keeps for bfloat16
-    resumed.reset_optimizer(OTHER_OPTIM)
+    resumed.backend.reset_optimizer(OTHER_OPTIM)
     resumed.save(out / "just-reset")
     found["after_reset"] = run_steps(resumed, range(2), rank, 2)
     third = build_engine(model, policy)
-    third.reset_optimizer(OTHER_OPTIM)
+    third.backend.reset_optimizer(OTHER_OPTIM)
     third.load(out / "just-reset")
     found["resumed_after_reset"] = run_steps(third, range(2), rank, 2)
     if rank == 0:

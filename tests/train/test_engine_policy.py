@@ -165,7 +165,7 @@ def test_a_micro_batch_without_trained_tokens_counts_for_nothing(folder: Path) -
 
 def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
     engine = build_engine(folder)
-    engine.reset_optimizer(OPTIM.model_copy(update={"weight_decay": 0.0}))
+    engine.backend.reset_optimizer(OPTIM.model_copy(update={"weight_decay": 0.0}))
     before = state_of(engine)
     assert engine.train([[]], cross_entropy, 1e-2) == {"loss": 0.0, "grad_norm": 0.0}
     assert_same(before, state_of(engine))
@@ -290,7 +290,7 @@ def test_a_reset_optimizer_is_a_new_one(folder: Path, tmp_path: Path) -> None:
     engine = build_engine(folder)
     train(engine, range(3))
     engine.export(tmp_path / "export")
-    engine.reset_optimizer(OPTIM)
+    engine.backend.reset_optimizer(OPTIM)
     assert train(engine, range(2)) == train(build_engine(tmp_path / "export"), range(2))
 
 
