@@ -78,7 +78,10 @@ def cluster_problems(config: RunConfig) -> Iterator[str]:
             "another launcher"
         )
     if cluster.launcher_entry.existing and config.under_torchrun:
-        yield f"cluster.launcher={cluster.launcher} starts no torchrun; got task={config.task}. Next: another launcher"
+        yield (
+            f"task={config.task} needs torchrun; got cluster.launcher={cluster.launcher}, which does not start it. "
+            "Next: choose another launcher"
+        )
     if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
         yield (
             "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "
