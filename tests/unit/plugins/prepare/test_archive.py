@@ -121,7 +121,7 @@ def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_pa
     archive = make_tar(tmp_path / "images.tar.gz", *[(entry(f"{n}.bin"), noise) for n in range(5)])
     whole = archive.read_bytes()
     archive.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(PrepareError, match=r"images\.tar\.gz must be a whole"):
+    with pytest.raises(PrepareError, match=r"images\.tar\.gz must be a complete"):
         extract_archive(archive, folder)
 
 
