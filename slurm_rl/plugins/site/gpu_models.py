@@ -20,18 +20,20 @@ class GpuModel:
 _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"mi35[05]x?", GpuModel("amd", 288)),
     (r"mi325x?", GpuModel("amd", 256)),
+    (r"mi300a", GpuModel("amd", 128)),
     (r"mi300x?", GpuModel("amd", 192)),
     (r"mi2[15]0x?", GpuModel("amd", 64)),
     (r"gfx\d+\w*|instinct|amd|mi\d+\w?", GpuModel("amd", None)),
     (r"g?b300", GpuModel("nvidia", 288)),
     (r"g?b200", GpuModel("nvidia", 180)),
+    (r"h20", GpuModel("nvidia", 96)),
     (r"h200", GpuModel("nvidia", 141)),
     (r"gh200", GpuModel("nvidia", 96)),
     (r"h[18]00", GpuModel("nvidia", 80)),
     (r"a[18]00", GpuModel("nvidia", 40)),
     (r"l40s?|a40|a6000", GpuModel("nvidia", 48)),
     (r"l4|a10g?|a30|(rtx)?[34]090", GpuModel("nvidia", 24)),
-    (r"v100s?", GpuModel("nvidia", 16)),
+    (r"v100s?|t4|p100", GpuModel("nvidia", 16)),
     (r"nvidia|tesla|geforce|[gr]tx\w*|pascal|volta|turing|ampere|ada|hopper|blackwell|grace", GpuModel("nvidia", None)),
 )
 
