@@ -87,7 +87,7 @@ def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
 
 def test_critic_of_architecture_without_classifier_is_refused_by_name(tmp_path: Path) -> None:
     build_tiny_vl(TinyVLConfig(family="qwen2_5_vl"), seed=0, folder=tmp_path / "vl")
-    with pytest.raises(ConfigError, match=r"a sequence classifier of; got qwen2_5_vl in .*\+algorithm=grpo"):
+    with pytest.raises(ConfigError, match=r"a sequence classifier; got qwen2_5_vl in .*\+algorithm=grpo"):
         build_critic(tmp_path / "vl")
 
 

@@ -166,6 +166,7 @@ def run_exports(
     for engine, export, saved in ((resumed, "export", "last"), (half, "half-export", "half")):
         engine.export(out / export)
         engine.save(out / saved)
+    torch.distributed.barrier()
     half.load(out / "half")  # with the classes of its own that DeepSpeed keeps for bfloat16
     resumed.backend.reset_optimizer(OTHER_OPTIM)
     resumed.save(out / "just-reset")
