@@ -107,7 +107,7 @@ def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path:
 def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygal", None)
     page = read_page(finished_run)
-    assert page.tags.count("svg") == 1  # the bar of the ledger needs no package
+    assert "svg" not in page.tags
     assert "+21.5 s" in page.text
     assert any("pip install pygal" in text for text in page.text)
 
