@@ -84,7 +84,7 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
     policy = str(tmp_path / "policy")
     require_same_tokens("reference.path", str(tmp_path / "same"), policy, False)
     with pytest.raises(
-        ConfigError, match=r"reference.path must be a model with the tokens of the policy.*'[+=]' is token"
+        ConfigError, match=r"reference.path must be a model with the same token ids as the policy.*'[+=]' is token"
     ):
         require_same_tokens("reference.path", str(tmp_path / "other"), policy, False)
 

@@ -107,7 +107,7 @@ def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
             with pytest.raises(openai.AuthenticationError):
                 other.with_options(api_key=key).chat.completions.create(model="any", messages=GUESS)
         assert len(endpoint.close("1").conversation.turns) == 1 and endpoint.close("2").conversation.turns == []
-        with pytest.raises(openai.AuthenticationError, match="is over"):
+        with pytest.raises(openai.AuthenticationError, match="ended episode"):
             one.chat.completions.create(model="any", messages=GUESS)
 
 
