@@ -54,7 +54,7 @@ def build_preset(findings: Findings, answers: Answers, header: Sequence[str]) ->
         section[name] = line.value
     comments = [*header, *(f"{line.key}: {'assumed: ' * line.is_assumed}{line.why}" for line in lines)]
     parts = ["# @package _global_", *(part for text in comments for part in _wrap(text))]
-    body = yaml.safe_dump(tree, sort_keys=False, width=10**6, allow_unicode=True)
+    body = yaml.safe_dump(tree, sort_keys=False, width=10**6)
     return Preset("\n".join([*parts, body]), tuple(line.key for line in lines if line.is_assumed))
 
 

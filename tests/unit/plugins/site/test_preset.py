@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.config.load import load_config
@@ -175,6 +175,7 @@ WORD = st.text(st.characters(exclude_characters="|\n\r\x0b\x0c\x1c\x1d\x1e\x85\u
 
 
 @settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(name="a\u00a0b", gres="a100", features="x", said="y")
 @given(name=WORD.filter(lambda text: text.strip("*") == text and text.strip()), gres=WORD, features=WORD, said=WORD)
 def test_whatever_a_site_calls_its_things_the_file_is_yaml(name: str, gres: str, features: str, said: str) -> None:
     site = Site(f"{name}*|up|infinite|3|64|512000|gpu:{gres}:8|idle|{features}\n")
