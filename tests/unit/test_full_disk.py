@@ -5,6 +5,7 @@ The disk is a real one of a few megabytes, which somebody else fills meanwhile.
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 from collections.abc import Iterator
@@ -83,6 +84,14 @@ def test_without_room_for_a_reason_nothing_is_begun(disk: Path) -> None:
     fill(disk)
     with pytest.raises(OSError, match="No space"):
         BackgroundWriter().start(disk / "rank-0.pt", lambda file: None)
+
+
+def test_saving_leaves_no_folder_after_an_error_in_its_block(tmp_path: Path) -> None:
+    saver = StepSaver(RunDir(tmp_path / "run"), 2)
+    with pytest.raises(CheckpointError, match="No space left on device"), saver.saving(1, {}) as (folder, _):
+        (folder / "rank-0.pt").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(saver.store.root.iterdir()) == []
 
 
 def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when_there_is(disk: Path) -> None:

@@ -58,7 +58,7 @@ def render_one(run: RunDir, ledger: Ledger) -> str:
 
 
 def render_many(both: Sequence[tuple[RunDir, Ledger]], width: int | None) -> str:
-    """Return one line per run, the one that held most first."""
+    """Return one line per run, most GPU time first."""
     rows = [["RUN", "HELD", "GOODPUT", "ETTR", "QUEUED", "LOST MOST TO"]]
     for run, ledger in sorted(both, key=lambda pair: -pair[1].held_s):
         lost = ledger.charges[0] if ledger.charges else None

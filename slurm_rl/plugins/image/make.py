@@ -125,7 +125,7 @@ def check_target(target: Target) -> None:
             action=f"container.image=/shared/images/slurm_rl{suffix}, in a folder that every node sees",
         )
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ConfigError("container.image must be in a writable folder", seen=str(path.parent), action="make it")
+        raise ConfigError("container.image must be in a writable folder", seen=str(path.parent), action="create it")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

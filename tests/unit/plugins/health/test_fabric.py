@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -89,11 +90,15 @@ def search(hosts: list[str], rate_of: Callable[[set[str]], float | None], scale:
     return " ".join(verdict.state for verdict in found.values())
 
 
+def rate_with(slow: str, rate: float | None, pair: set[str]) -> float | None:
+    return rate if slow in pair else 900.0
+
+
 @pytest.mark.parametrize("number", [3, 4, 5, 6])
 @pytest.mark.parametrize("rate", [20.0, None])
 def test_judge_pairs_names_a_slow_node_but_not_its_partners(number: int, rate: float | None) -> None:
     for slow in NODES[:number]:
-        states = search(NODES[:number], lambda pair, slow=slow: rate if slow in pair else 900.0)  # type: ignore[misc]
+        states = search(NODES[:number], functools.partial(rate_with, slow, rate))
         assert states == " ".join("bad" if node == slow else "ok" for node in NODES[:number]), slow
 
 
