@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_rl import __version__
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.machines.hub import Hub, Member
-from slurm_rl.launch.machines.link import _MAGIC, _MOST_BYTES, Link, LinkClosed
+from slurm_rl.launch.machines.link import _MAGIC, Link, LinkClosed
 from slurm_rl.launch.machines.place import HeadPlace
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.unit.fuzz.values import costs_at_most, json_values, mangled
@@ -107,9 +107,3 @@ def test_the_head_goes_on_whatever_a_machine_says_that_knows_the_secret(messages
         other._sock.shutdown(socket.SHUT_WR)
         while member in hub._pending or hub.members:
             hub.poll()
-
-
-def test_a_message_of_a_stranger_that_would_be_too_long_is_not_waited_for() -> None:
-    with linked(SECRET) as (head, other), costs_at_most(0):
-        other._sock.sendall(BEGIN + (_MOST_BYTES - 1).to_bytes(4, "big") + b"m" * 100_000)
-        assert hear(head) == []

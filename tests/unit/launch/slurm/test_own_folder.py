@@ -22,7 +22,7 @@ def test_an_empty_folder_of_another_user_is_refused_before_anything_is_written(t
         pytest.skip("giving a folder away needs root")
     os.chown(folder, STRANGER, STRANGER)
     for refuse in (lambda: check_is_free(RunDir(folder)), lambda: snapshot_code(folder / "code")):
-        with pytest.raises(RunDirError, match=r"your own; got .*run of "):
+        with pytest.raises(RunDirError, match=r"belong to you; got .*run of "):
             refuse()
     assert list(folder.iterdir()) == []
 
