@@ -8,8 +8,6 @@ own. Every case computes the same loss, which the table shows. Peak RSS counts t
 leaves out what it held before the first step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

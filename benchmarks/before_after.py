@@ -8,8 +8,6 @@ machine does falls on both. Prints a markdown table: medians, and the median of 
 The other tree must lie where the test cluster's nodes see it (not below /tmp) and know this one's demo.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -7,8 +7,6 @@ of all nodes at once, on the test cluster (nodes are namespaces of this machine)
 each number is the median, nan where a job ended without a trainer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

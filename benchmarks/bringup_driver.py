@@ -3,8 +3,6 @@
 python bringup_driver.py NUM_NODES FILE, with RAY_ADDRESS in the environment.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """What slurm_rl's bring-up is measured against, as batch scripts."""
 
-from __future__ import annotations
-
 # OpenRLHF's example for Slurm (docs/source/multi-node.rst): its steps, its order, its sleeps. Left out are the
 # containers and pip; the driver stands in place of `ray job submit`. --mem=0 on the last srun, without which it
 # would wait for memory that the steps before it hold.

@@ -9,8 +9,6 @@ tools accepts. They run one after the other in processes of their own; TRL sampl
 generate, its default without a GPU. Sampled tokens/s is over the time of the whole step, the first left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

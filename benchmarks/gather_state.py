@@ -8,8 +8,6 @@ for a sync: tensor by tensor as `full_tensor` does, and in buckets. The peak is 
 thread, by the time of that thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

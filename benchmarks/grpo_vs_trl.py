@@ -10,8 +10,6 @@ time of the whole step, the first step left out. Peak memory is PSS summed over 
 memory.py), for ours Ray, vLLM and the reward's workers among them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -3,8 +3,6 @@ tools. A digit from 1 to 8 is guessed in four replies; `<` and `>` say where it 
 reply ends the game, as a reply without a call does at TRL. `:` is where the policy speaks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from slurm_rl.envs.environment import Environment, Reply, Row, Step

@@ -6,8 +6,6 @@ Prints a markdown table: held-out rows that are right, sampled, before the first
 the minutes of all commands of the page, data and first stages with them.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

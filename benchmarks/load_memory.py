@@ -7,8 +7,6 @@ bfloat16 ones (zero-3, until DeepSpeed makes master weights and moments of them)
 set above what it had before (VmHWM, which counts mapped files, too), in GB.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

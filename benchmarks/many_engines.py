@@ -15,8 +15,6 @@ that are taken, both as means over engines. The time begins with the first step 
 asked for, since what comes after has nothing to fill it with; while an engine takes weights it is not busy.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import tempfile

@@ -15,8 +15,6 @@ taken, both as means over engines, from the end of the first batch, since all be
 one is asked for. Driver is the CPU time of this process, with all its threads, by time and by turn, in the same time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import heapq

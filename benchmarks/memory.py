@@ -4,8 +4,6 @@ Summed over processes RSS would count a shared page once for each of them, to th
 PSS divides a page by those who map it, so its sum is what the machine has less of.
 """
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Each simulated node has eight GPUs, with a recorded output of nvidia-smi.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

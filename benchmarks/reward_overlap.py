@@ -8,8 +8,6 @@ and seed: with and without the sleep, at k=0 and at k=1. Hidden is the share of 
 does not add at k=1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -8,8 +8,6 @@ and waits without a deadline, as OpenRLHF-M's math_verifier does, or scores in t
 answer such as 9^(9^(9^9)), which a policy may write at any time; a server is given up after --limit-s.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

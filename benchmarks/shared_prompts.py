@@ -6,8 +6,6 @@ A small random model in float32 on CPU, made-up tokens, one process; the two tak
 machine hits both. Every pair of steps computes the same loss, which is checked to 1e-5.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

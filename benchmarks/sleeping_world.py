@@ -1,7 +1,5 @@
 """An environment that answers after 0.1 to 5 s, for benchmarks.many_episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

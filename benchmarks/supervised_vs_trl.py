@@ -10,8 +10,6 @@ over them; batches differ. TRL runs several times: as it comes (8 rows of a rank
 its whole batch at once, with rows of like length in one batch, and without padding, in one row, where it can.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

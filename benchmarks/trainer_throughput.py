@@ -9,8 +9,6 @@ a mean of s/2 tokens (Chowdhery et al. 2022, appendix B, halved for causality); 
 does not count. MFU is over the dense bfloat16 peak in the vendor's data sheet, where the table below knows the GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import statistics

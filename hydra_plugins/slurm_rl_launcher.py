@@ -4,8 +4,6 @@ Every Hydra program on the machine imports this file when it looks for plugins, 
 Hydra takes plugins only from modules below `hydra_plugins`, a namespace package: no __init__.py here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

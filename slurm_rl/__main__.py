@@ -3,8 +3,6 @@
 The module of a verb is imported after the verb is known; torch and ray are never imported here.
 """
 
-from __future__ import annotations
-
 import sys
 
 from slurm_rl import __version__

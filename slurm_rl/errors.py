@@ -8,8 +8,6 @@ arguments.
     group_size must be >= 2; got 1. Next: set algorithm.group_size=8
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An environment of their own for packages whose worlds our adapters play."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

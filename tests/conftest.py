@@ -1,7 +1,5 @@
 """Fixtures of every folder."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

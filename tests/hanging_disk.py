@@ -1,7 +1,5 @@
 """A file system that stops answering: a FUSE mount whose program is stopped, as a server that is away."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 He ends when his `stop` file is there, and writes what he managed as lines of his `loot` file: there should be none.
 """
 
-from __future__ import annotations
-
 import encodings.idna  # noqa: F401 - he cannot read our Python's modules any more
 import json
 import os

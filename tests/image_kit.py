@@ -1,7 +1,5 @@
 """Images and prompts that the vision tests share."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.layers      prints files and lines of each package, the longest files and the import cycles
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

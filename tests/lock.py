@@ -10,8 +10,6 @@ tests/vllm_requirements.py says what vLLM's image for AMD needs. A line a packag
 apart; one that is built from its source says so.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

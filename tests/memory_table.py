@@ -4,8 +4,6 @@ python -m tests.memory_table                  all models of `ROWS`; needs no GPU
 python -m tests.memory_table 7B 8 8192        one model, so many ranks, tokens of a micro-batch
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from dataclasses import replace

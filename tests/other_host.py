@@ -1,7 +1,5 @@
 """Another host that sees the same folders: a host name and process numbers of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

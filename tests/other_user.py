@@ -1,7 +1,5 @@
 """Another user of the same machine, who wishes us ill."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

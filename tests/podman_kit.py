@@ -1,7 +1,5 @@
 """podman on storage of its own, for tests: the machine's own containers and images are not touched."""
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

@@ -1,7 +1,5 @@
 """A Ray cluster that somebody else brought up: real, with ports, token and temp dir of its own."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -3,8 +3,6 @@
 python -m tests.reference    writes both pages
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

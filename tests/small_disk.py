@@ -1,7 +1,5 @@
 """A real file system of a few kilobytes, on which a disk can be full."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The chat templates of the families, as the package trl ships them, over a tokenizer of one token a character."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A random Llama 3 of a few thousand parameters with one token a byte, and data in the columns of its presets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

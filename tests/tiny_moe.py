@@ -1,7 +1,5 @@
 """Random mixtures of experts with the tokens of the toy model, as Hugging Face folders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

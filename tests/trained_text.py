@@ -5,8 +5,6 @@
 A line of the record is the text of all trained turns with " + " between two turns; the templates that train it follow.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

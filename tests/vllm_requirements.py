@@ -4,8 +4,6 @@ The wheel for CUDA and the image for ROCm are of gigabytes; their requirements a
 here, the locks are held to it without a network.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

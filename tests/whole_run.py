@@ -1,7 +1,5 @@
 """What the heavy tests share: one uninterrupted run, which others must equal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The command; its words are in the package's docstring."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

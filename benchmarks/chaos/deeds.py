@@ -1,7 +1,5 @@
 """Each fault one function: done to a scene, it returns what undoes it, or None for a moment."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Callable

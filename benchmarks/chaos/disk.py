@@ -1,7 +1,5 @@
 """A real file system of its own for the run: ext4 on a loop device, which can be full, slow and frozen."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

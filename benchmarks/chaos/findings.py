@@ -1,7 +1,5 @@
 """What a storm has shown: pure functions from what was written down to numbers and broken promises."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """What is left of a run after a storm, against what was promised."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The faults there are: one row each, its function of the same name in deeds.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

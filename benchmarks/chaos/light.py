@@ -1,7 +1,5 @@
 """The Python of a light storm's nodes: as the real one, but for Ray, in whose place it starts light_node.py."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ It is called with the words of `ray start`: the head listens on --port and knows
 killed one, a stopped one and a cut network are felt as with Ray, at a hundredth of its cost.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -6,8 +6,6 @@ Checkpoints, metrics, times of steps, stop flag, outcome: the real thing. It tra
 `writers.jsonl` witnesses who wrote what in which order, also what a rewind took back.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

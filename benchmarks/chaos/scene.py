@@ -1,7 +1,5 @@
 """A run on a test cluster, as faults see it: who is where, and what can be taken away."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

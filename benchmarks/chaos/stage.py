@@ -1,7 +1,5 @@
 """Sets the scene: a cluster, a disk, a run of one of the trainers, and what an undisturbed run would say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

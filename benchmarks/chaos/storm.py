@@ -1,7 +1,5 @@
 """Lets the faults of a schedule fall on a run, undoes each when its time is over, and waits for the run's end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The parts of a long storm together: `python -m benchmarks.chaos.total LOG...`, of what --log wrote for each."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path

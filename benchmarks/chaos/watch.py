@@ -3,8 +3,6 @@
 By the clock of this process: a node's own may have jumped.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -24,8 +24,6 @@ and `V_L = 0`. A completion of L tokens, t = 0..L-1:
 With discount and smoothing 1 the advantage is the sum of the remaining rewards minus V_t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Credit of each token: advantages, KL in the reward and targets of the critic, from scored groups. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Metrics of k samples of each of n prompts, with their standard errors. Pure; standard library only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

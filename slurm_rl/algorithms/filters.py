@@ -7,8 +7,6 @@ filters keep it and its reward did not fail. To add a filter, write a function, 
 FilterConfig; a user's function is `algorithm.filters.function=file.py:name`. Filters must be deterministic.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ logprobs [N] to KL(policy || reference) [N]. To add one, write a function and a 
 config/registry.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Logits to the logprobs and the entropy of the tokens that were drawn."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import torch

@@ -16,8 +16,6 @@ A sequence is a completion or one branch of an episode. Sequence ratios and mask
 are per branch. Weights are per completion, so at ratio 1 the gradient of gspo does not depend on the branches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@
 Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1. Still images have one time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -16,8 +16,6 @@ of L tokens after a prompt of P take P + G L tokens instead of G (P + L). Prefix
 https://arxiv.org/abs/2506.05433.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Policy loss of one packed batch, built from the config."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -8,8 +8,6 @@ Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the p
 would depend on how pairs are dealt. Its sft is `dpo.sft_coef`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ A random number follows from the run's seed and its place, not from the history 
 to be saved.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -8,8 +8,6 @@ The trainer calls it with the prompt (`EncodedPrompt`), its completions or episo
 their rewards: numbers, or None for failures. It returns one number per completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

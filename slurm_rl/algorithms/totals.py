@@ -1,7 +1,5 @@
 """Adding up the numbers of micro-batches, ranks and minibatches: sums, and the largest for names that end in /max."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

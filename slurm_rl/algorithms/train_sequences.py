@@ -1,7 +1,5 @@
 """Groups to training sequences: one per completion, or one per branch of an episode. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ loser teaches both.
 The mean over other episodes at the same turn would not be a valid baseline: actions decide which episodes reach a turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

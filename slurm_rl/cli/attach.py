@@ -3,8 +3,6 @@
 `--dashboard` prints the ssh forward to the run's Ray dashboard and TensorBoard.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -3,8 +3,6 @@
 It answers within seconds even if the file system of the run directory hangs; see run_dir/fs_probe.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

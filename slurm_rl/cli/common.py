@@ -1,7 +1,5 @@
 """Functions that verbs share: overrides to a plan, and a command on a node."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`config`: list the sections, the keys of a section, or all facts of a key, in 80 columns."""
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`convert`: write a checkpoint of a run as a Hugging Face model."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """`eval`: measure a model (a hub name, a folder or a run) on sets of rows, as a separate job."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find the run, sweep or pipeline of a command line, and the newest attempt of a running run."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A started run: where it is. A local one stays in front: progress, Ctrl-C saves, the table at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

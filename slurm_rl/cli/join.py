@@ -7,8 +7,6 @@ The rank of a machine comes from its environment (slurm_rl/node/rank_discovery.p
 directory and runs the controller and an agent; the others connect to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

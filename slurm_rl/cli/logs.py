@@ -1,7 +1,5 @@
 """`logs`: print the logs of a run's newest attempt, once or as they grow."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

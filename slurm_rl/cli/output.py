@@ -1,7 +1,5 @@
 """Error handler around every command: messages on stderr, and an exit code by kind of error."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@
 `verb`, `rest` (overrides or a run, in their order) and `command` (the words after `--`), and returns the exit code.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import textwrap

@@ -3,8 +3,6 @@
 With a queue all of them are submitted at once and wait there; on this machine each is followed to its end.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import time

@@ -1,7 +1,5 @@
 """`plan`: print a summary of the run, then the errors that `submit` would raise. Needs neither Slurm nor torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -3,8 +3,6 @@
 It reads only the run directory, so any process can show it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`resume`: submit the same plan again; the trainer resumes from the newest checkpoint."""
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_rl.cli.find import find_target, open_target

@@ -7,8 +7,6 @@ A run asks it with reward.url=http://<host>:5000/get_reward; so does OpenRLHF, w
 password in the address, http://any:<token>@<host>:5000/get_reward, or a server started with --no-token).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

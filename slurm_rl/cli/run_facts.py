@@ -1,7 +1,5 @@
 """Facts of a run from the files of its directory: phase, newest row, results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

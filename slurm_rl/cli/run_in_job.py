@@ -4,8 +4,6 @@ The allocation determines nodes, GPUs and cores. The name of the run directory c
 which runs the same script again, resumes the same run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

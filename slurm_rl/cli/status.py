@@ -1,7 +1,5 @@
 """`status`: the state of a run, or of every run below a folder, from their directories and from Slurm."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shlex

@@ -1,7 +1,5 @@
 """`submit`: check, write the run directory and start the job; a run on this machine is followed to its end."""
 
-from __future__ import annotations
-
 import argparse
 
 import yaml

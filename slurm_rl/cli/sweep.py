@@ -3,8 +3,6 @@
 On Slurm the runs are an array, on this machine they go one after the other.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable, Sequence

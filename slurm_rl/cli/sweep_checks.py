@@ -1,7 +1,5 @@
 """Compose, validate, plan and check every run of a sweep before anything is written or submitted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Tables of text that fit a terminal, and the table of `status`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

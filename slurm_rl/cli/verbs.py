@@ -1,7 +1,5 @@
 """Verbs of the core and their flags. Standard library only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurm_rl.cli.parser import Parser, Verbs, parse_port, parse_positive

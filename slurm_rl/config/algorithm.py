@@ -1,7 +1,5 @@
 """Config of the RL objective: critic, advantage, loss, KL, importance correction, filters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

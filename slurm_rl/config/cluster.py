@@ -1,7 +1,5 @@
 """Config of the machines: launcher, nodes, GPUs and the options of sbatch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Translate config errors of Hydra, OmegaConf and pydantic, with the nearest valid name."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Config of the container that every process of the run, except the controller, runs in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Config of the training and evaluation data, and how a row becomes tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Arguments of vLLM's engine that are allowed in `rollout.engine_args`."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

@@ -1,7 +1,5 @@
 """Config of multi-turn episodes: environments, tools and agent programs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator

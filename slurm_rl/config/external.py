@@ -1,7 +1,5 @@
 """Config of another trainer's program that runs on our cluster."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Parse Slurm's generic resources."""
 
-from __future__ import annotations
-
 import re
 
 

@@ -1,7 +1,5 @@
 """Settings that an evaluation inherits from the run that trained its model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Config of the job: time limit, restarts, Ray cluster, logging."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Name, type, default and meaning of every key, from the JSON schema of the pydantic models."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

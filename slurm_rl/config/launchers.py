@@ -1,7 +1,5 @@
 """Registry of launchers and their capabilities. Standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -4,8 +4,6 @@ Defaults come from the pydantic models, which are registered with Hydra as a sch
 overrides a key that no YAML file repeats.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

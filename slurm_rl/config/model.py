@@ -1,7 +1,5 @@
 """Config of the model: weights, tokenizer, number format, attention, adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ Presets may read the environment, `${oc.env:SCRATCH}`, but not secrets: a compos
 plan.json, the report and W&B.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Validate a composed or saved config."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """Paths and URLs in user input."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

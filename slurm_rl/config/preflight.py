@@ -1,7 +1,5 @@
 """Config of the node checks before an attempt."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Hydra config source for the presets of a site or user: `preset://<folder>`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

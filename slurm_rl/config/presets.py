@@ -1,7 +1,5 @@
 """List the presets of each config group, shipped ones and a site's."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

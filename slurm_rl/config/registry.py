@@ -3,8 +3,6 @@
 To add a part, write the function and its row. Users need no row: see user_parts.py for `file.py:name`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Config of how completions are scored."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal

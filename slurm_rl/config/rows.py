@@ -1,7 +1,5 @@
 """Config of rows: their columns, and how sources of a mixture and evaluation sets sample and score them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 

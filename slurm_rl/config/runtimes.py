@@ -1,7 +1,5 @@
 """Registry of container runtimes. Standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Base class and field types of the config sections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self

@@ -1,7 +1,5 @@
 """Views of the config: one per source of a mixture and one per evaluation set, as of a run with only these rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

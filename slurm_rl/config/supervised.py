@@ -1,7 +1,5 @@
 """Config of the supervised tasks: SFT, reward models and DPO."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

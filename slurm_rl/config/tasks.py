@@ -1,7 +1,5 @@
 """Registry of tasks. Standard library only: the node agent imports it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Field types of text that goes to Slurm, a shell or the environment."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field

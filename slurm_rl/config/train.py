@@ -1,7 +1,5 @@
 """Config of the policy workers, rollout engines, optimizer, training loop, evaluation and checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks that read a key, and the keys that a config changes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Final

@@ -13,8 +13,6 @@ and copies the files into the run, and every attempt uses that copy. Flags of a 
 keyword-only parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path

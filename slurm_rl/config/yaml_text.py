@@ -4,8 +4,6 @@ PyYAML implements YAML 1.1, where `24:00:00` is 86400 (base 60), `0123` is 83 (o
 scalar is a number only if it is an integer as Python prints it or a float of YAML 1.2; other scalars are text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from pathlib import Path

@@ -8,8 +8,6 @@ A turn is rendered again after a placeholder question, with all later messages, 
 earlier turns. It starts where the generation prompt (`begun`) ends, and stops where `turn` and `other` become equal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,6 @@
 {"messages": [...], "images": ["1.png"]}                        with data.image_key=images
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 data.chat_template_kwargs sets.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

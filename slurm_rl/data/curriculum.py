@@ -4,8 +4,6 @@ candidates of a place     a (solved 1.0)   b (0.0 of 16)   c (0.4)   d (never se
 taken                                                      c
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.algorithms.schedule import derive_seed

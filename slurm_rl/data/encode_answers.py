@@ -6,8 +6,6 @@
 The whole conversation is rendered and tokenized once. An image is one token until `expand_all`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

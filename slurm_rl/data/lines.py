@@ -3,8 +3,6 @@
 UTF-8 with or without a byte order mark and both line ends are read; any other encoding is an error.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Iterator

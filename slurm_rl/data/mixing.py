@@ -9,8 +9,6 @@ rounded by largest remainder with carry, so that no source is ever a whole row o
     block 2   666       334         3000 places: 2000 and 1000
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

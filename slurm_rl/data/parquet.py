@@ -1,7 +1,5 @@
 """Rows of a parquet file in small batches, because a small file may decode to a large table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

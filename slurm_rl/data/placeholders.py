@@ -9,8 +9,6 @@ Lost characters are found from the offsets of the tokens: decoders add spaces an
 decoded text would not be comparable.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from typing import Any, Protocol

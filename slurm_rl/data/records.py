@@ -8,8 +8,6 @@ org/name         name row N              a data set of the Hugging Face hub, fro
 gs://.../rows.jsonl                      a file of the first three kinds on any fsspec URL
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

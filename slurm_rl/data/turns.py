@@ -7,8 +7,6 @@ With a chat template these are the end of the turn, the observation as messages 
 depend only on the observation. Tool results are rendered in the same way after a tool call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -18,8 +18,6 @@ process or an invalid Step fails the episode: it is counted by cause, gets no nu
 of the policy is not a failure: answer it with an observation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias

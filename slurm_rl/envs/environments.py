@@ -1,7 +1,5 @@
 """Interface between episodes and environments, local or on other nodes: calls in, answers out."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Declarations of an environment class, read in the process that imported it, and their validation."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`env.tools=python`: code of the policy in the sandbox of the `code` verifier (rewards/sandbox)."""
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

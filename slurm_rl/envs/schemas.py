@@ -3,8 +3,6 @@
 This runs once in a separate process: the trainer never imports the user's file.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection

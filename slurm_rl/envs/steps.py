@@ -1,7 +1,5 @@
 """Validate steps and convert them to plain values before they leave their process."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping

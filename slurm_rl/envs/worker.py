@@ -3,8 +3,6 @@
 Only plain values return to the trainer: exceptions become text, and steps are validated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Trainer's side of an environment process: open calls and their results."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 submitit writes the pickle and its folder, names the logs, and provides the Job object.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

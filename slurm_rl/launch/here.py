@@ -1,7 +1,5 @@
 """Runs with a controller on the submitting machine. submitit starts it; the job id is its pid."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs and their jobs, for all launchers."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

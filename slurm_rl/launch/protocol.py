@@ -3,8 +3,6 @@
 `Allocation` (launch/controller/allocation.py) is the interface for the controller; both are in config/launchers.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ For a packed row transformers gives SDPA a boolean mask [R, 1, W, W], and CUDA h
 attends within each sequence: by torch's own flash kernel, else by SDPA with the causal flag.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from dataclasses import dataclass

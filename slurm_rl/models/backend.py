@@ -5,8 +5,6 @@ A
 library that averages gradients over ranks has that undone here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -11,8 +11,6 @@ once;
 stages 2 and 3 after each micro-batch. A bfloat16 model keeps float32 master weights in every stage.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

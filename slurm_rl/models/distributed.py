@@ -1,7 +1,5 @@
 """The process group, and collectives of Python objects."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta

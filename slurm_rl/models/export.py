@@ -3,8 +3,6 @@
 Safetensors files are written as soon as they are full: memory holds one file, safetensors' copy and one tensor.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run a packed row through a model, up to the logprobs of its trained tokens."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

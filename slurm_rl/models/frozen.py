@@ -1,7 +1,5 @@
 """A model that is read and never trained: a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Frozen weights, as under adapters, stay in the model's own type.
 One worker in float32 has nothing to shard and keeps a plain module.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@
 A rank holds at most one bucket and the current tensor on its device in addition to its shards.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Dropout is off in the config, in layers with an own value and in adapters: reinf
 one policy at two moments, and GPT-2's dropout of 0.1 would change them by 0.03 on average.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

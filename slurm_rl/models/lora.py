@@ -10,8 +10,6 @@ Outside this engine the names are those of the plain model, with `q_proj.lora_A.
 head `score.weight` is trained whole and saved with the adapters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Choose the linear layers that get low-rank adapters. Fused experts and routers get none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -7,8 +7,6 @@
 Both directions of the bus overlap with the updates; at most two buckets are on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 

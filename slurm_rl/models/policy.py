@@ -6,8 +6,6 @@ Every method is called on all ranks together, each rank with its own micro-batch
 On CPU the same calls from the same state give the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whole weights of a sharded policy: for a rollout engine, and for an export."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

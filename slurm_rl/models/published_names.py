@@ -4,8 +4,6 @@ visual.blocks.0.norm1.weight                                   model.visual.bloc
 model.layers.0.mlp.experts.{0..127}.{gate,up}_proj.weight      model.layers.0.mlp.experts.gate_up_proj
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ config.json has `mean` and `std` of its scores, under OpenRLHF's names (trainer/
 `--reward.normalize_enable`), and `scores_chats` and `chat_template_kwargs` of its training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

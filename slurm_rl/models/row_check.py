@@ -15,8 +15,6 @@ layout a dense model gives identical bits, so rounding cannot hide a leak. Exper
 differently; the two `padded` readings measure by how much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

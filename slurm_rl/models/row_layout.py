@@ -5,8 +5,6 @@ same
 numbers, R x W^2 work. Completions of a prompt may follow one copy of it; see algorithms/packing.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

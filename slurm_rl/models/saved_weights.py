@@ -7,8 +7,6 @@
 Files are mapped, not read. DeepSpeed's are pickles: only a few of its classes are allowed, and no code runs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@
 Every tensor is split along its first dimension like torch.chunk. Other files hold the random state of each process.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Sequence

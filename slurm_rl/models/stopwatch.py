@@ -1,7 +1,5 @@
 """How long a rank's own work takes, without waiting for others: its forward passes, or a product of matrices."""
 
-from __future__ import annotations
-
 import math
 import time
 from types import TracebackType

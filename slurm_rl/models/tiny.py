@@ -3,8 +3,6 @@
 It has no unknown token on purpose: text outside the vocabulary raises instead of training on noise.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -7,8 +7,6 @@ Its chat template renders one image and one text part as
 Special tokens are in the order of the real models: first the end of text.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

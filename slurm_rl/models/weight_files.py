@@ -1,7 +1,5 @@
 """Read weights in part: each rank reads only the rows that it keeps, never the whole model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

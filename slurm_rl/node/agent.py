@@ -9,8 +9,6 @@ After SIGUSR2, SIGINT or SIGHUP the head asks the trainer to save and leave, and
 has; under torchrun each agent signals its own ranks. After SIGTERM the same happens before Slurm's SIGKILL.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The run and the attempt that a process belongs to. Standard library only."""
 
-from __future__ import annotations
-
 import math
 from argparse import ArgumentParser, Namespace
 

@@ -4,8 +4,6 @@ torch's TCPStore listens on every address of the node and has no authentication.
 loopback, so that no other machine can connect.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from slurm_rl.node.network import listen_at

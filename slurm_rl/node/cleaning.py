@@ -5,8 +5,6 @@
 It runs on the host, outside of any container.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

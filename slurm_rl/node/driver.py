@@ -1,7 +1,5 @@
 """The trainer as a child of the head's agent: its start, its signals, its end. Standard library only."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

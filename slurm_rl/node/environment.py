@@ -1,7 +1,5 @@
 """The environment of all children of a node agent, and the GPUs of the node. Standard library only."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -14,8 +14,6 @@ A stop (SIGUSR2, SIGTERM) is passed on as SIGTERM, and as SIGKILL after a grace 
 trainer ended, in the same form as for our own trainers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

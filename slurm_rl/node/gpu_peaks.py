@@ -5,8 +5,6 @@ PCIe 1,513; NVL 1,671 per GPU), H200 (as H100), HGX B200 (36 PFLOP/s sparse of 8
 (181), MI250 (362.1 of two devices), MI250X (383 of two), MI300X and MI325X (1,307.4).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@
 Of a late rollout engine only the stacks are kept: the driver restarts it (rollout/engine_supervisor.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

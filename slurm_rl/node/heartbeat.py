@@ -7,8 +7,6 @@
 A heartbeat costs microseconds: one write of a kilobyte on the node's own disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

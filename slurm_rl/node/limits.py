@@ -4,8 +4,6 @@ Slurm passes on the soft limits of the shell that submitted, which are low on lo
 files or be killed for its CPU time. The hard limits are the node's own.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import resource

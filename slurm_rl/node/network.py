@@ -1,7 +1,5 @@
 """The network interface between the nodes of a run, unless the user chooses it. Standard library only."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import ipaddress

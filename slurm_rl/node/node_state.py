@@ -6,8 +6,6 @@ The last node monitors the controller's node, since the loss of that node ends t
 restarts the job only after SlurmdTimeout (300 s by default), so the monitor only logs an event.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ A rank reports a failed allocation itself. A kill by the kernel is reported by t
 counter), by srun, or by Slurm's step daemon.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -12,8 +12,6 @@ the other tries its next candidate.
     (26968, 27000, 27491)
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -7,8 +7,6 @@ The folder of an attempt is `srl-<run>-<attempt>-<secret>` in cluster.tmp_root. 
 there the secret derives from the attempt's token; else each node draws its own.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

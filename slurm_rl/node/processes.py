@@ -8,8 +8,6 @@ The agent calls `become_subreaper` once, starts everything with `mark_env` in th
 the end of the attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@ Ranks outlive a torchrun that is killed, so each asks the kernel to die with it.
 status other than 0, while others may still be saving, so a rank that saved and left on request ends with 0.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

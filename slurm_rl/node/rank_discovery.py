@@ -4,8 +4,6 @@ Each launcher or cloud is one function and one row in SOURCES. An empty variable
 contradictory values raise a ConfigError that names the variable.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

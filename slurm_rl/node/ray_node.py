@@ -1,7 +1,5 @@
 """Ray on one node of an attempt, and on the head also the trainer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -10,8 +10,6 @@ are still reported at once. Three more changes to `ray start`:
 * Imports of other commands (pandas, FastAPI), two thirds of its start time, are skipped; `ray start` tolerates that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import sys

@@ -1,7 +1,5 @@
 """How the nodes of an attempt find each other: the head publishes its address. Standard library only."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Of ranks with the same work, most wait in one place for those that are elsewhere
 https://arxiv.org/abs/2509.16293).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -4,8 +4,6 @@ A trainer always ends with outcome.json and the matching exit code: `finished` 0
 state saved: try again later), `failed` 1, or 2 for bad input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

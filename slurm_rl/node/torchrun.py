@@ -1,7 +1,5 @@
 """torchrun as a child of the node agent: its start, the signals to its ranks, its end. Standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

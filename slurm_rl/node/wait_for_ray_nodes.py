@@ -6,8 +6,6 @@ Ray answers as soon as the head's GCS is up, before other nodes have joined; a t
 fails. Needs `ray` and the standard library.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

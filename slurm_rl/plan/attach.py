@@ -1,7 +1,5 @@
 """Command lines of shells and tunnels to the nodes of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

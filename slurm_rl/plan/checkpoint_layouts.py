@@ -5,8 +5,6 @@ newest name may belong to a checkpoint cut off by a kill. Standard library only:
 trainer's image.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

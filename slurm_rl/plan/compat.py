@@ -1,7 +1,5 @@
 """Compare the versions in an image with those that the plan expects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

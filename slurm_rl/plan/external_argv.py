@@ -1,7 +1,5 @@
 """Build the command line of another trainer from the `external` section and the values of the plan, `${plan:...}`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

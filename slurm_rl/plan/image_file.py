@@ -1,7 +1,5 @@
 """Check and describe image files by their headers and the manifest next to them."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

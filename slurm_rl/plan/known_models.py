@@ -4,8 +4,6 @@ known_models.csv has the numbers of each model's config.json on the hub; tests/u
 them with published parameter counts.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 from pathlib import Path

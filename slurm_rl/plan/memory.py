@@ -1,7 +1,5 @@
 """Shape of a model, and the memory of a rollout engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

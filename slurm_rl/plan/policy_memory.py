@@ -8,8 +8,6 @@ tests/unit/models/test_fake_world.py compares FSDP2 with the allocations of the 
 `python -m tests.memory_table` prints both. Fragmentation, NCCL buffers and the CUDA context are a flat reserve.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from slurm_rl.plan.memory import GB, ModelShape

@@ -1,7 +1,5 @@
 """Render a plan as text."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

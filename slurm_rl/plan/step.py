@@ -1,7 +1,5 @@
 """Commands that start the node agents, and the request to an existing Ray cluster; `plan` shows both."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass

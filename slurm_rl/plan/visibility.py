@@ -10,8 +10,6 @@ become one HIP mask:
     (('ROCR_VISIBLE_DEVICES',), '4,5')
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

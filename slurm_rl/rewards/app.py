@@ -7,8 +7,6 @@
 Errors have a 4xx status.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -6,8 +6,6 @@ The score is the logit at the last token, or with `normalize` its distance in st
 preference pairs of its training.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -19,8 +19,6 @@ without raising it, is spread over several blocks, or returns more than 16 MiB o
 Output is compared line by line, without trailing blanks and trailing empty lines.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from functools import lru_cache

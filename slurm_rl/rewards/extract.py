@@ -1,7 +1,5 @@
 """Extract the answer of a completion: the text after the reasoning, its program or its boxes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

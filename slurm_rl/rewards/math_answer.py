@@ -11,8 +11,6 @@ and percent signs are read; words equal words. 50\% equals 50 and 0.5, but not 0
 math_verify's own SIGALRM timeout is off, because the reward pool has a deadline that also ends a hang inside C code.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import lru_cache

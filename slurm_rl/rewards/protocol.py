@@ -12,8 +12,6 @@ Two optional keys for reward models: `"truncated": [true]` for a completion cut 
 `"messages": [[{"role": "user", "content": "3+4?"}]]`, the chat before the policy's template rendered it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ data set's row (a JSON list of messages); then the chat template's markers show 
 A completion without an end token, in a query with special tokens, was cut by the length limit.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@
 A wrong completion has a score; a failure has none and never becomes 0.0 or 1.0.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

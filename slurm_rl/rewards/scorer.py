@@ -5,8 +5,6 @@ reward.service.enabled=true              RewardServices with a RewardClient
 reward.url=http://host:5000/get_reward   RewardClient
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

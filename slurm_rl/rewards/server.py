@@ -3,8 +3,6 @@
 The flags are in slurm_rl/cli/reward_server.py, a higher layer, so the import is by name.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

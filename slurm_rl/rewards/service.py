@@ -4,8 +4,6 @@ A run starts it (supervise.py), or `python -m slurm_rl.rewards.server`. Heavy im
 processes import this module.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Validate untrusted values: numbers, names and errors of programs, environments, services and reward functions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

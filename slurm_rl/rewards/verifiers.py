@@ -5,8 +5,6 @@ mark:
 `module:function?{"score": "share"}` is called with `score="share"`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ A user's reward function also runs here: `reward.function=my_reward.py:reward_fu
 It gets one item at a time, for the deadline. All other numbers are logged; `scores` gives the accuracy.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import multiprocessing

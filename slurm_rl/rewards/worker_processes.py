@@ -1,7 +1,5 @@
 """Worker processes of the reward pool: pebble's pool with a deadline for the start, and a restart when it breaks."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """An episode that an external agent plays: its reward, and the tokens to train on."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

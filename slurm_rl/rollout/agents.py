@@ -7,8 +7,6 @@ change it. Each reply is logged before its agent gets it, and so is the end of a
 agents restart and get the logged replies to their requests.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

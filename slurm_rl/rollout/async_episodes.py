@@ -8,8 +8,6 @@ Each reply has its own seed, so in float32 its tokens are those of lockstep orde
 Logged turns are not sampled again. All batches in flight (`rollout.max_off_policy_steps`) share the thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import queue

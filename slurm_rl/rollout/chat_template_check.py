@@ -1,7 +1,5 @@
 """Check the chat template for episodes of several turns, before anything is started."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ Limits: not with `rollout.colocate` (vLLM needs free GPU memory to start), not d
 policy waits in it), and at most MAX_RESTARTS times per engine and attempt. Otherwise the attempt ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -6,8 +6,6 @@
 Requests lost with an engine are sent to its replacement: the seed determines the tokens, so the result is the same.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -8,8 +8,6 @@ and rewards are reused. Observations are appended as tokens that are not trained
 rendered again. `rollout.max_tokens` limits replies and observations together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Rollouts of several data sources as one: each prompt goes to the rollouts of its source."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ parameters, and the number of equal requests before it; not by time. So concurre
 order. A finished episode is trained on without running its agent again.
 """
 
-from __future__ import annotations
-
 import zlib
 from array import array
 from collections.abc import Sequence

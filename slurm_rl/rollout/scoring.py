@@ -1,7 +1,5 @@
 """Rewards of finished episodes, and their groups."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Protocol

@@ -10,8 +10,6 @@ To open a batch again, the log truncates the file at the first damaged line, dro
 holds, and rewrites it. A checkpoint holds a copy of the batches in flight.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -9,8 +9,6 @@ Each line starts with its CRC; a file is valid up to the first damaged or incomp
 int32 and float64 bytes in base 64, so every bit is restored.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

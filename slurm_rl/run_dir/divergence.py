@@ -1,7 +1,5 @@
 """Find a score on held-out rows that falls while the training reward rises. Standard library only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Results of evaluation sets, read from the keys `set/<name>/<key>` of metrics.jsonl. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from slurm_rl.run_dir.jsonl import Row

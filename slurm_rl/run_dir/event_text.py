@@ -1,7 +1,5 @@
 """Metadata of a run (name, state, model, time, files) and its events as text, one line each."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

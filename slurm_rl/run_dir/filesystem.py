@@ -1,7 +1,5 @@
 """File systems of URLs, by fsspec: gs://, s3://, memory://, file:// and others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from slurm_rl.errors import ConfigError, MissingLibraryError

@@ -17,8 +17,6 @@ The probe sets the mtime of the folder, a request that no cache can answer. It d
 only the data servers hang; use kill -9 on a local run there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

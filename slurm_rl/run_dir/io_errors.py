@@ -11,8 +11,6 @@ Every process of a run follows one rule for writes:
               fs_probe.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

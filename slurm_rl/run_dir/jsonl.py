@@ -7,8 +7,6 @@ A crash may leave any part of the last line; the next append removes it. Readers
 object (bad memory, a bad disk, an editor); it is reported by its number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -10,8 +10,6 @@ Output goes to standard error. Quick work prints nothing: the first line comes a
 so stalled work is visible.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Identity of a process of this machine, from /proc. Standard library only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

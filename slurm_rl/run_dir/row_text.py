@@ -1,7 +1,5 @@
 """One line of text for a row of metrics.jsonl."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

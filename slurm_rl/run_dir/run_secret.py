@@ -1,7 +1,5 @@
 """Secrets of a run: from SLURM_RL_TOKEN, or in 0600 files. Standard library only."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -10,8 +10,6 @@ M = 1 / (nodes x rate), the rate of a node with a Gamma(1, 42 node-days) prior o
 arXiv:2410.21680): (1 + ends seen) / (42 + node-days seen).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ metrics.jsonl (a training step or `eval`), or `save`, the time that the loop wai
 overlap when sampling ahead.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Environments on all nodes of a run: child processes of the trainer, and of a Ray actor on each other node."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

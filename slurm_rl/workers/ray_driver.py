@@ -1,7 +1,5 @@
 """The driver's side of Ray: connecting, counting nodes, placing actors, waiting with deadlines."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The nodes of a run in Ray: started by our agents, or reserved in an existing cluster."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Reward services on the nodes of the plan, each supervised by a Ray actor on its node."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """The packages that contracts are held with; see fetch.py and source.py."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The variables that we set in a run's environment."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -4,8 +4,6 @@ pip fetches the file that containers/cuda/constraints.txt names and compares its
 imported. What stays is below the cache folder, by version and hash, so a changed pin is fetched anew.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

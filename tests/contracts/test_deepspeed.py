@@ -1,7 +1,5 @@
 """DeepSpeed's names, arguments and config keys, with those that GPUs alone reach: offload, bfloat16, its operators."""
 
-from __future__ import annotations
-
 import ast
 import re
 

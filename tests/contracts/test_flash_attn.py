@@ -1,7 +1,5 @@
 """flash-attn's functions take what transformers calls them with, and transformers takes what we hand it for them."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.contracts.source import Package

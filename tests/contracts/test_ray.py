@@ -1,7 +1,5 @@
 """Ray reads the flags and variables that we give it, and masks GPUs by the variables that we say."""
 
-from __future__ import annotations
-
 import ast
 import mmap
 import re

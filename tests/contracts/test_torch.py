@@ -1,7 +1,5 @@
 """torch reads the variables of its NCCL backend that we set: the headers, which the CPU build has too, name them."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

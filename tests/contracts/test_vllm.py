@@ -1,7 +1,5 @@
 """Whatever we import from vLLM, call of it and read of its objects is in its build for CUDA as we use it."""
 
-from __future__ import annotations
-
 import ast
 import re
 

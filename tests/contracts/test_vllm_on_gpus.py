@@ -3,8 +3,6 @@
 A row that fails says that vLLM changed there: read the function, then change what the row names, and the row.
 """
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """What our sources use of another package, read from the sources, so that a new use needs no row of a test."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ fence with title="name" is a file: the commands of its page find it in their fol
     <!-- not run: it fetches 30 MB -->                      nothing does, and why
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

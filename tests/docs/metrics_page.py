@@ -1,7 +1,5 @@
 """What docs/reference/metrics.md names, for tests of the page and of rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

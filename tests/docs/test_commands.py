@@ -4,8 +4,6 @@ Commands of a page see its files (blocks with a title), prepared data, a preset 
 /shared.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

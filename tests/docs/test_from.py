@@ -3,8 +3,6 @@
 `python -m tests.docs.test_from` updates the counts in docs/from/index.md.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ What there is comes from the code that makes rows: literals `area/name`, phases 
 the supervised tasks return.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 Their words are held to their sources: TRL's as installed here; OpenRLHF's and verl's in tests/train/external.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

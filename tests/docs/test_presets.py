@@ -1,7 +1,5 @@
 """Who looks for a preset finds it on the page of its kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.load import conf_dir

@@ -1,7 +1,5 @@
 """The docs are a site whose every link and anchor leads somewhere; README.md is short and its links hold, too."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

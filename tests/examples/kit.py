@@ -1,7 +1,5 @@
 """The commands of the examples' READMEs, run as a user types them, with sizes for a test behind them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

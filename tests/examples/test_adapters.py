@@ -1,7 +1,5 @@
 """Environments of other packages are trained from those packages, by the README. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

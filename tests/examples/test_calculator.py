@@ -1,7 +1,5 @@
 """A sum that only the calculator can do: both stages by its README. Real Ray, vLLM and torch on CPU; minutes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 examples/images: test_images.py. examples/sweep: tests/slurm/test_sweep.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The game of several turns: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

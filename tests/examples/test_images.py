@@ -1,7 +1,5 @@
 """The example with pictures, whole: the shipped vision-language experiment in bfloat16, on a tiny model and 64 rows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Three sources in one run: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A foreign program that uses the `openai` package is trained, by its README. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

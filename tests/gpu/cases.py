@@ -4,8 +4,6 @@ A test of CPU alone plans every one of them (tests/unit/plan/test_gpu_cases.py),
 a key that is no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

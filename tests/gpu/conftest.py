@@ -3,8 +3,6 @@
 `make gpu` brings such an environment of its own. What a test found goes into one table at the end, for the docs.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from importlib import metadata, util

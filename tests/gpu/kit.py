@@ -1,7 +1,5 @@
 """Runs as a user starts them, and how much of the GPUs they take meanwhile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

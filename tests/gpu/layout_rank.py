@@ -3,8 +3,6 @@
 torchrun --nproc-per-node=2 -m tests.gpu.layout_rank <model> <backend> <out>
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`python -m tests.gpu.memory_step <words as JSON>`: a step of one full micro-batch, as planned for these words."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

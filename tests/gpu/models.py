@@ -1,7 +1,5 @@
 """Random models of real shapes: nothing is downloaded, and the numbers that matter here do not ask what they say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

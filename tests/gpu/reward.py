@@ -1,7 +1,5 @@
 """A reward for what random models say: a number of its text, so that completions of one prompt differ."""
 
-from __future__ import annotations
-
 import zlib
 
 

@@ -1,7 +1,5 @@
 """The policy engine on one GPU: bfloat16 steps, and flash-attn beside SDPA."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

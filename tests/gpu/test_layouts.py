@@ -1,7 +1,5 @@
 """FSDP2 and ZeRO-3 on two GPUs take the steps of one GPU (docs/reference/promises.md); tests/train uses gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

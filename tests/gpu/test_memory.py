@@ -1,7 +1,5 @@
 """The policy's own memory at the planner's own sizes, by torch's count, beside the plan's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

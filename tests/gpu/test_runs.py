@@ -1,8 +1,6 @@
 """Whole runs with what is shipped: of a run itself each sync must show that engine and policy say the same, by the
 tolerance that users get, and each weight that it is the one that was sent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

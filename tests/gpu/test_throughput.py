@@ -1,7 +1,5 @@
 """The table of the trainer's speed; read it with `pytest -s`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

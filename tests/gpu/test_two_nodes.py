@@ -1,7 +1,5 @@
 """Two nodes of one allocation: `salloc -N2 --gpus-per-node=... make gpu`, from a folder that both see."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """podman and mksquashfs for real, on a busybox: from a root file system to a .sqsh in enroot's layout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real run of examples/guessing_game (Ray, vLLM, torch on CPU): started, held in a turn, killed and gone on with."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

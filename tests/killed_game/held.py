@@ -8,8 +8,6 @@ A run has its copy of this file and of the shipped game.py beside it (code/user_
     run-seen/held       the same, and the number of a process in which one of them waits
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Compare killed runs with undisturbed ones, one mode per row of the table in docs/environments.md."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from slurm_rl.trainers.grpo.rollout_files import replay_groups

@@ -1,7 +1,5 @@
 """The same run where a program plays the game, by the endpoint."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

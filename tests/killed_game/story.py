@@ -1,7 +1,5 @@
 """What a run of episodes has left on disk: turns of its journals, turns that it trained on, calls of its worlds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each `node` runs in namespaces of its own, as if it had been started by ssh on that machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ Each machine has its own address, name and node-local disk; whether the run dire
 each test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

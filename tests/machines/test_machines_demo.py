@@ -1,7 +1,5 @@
 """The demo itself over two machines without Slurm, by the variables of three clouds; one run is interrupted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Where it cannot be made, they are skipped with the reason; SLURM_RL_REQUIRE_SLUR
 instead, so that a machine that should run them cannot pass by skipping.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """One light run on each launcher, with the same things done to it: what users type, and what may befall a run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

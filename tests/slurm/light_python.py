@@ -4,8 +4,6 @@
 thing: command line, plan, sbatch, controller, preflight, node agents.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """podman on the nodes of the test Slurm: an image store that all of them read, storage of each node's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

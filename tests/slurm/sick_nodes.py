@@ -1,7 +1,5 @@
 """Sick nodes: a fake nvidia-smi prints a recorded output, changed per node by a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurm_rl.plugins.health.evidence import find_bad, read_evidence

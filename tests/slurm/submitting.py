@@ -1,7 +1,5 @@
 """What the tests of the command line share: running it on the cluster, and waiting for what a run says."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

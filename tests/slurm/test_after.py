@@ -1,7 +1,5 @@
 """A run that comes after another: Slurm holds it through requeues of the first; what failed first is its cause."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ends a job before any Python of ours has run is a cause that `status`, `logs` and end.json name."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A node that is shared: by runs of one user, by runs of two; each with its ports, its folder and its GPUs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

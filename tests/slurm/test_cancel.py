@@ -1,7 +1,5 @@
 """Cancel ends a run within seconds, whatever its disk does: see docs/reference/storage.md for the times."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.run_dir.fs_probe import ANSWER_S

@@ -1,7 +1,5 @@
 """Short storms on the session's cluster: benchmarks/chaos as it is, with a node cut off from slurmctld at their end."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The test cluster does what a real one does; every other test here leans on that."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """commands.py against a real Slurm: its words, its states, its silence."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

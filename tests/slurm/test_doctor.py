@@ -1,7 +1,5 @@
 """`doctor` in an allocation: one srun checks every node, and an all-reduce between them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Each launcher ends attempts and runs as the table in docs/reference/outcomes.md states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

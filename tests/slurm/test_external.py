@@ -3,8 +3,6 @@
 Or under torchrun, as ranks of one program.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A requeue of somebody else's trainer goes on from its newest whole checkpoint, by its own flags."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The trainer is tests/slurm/light/trainer.py. Scenarios run beside each other on 
 because most of each is waiting; a test is what its scenario found.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The slowest wait for Slurm's own clocks: limits are looked at every 30 s, and so long a node may be silent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The goodput ledger against Slurm's own accounting: what each start of a job held, whatever ended it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The real trainer over two nodes of a real Slurm: Ray, vLLM and torch on CPU. Minutes, so marked slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The base is a Debian from its own mirror; Python's packages come from where this
 What the recipe asks for, tests/image/test_busybox_image.py holds; runs in podman on two nodes, test_image_podman.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

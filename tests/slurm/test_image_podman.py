@@ -1,7 +1,5 @@
 """Images that a run must not start in, and entering one, by podman on a real Slurm; test_image_cpu.py trains in one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

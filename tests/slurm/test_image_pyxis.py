@@ -8,8 +8,6 @@ built against this Slurm's headers (Debian: libslurm-dev), user namespaces, squa
 The plugin reads enroot from the PATH of slurmd, which is that of the tests.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Nodes of several kinds in one job, a heterogeneous job of Slurm: from submission over a requeue to its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Sick nodes are found before an attempt, left out, remembered over requeues, and cleared."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

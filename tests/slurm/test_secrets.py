@@ -1,7 +1,5 @@
 """A canary in the secrets' variables reaches the trainer and stands nowhere else."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`site` on a login node of a real Slurm: the preset that it writes is planned, taken by sbatch, and run, as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

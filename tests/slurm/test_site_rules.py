@@ -1,7 +1,5 @@
 """What a site allows: QOS and accounts, requeues, the commands of its login nodes, the file systems of its jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

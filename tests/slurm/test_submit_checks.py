@@ -1,7 +1,5 @@
 """What a cluster would refuse, or never start, is an error before anything is written or queued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plain sbatch: the template, what it takes from the allocation, and that a requeue goes on with the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

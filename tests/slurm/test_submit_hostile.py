@@ -1,7 +1,5 @@
 """Names that a shell, Slurm or Hydra would read as something else: they work, or are a clear error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

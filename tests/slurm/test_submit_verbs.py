@@ -1,7 +1,5 @@
 """status, logs, cancel and resume on jobs of a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

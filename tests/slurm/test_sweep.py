@@ -1,7 +1,5 @@
 """A sweep on a real Slurm: one array, its elements, and the verbs for the whole of it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ranks follow the switches and blocks that a real Slurm tells of, and a run gets its nodes from where it asked."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 The ranks are tests/slurm/light/ranks.py: real torch.distributed, real checkpoints, no model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Without GPUs it goes as far as asking Ray for them: its config is read and check
 by its own code, its queue is up on the run's Ray, and its resource pool finds that GPUs are missing.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Another user of the same machine: nobody, with a Python that he may read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The disks are real ones (disks.py), and so is the run but for its trainer, which
 second after the disk has gone wrong. The longest of several trials is shown, in seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

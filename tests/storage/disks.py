@@ -1,7 +1,5 @@
 """Real file systems that go wrong on demand: full, read-only, broken, hanging. All need root."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Callable, Iterator

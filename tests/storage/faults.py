@@ -3,8 +3,6 @@
 Every library's calls go through it, also those of torch and safetensors, which no patch in Python would reach.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -4,8 +4,6 @@ An error comes from the n-th call of the writer on and stays, for n = 0, 1, 2, .
 Then the file system works again, and the writer must do its work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

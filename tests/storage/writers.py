@@ -1,7 +1,5 @@
 """One writer of each kind of file: how it is called, and what must be there afterwards."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

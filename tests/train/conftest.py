@@ -1,7 +1,5 @@
 """Models that several files of this folder read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples while weights change, on a real vLLM engine, and says how far each token's logprob is from its model's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

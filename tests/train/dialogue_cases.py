@@ -9,8 +9,6 @@ The templates are the families' own (tests/templates.py); all of them share one 
 model, a tiny Qwen3. The numbers that it says are at random, so that no token is certain.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ makes of the sequences that it would be trained on, beside what the engine said 
     python -m tests.train.dialogue_script FOLDER qwen3/tools gemma3/talk
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the dialogues of dialogue_script.py are held with."""
 
-from __future__ import annotations
-
 from slurm_rl.envs.environment import Environment, Reply, Row, Step
 
 AGAIN = "Sure?"

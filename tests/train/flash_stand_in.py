@@ -3,8 +3,6 @@
 They hold their callers to what the kernels demand.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Adapters on every family of text models: what a LoRA preset covers, and that trained, merged and exported agree."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.train.model_families        writes docs/reference/model-families.md
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

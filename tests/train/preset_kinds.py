@@ -1,7 +1,5 @@
 """Runs of every kind for the table of algorithm presets: words that plan them, and recorded batches to learn from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Samples in every way on one real vLLM engine, and says what came beside what the policy makes of the same tokens."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Send weights of a tiny mixture of experts to one real vLLM engine in three ways, and write what each sync found."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """A local run that a script submits: it outlives the script, and any other process has it by its path."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

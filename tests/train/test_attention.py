@@ -1,7 +1,5 @@
 """Attention over packed rows without a mask computes what the masked one does, and `auto` chooses it where it can."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock

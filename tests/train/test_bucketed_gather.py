@@ -1,7 +1,5 @@
 """Weights gathered in buckets are those that torch gathers one by one, bit for bit,."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a run saves changes none of its numbers, so clocks may decide it (checkpoint.interval=auto)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

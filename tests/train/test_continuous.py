@@ -1,7 +1,5 @@
 """New weights in the middle of completions, on a real vLLM engine. One process for all."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

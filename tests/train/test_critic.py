@@ -1,7 +1,5 @@
 """The critic on a real model: where it speaks, that it learns, what it starts from, what a checkpoint restores."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Seen: 5e-6 and less over talks, 8e-6 at worst over calls with logprobs down to -
 policy and engine are up to 1e-5 from the same model in float64, further (2.5e-5) where the model was taught at three
 times the rate: then 1.6e-5 from each other. Rate and steps were chosen among several so that this holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A policy that knows nothing learns from a teacher alone: the preset as it is, on the demo. Real Ray, vLLM, torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

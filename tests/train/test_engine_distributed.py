@@ -4,8 +4,6 @@ One pair of processes runs all layouts in turn and leaves its findings in files:
 torch and DeepSpeed for each test would take longer than all that they compute.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Adapters: what is trained, saved, sent and exported, and that merged and apart they are one model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tiny model and its character tokenizer; loading a model, and what is said when it does not fit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

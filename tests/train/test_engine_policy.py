@@ -1,7 +1,5 @@
 """One rank of the policy engine: what a packed row computes, what a step does, what a checkpoint restores."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import threading

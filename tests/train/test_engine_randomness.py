@@ -1,7 +1,5 @@
 """Nothing random lies between two looks at a model in training, and a resumed process draws those that come next."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

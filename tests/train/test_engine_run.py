@@ -1,7 +1,5 @@
 """A rollout engine that is killed or stopped in the middle of a run. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Images through the policy engine: packed or alone, every sequence gets the numbers that transformers gives it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Environments on two nodes of a real Ray cluster; one node is killed, and its episodes go on at the other."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

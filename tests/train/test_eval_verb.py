@@ -1,7 +1,5 @@
 """The verb `eval`, run as a user types it: a model made by SFT and its checkpoint, measured by real engines on CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A whole run on a real disk that fills up or turns read-only at the worst moments; later every digit is there."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Both sides of the gloo transfer in one process: every tensor arrives as it was sent, on every engine rank."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

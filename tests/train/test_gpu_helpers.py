@@ -1,7 +1,5 @@
 """What tests/gpu starts on GPUs runs here on CPU, as far as it can: so that on a GPU machine only GPUs are new."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

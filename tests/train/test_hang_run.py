@@ -1,7 +1,5 @@
 """A stopped and a slow rank are named, and the run continues. Real torchrun and torch on CPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A whole run of which half of the episodes are hostile. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The demo beside a user who attacks it all the while: it ends with every digit, and nothing of it was his."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

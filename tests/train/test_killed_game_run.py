@@ -1,7 +1,5 @@
 """kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A reward model that judges, killed in the middle of a run: its worker, then its service. Real Ray, vLLM, torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """PPO on the guessing game: it learns, is killed in a turn, and resumes to every digit. Real Ray, vLLM and torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import mean
 

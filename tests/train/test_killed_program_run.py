@@ -1,7 +1,5 @@
 """A run of programs that is killed or asked to stop while they play. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A teacher that is killed in the middle of a run, on a worker of its own or in the policy's. Real Ray, vLLM, torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

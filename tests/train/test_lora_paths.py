@@ -1,7 +1,5 @@
 """Adapters on mixtures of experts and vision-language models: training, export, convert and weight sync agree."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

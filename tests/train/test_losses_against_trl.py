@@ -13,8 +13,6 @@ it is, except that the rewards are ours. What stands where:
                                     test_moving_trl.py
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

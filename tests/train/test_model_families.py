@@ -1,7 +1,5 @@
 """Every family of text models is packed and exact, one a row and exact, or refused; and the page says which."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import logging
 

@@ -1,7 +1,5 @@
 """A mixture of experts through the whole pipeline: it learns, is killed, and resumes with every digit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """TRL 1.16 and slurm_rl compute the same for the rows of docs/from/moving-trl.md that are mathematics."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from dataclasses import asdict

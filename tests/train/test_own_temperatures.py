@@ -1,7 +1,5 @@
 """Sequences of several temperatures in one row: each has the numbers that it has alone, whatever reads the row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The image is a busybox and nothing else, made here, so no registry is needed. St
 temporary folder; the machine's own containers are not touched.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """PPO through the whole pipeline: killed, it resumes to the same numbers in every digit. Real Ray, vLLM and torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Cells of the table in test_preset_table.py as whole runs of two steps: real Ray, vLLM, environments and rewards."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ values and step of the critic. It does not cover sampling, rewards and environme
 slow test runs some cells as a whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ GPU; what `model.attention=auto` is there, tests/train/test_attention.py tries. 
 these presets, with another tiny model: tests/examples.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

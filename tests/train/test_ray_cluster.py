@@ -1,8 +1,6 @@
 """The demo on a Ray cluster that somebody else brought up: submitted by address and token, watched, cancelled,
 resumed. The cluster is a real one that the test starts, with ports, token and temp dir of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real run whose machine is lost with all its files, and that goes on from the copy on its URL."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

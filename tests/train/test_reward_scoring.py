@@ -1,7 +1,5 @@
 """A reward model is trained, exported, and scores a GRPO run's completions as its training did."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

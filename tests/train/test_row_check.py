@@ -1,7 +1,5 @@
 """What the trial at load finds, beyond the table of families: in bfloat16, of scores, chunks and shared prompts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demo's pipeline end to end, and what happens when it is killed. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every way to sample, on a real vLLM engine: logprobs are of what was sampled from, and stops end completions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

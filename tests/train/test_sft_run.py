@@ -4,8 +4,6 @@ In `make test`: ranks killed on Slurm, tests/slurm/test_torchrun.py; a stop in a
 tests/slurm/test_ends.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Completions behind one prompt in one row: the numbers of sequences of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each rank reads its own part of a model, and holds no more; the weights are those of the whole model, bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from pathlib import Path

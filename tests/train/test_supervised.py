@@ -1,7 +1,5 @@
 """SFT, reward models and DPO, whole: the same numbers in every layout, after a stop and a kill; bad input is named."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -11,8 +11,6 @@ where:
               (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tiny experiments learn what they are for, each within three minutes on two cores."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

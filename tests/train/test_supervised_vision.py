@@ -1,7 +1,5 @@
 """SFT and DPO of a vision-language model: rows with no, one and two images, and what transformers makes of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

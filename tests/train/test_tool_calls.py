@@ -1,7 +1,5 @@
 """Calls of tools as parsers of vLLM read them: good, bad, cut off, in a thought, each counted for what it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Whole episodes of calls with everything but a model: the example's template, tool and way of writing a call, vLLM's
 parser, environments in processes, and an engine that replies what the test says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole run with an advantage, a loss, a filter and a reward from a user's file. Real Ray, vLLM and torch on CPU."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

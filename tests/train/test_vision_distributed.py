@@ -3,8 +3,6 @@
 Without a pass of the second one through the vision tower this would never end.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

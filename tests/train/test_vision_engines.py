@@ -1,7 +1,5 @@
 """vLLM and the policy on images: they read the same pixels, and weights sent from one are used by the other."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Whole runs that send weights in other ways than the demo does. Minutes, so only in `make test-all`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small mixtures of experts get their weights through every transport; an engine that ignores them is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TRL's trainers around a model of two thousand parameters, with logprobs and rewards in place of a model's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

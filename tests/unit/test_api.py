@@ -1,7 +1,5 @@
 """`import slurm_rl`: light, typed, and what is wrong is raised. Whole runs by it: tests/whole_run.py, tests/slurm."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """No package of the locks has a known vulnerability that an update would mend, but those named here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Budgets of size and structure. A limit is raised only with a reason beside the number."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """What a chaos storm does when, and what it reads out of what is left: its pure part."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recipes and extras are one list; and nothing in a recipe pins a second time."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The examples in docstrings say what comes out."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

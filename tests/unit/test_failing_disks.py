@@ -1,7 +1,5 @@
 """A writer of each kind of file on a file system that refuses, or that hangs for a while."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Who is asked to stop does not wait for a file system that hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

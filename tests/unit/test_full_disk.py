@@ -3,8 +3,6 @@
 The disk is a real one of a few megabytes, which somebody else fills meanwhile.
 """
 
-from __future__ import annotations
-
 import errno
 import signal
 import threading

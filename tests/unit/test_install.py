@@ -4,8 +4,6 @@ From PyPI alone, whatever pip is configured for, and PyTorch's index; who cannot
 its torch lies.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

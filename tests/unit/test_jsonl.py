@@ -1,7 +1,5 @@
 """Line files: whatever a crash leaves of the last line costs that line alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go from higher layers to lower ones, and only training needs torch."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

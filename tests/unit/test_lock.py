@@ -1,7 +1,5 @@
 """The locks are installed as they are, without resolving: they name all that the extras need, each file by its hash."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Long work says how far it is."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """Check that the tests and examples named by docs/ exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One controller a run: who may take it, who must wait, and that whoever lost it writes nothing more."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

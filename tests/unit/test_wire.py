@@ -1,7 +1,5 @@
 """Messages between processes: whole, in order, and never waited for by who sends through an Outbox."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -3,8 +3,6 @@
 A rule is a function from a config to its problems, each with rule, value and next action.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Rules of the machines: node groups, launcher, accelerator and options of sbatch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_rl.config.run import RunConfig

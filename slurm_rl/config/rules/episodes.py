@@ -1,7 +1,5 @@
 """Rules of sources, evaluation sets and environments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_rl.config.environment import EnvironmentConfig

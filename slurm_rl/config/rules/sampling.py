@@ -1,7 +1,5 @@
 """Rules of sampling, the reference model and the weight transfer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Rules of the task: its lengths, its critic, the keys it needs and the keys it does not use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_rl.config.run import RunConfig

@@ -3,8 +3,6 @@
 A user's file is imported from the copy in the run directory, so later edits do not reach a run that has started.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

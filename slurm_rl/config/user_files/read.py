@@ -1,7 +1,5 @@
 """Check a user's function without importing its file (a login node has no torch), and copy it into the run."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Start node agents as child processes, clean up after them, and diagnose agents that failed before our code ran."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -8,8 +8,6 @@
 | ray | `RayAllocation`, launch/ray/allocation.py: an existing Ray cluster; the trainer is the only agent |
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Callable, Mapping

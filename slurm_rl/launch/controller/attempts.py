@@ -16,8 +16,6 @@
 If no requeue is possible, a job with a failed last attempt has failed, and any other is interrupted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

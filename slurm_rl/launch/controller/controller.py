@@ -4,8 +4,6 @@ The `Allocation` has everything that depends on the launcher. All state is in th
 restarted by a requeue or after a kill continues the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

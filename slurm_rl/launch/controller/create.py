@@ -1,7 +1,5 @@
 """Create a run directory from a plan, in a free folder that belongs to this user."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

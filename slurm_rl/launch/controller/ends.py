@@ -4,8 +4,6 @@ After out-of-memory the next attempt has smaller micro-batches, once. A step's g
 micro-batches, so smaller ones change the loss only by rounding.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from typing import Any

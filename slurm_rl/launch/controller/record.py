@@ -1,7 +1,5 @@
 """Read and write the records of a job in the run directory: its id, its state, its end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

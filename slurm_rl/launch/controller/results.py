@@ -4,8 +4,6 @@ The head's agent copies at its end. It cannot if it was killed, if its node was 
 Slurm end the whole step, which leaves only KillWait. Then the controller makes the copy in a separate process.
 """
 
-from __future__ import annotations
-
 import shlex
 import signal
 import time

@@ -9,8 +9,6 @@ The supervisor touches no file, so a file system that hangs does not block it. A
 directory (rule: fs_probe.py); if the probe times out, it ends all its descendants and itself.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@
 longer saves is stopped earlier by the controller.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import signal

@@ -1,7 +1,5 @@
 """Allocation and launcher of machines without Slurm, which connect to the head."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

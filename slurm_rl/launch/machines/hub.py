@@ -3,8 +3,6 @@
 There are no threads, and nothing blocks: a waiting caller calls `poll`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -8,8 +8,6 @@ start of a connection, and its accept and recv block on a peer that is silent.)
     frame = length of the rest (4 bytes) + signature (32 bytes) + JSON
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

@@ -4,8 +4,6 @@ The agents communicate through a few small files, which are copied between machi
 head to the workers: address of the head, end of the head's agent, death of a node. To the head: records and events.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator, Mapping

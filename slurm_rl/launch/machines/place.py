@@ -4,8 +4,6 @@ The secret comes from SLURM_RL_TOKEN, the same on every machine; or, if all see 
 file there that the head creates. It is never sent, and never in an argument, a log, or the environment of an agent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

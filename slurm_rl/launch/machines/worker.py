@@ -4,8 +4,6 @@ It may connect early or late, and reconnects within job.start_timeout_s. On SIGT
 the head: all machines save and leave.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -5,8 +5,6 @@ reaches the trainer directly: Ray sends it to all processes of the job. There is
 rows of its metrics also go to the job's log, which may be the only file that the submitter can read.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -6,8 +6,6 @@ deadline.
 https://docs.ray.io/en/latest/cluster/running-applications/job-submission/api.html
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import ssl

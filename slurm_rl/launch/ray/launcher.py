@@ -1,7 +1,5 @@
 """Launcher for an existing Ray cluster, through its dashboard."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Checks at submit time that look at files; nothing is queued before they pass."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ These are in `$XDG_STATE_HOME/slurm_rl/submissions.json` (~/.local/state by defa
 depends on the file: it may be deleted, and two commands that submit at the same time may lose an entry.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import time

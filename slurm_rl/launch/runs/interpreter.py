@@ -1,7 +1,5 @@
 """Check at submit time that the job's Python has the trainer's libraries, if that Python runs on this machine."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

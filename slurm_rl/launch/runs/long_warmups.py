@@ -1,7 +1,5 @@
 """Warn of a learning-rate warmup that is as long as its run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_rl.algorithms.schedule import count_steps

@@ -1,7 +1,5 @@
 """Check the weights and the reward model of a config by their headers and config.json, without torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model's shape, from a config.json that this machine can see, or by its name; without torch or a network."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

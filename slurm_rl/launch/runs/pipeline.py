@@ -7,8 +7,6 @@ A line is the name of a stage and its words, as behind `python -m slurm_rl`; `{s
 Each stage is a run of that name in the pipeline's folder, which also contains the file as pipeline.yaml.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plan a run in its directory, start it, or resume it: checks, run directory, job."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ sinfo shows which number is too large, which Slurm does not report; `sbatch --te
 (account, QOS, reservation, limits) and reports it in Slurm's words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Allocation of a Slurm job, for the controller in its batch step."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

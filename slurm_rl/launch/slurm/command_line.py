@@ -4,8 +4,6 @@ Arguments never pass through a shell, so a job name may contain any character. O
 `partitions.py` import this module.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Errors have Slurm's words: SubmitError if Slurm refuses, SlurmUnavailableError i
 succeed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -7,8 +7,6 @@ Slurm refuses to change ExcNodeList of a running job. Right after `scontrol requ
 accepts the change, and keeps it over further requeues and restarts of slurmctld.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError

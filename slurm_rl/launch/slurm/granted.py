@@ -1,7 +1,5 @@
 """Nodes and resources that Slurm granted the job around this process, from its environment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

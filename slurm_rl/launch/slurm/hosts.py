@@ -4,8 +4,6 @@ Consecutive ranks communicate most: shards of one copy of the model, GPUs of one
 switch, or of one block, get consecutive ranks. Surplus nodes are those with the fewest neighbours.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Launcher for Slurm: one squeue call queries all jobs, a few calls end them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence

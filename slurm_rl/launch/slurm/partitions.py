@@ -1,7 +1,5 @@
 """Facts of a cluster: partitions and nodes (from sinfo), settings, version, and its spelling of a GPU type."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

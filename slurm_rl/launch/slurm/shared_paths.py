@@ -1,7 +1,5 @@
 """Warn of files of a job that other nodes probably do not see."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath

@@ -4,8 +4,6 @@ squeue, sacct and scontrol share these names; sacct appends to some ("CANCELLED 
 Slurm are UNKNOWN, never an error.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -4,8 +4,6 @@ submitit writes a pickle per element after sbatch has returned: slow for a thous
 and too late for the first ones. Ours have a link.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Create the run directories of a sweep."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -10,8 +10,6 @@
 The state of a run is in its own directory; the ledger has only facts of the sweep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

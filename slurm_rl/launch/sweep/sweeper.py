@@ -7,8 +7,6 @@ function on a copy. Runs that differ only in plain values (`seed=range(100)`) sh
 values are set, if nothing in the config refers to their keys.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Sequence

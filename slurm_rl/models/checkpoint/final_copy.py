@@ -9,8 +9,6 @@ Each has a signed manifest (remote.py) and is verified. The head agent starts it
 if it could not, the controller does (launch/controller/results.py). The image of an external trainer needs fsspec.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -9,8 +9,6 @@ all
 hashes. Other folders, such as the reference model, are stored in the same way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

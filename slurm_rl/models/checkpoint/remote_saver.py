@@ -1,7 +1,5 @@
 """When checkpoints are copied to checkpoint.upload_url, and when they come back from there."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Collection

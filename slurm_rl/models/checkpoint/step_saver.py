@@ -1,7 +1,5 @@
 """When checkpoints are written, read and removed, whatever they hold."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

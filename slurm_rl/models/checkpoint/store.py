@@ -9,8 +9,6 @@
 One rename, after all bytes are on disk, makes a checkpoint valid. Nothing is removed before a newer one verifies.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Privileges (--privileged, capabilities, seccomp off) come only from `container.e
 never in argv, which `ps` shows to all users.
 """
 
-from __future__ import annotations
-
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.container import Request, Wrapped, render_bind, render_pyxis
 

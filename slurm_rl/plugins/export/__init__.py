@@ -1,7 +1,5 @@
 """Export a run to other systems. Pure: config in, text out."""
 
-from __future__ import annotations
-
 import re
 
 from slurm_rl.errors import ConfigError

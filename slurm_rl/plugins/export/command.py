@@ -1,7 +1,5 @@
 """`plan --as dstack|xpk`: the same run as a .dstack.yml, or as the xpk command; printed, or written with --out."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Every node runs `python -m slurm_rl join`, which reads its rank from DSTACK_*. T
 dstack reads the values from the shell of `dstack apply`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -4,8 +4,6 @@ The script contains no secrets: xpk reads these variables from the environment o
 Pure.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ granted the nodes and ends with its last event. A killed controller writes no la
 when the job was queued again, which is when its nodes were released.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Find the cause of an attempt's end from its events. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

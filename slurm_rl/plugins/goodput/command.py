@@ -1,7 +1,5 @@
 """`report --goodput`: GPU-time of runs by cause, from their directories."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ start to its first row, the gate, the attempt's tail, then the rows of its steps
 buckets always sum to the time held.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

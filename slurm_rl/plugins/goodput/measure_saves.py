@@ -1,7 +1,5 @@
 """Measure the saves of a run from its events and step times, and write them to learned.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

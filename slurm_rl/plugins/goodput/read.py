@@ -5,8 +5,6 @@ trained token, 2 for a prefilled or sampled token. The FLOPs of attention are om
 than a tenth for models from 7B on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

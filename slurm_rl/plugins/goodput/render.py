@@ -1,7 +1,5 @@
 """Render a ledger as one line of text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Ledger

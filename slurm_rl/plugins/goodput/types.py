@@ -1,7 +1,5 @@
 """Types of the goodput ledger. Standard library only, for login nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Checks on the output of the amdgpu driver, amd-smi and rocm-smi."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

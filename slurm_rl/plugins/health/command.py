@@ -1,7 +1,5 @@
 """`doctor`: check nodes before the first run, in the container and the environment of a run's processes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

@@ -7,8 +7,6 @@ Exclusion(names=['n2'], skipped={})
 {'n2': 'without it 1 node is left for a job of 2'}
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ slow with all of them is bad; if both nodes are fast with others, the link betwe
 runs smaller matrices and gloo.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -6,8 +6,6 @@ It starts one rank per GPU, and prints one line of JSON per task (see fabric.py)
 ranks of a pair find each other. Ranks that hang in a collective are killed and replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

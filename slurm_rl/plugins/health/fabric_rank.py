@@ -5,8 +5,6 @@
                                                          -> {"gb_s": 47.3, "is_right": True}
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Parsers for nvidia-smi and rocm-smi, and the comparison of GPUs with the preset."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Checks of a node's files, limits and disks, which need no vendor tool."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """Decide from the verdicts of all nodes which nodes are left out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

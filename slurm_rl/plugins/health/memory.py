@@ -1,7 +1,5 @@
 """Health checks of one run: preflight, evidence of the run and of its site, and the nodes to exclude."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

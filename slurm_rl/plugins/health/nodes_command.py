@@ -1,7 +1,5 @@
 """`doctor --nodes`: list the nodes that are recorded as bad; clear one, or add one."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import getpass

@@ -1,7 +1,5 @@
 """Checks on the output of `nvidia-smi -q`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The preflight: one srun runs the script of all checks on all nodes, before an attempt."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -3,8 +3,6 @@
 Each probe runs in its own process with a deadline, since imports may crash or hang, and prints its verdict.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

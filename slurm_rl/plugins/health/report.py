@@ -1,7 +1,5 @@
 """The report of `doctor`: verdicts of all nodes as a table."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ run Python from it; `doctor` runs it in the container. Each line of output begin
 srun numbers tasks in an arbitrary order.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ If two runs write a file at once, one version is lost; each run publishes all of
 Failures are logged and never end a run.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

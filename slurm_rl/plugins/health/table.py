@@ -1,7 +1,5 @@
 """The table of health checks, used by preflight and doctor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal

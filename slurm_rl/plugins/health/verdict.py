@@ -3,8 +3,6 @@
 Fields such as N/A, "Unknown Error" or Skip, and output that is cut short or malformed, are `unknown`: never ok or bad.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal

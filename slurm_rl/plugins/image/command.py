@@ -1,7 +1,5 @@
 """`image build|import`: build or convert the container image of a preset."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

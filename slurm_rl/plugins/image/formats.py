@@ -1,7 +1,5 @@
 """Convert an image of an engine's store, a registry or a tar to the file that pyxis or apptainer starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

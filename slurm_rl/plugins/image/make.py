@@ -1,7 +1,5 @@
 """Build or import an image; a second call does nothing if the recipe is the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Copy a recipe and its inputs into a small folder: the engine's build context and the input of the hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@
 omitted: only root can make them, and enroot mounts them. See enroot's doc/image-format.md.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import stat

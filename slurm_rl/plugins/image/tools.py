@@ -1,7 +1,5 @@
 """Run the programs that make images: show their output, and put its end into the error."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

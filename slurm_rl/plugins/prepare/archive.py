@@ -4,8 +4,6 @@ The archive library creates no files: every member is written here from its byte
 absolute names of the archive never reach the disk.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -1,7 +1,5 @@
 """`prepare`: data sets and models from the hub into a folder that every node sees."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

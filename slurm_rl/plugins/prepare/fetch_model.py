@@ -1,7 +1,5 @@
 """Prepare a model: weights, tokenizer and config in a plain folder, so that jobs need no network."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Prepare one data set: download, check and write it, the manifest last; do nothing if the folder is complete."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil

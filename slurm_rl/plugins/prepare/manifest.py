@@ -4,8 +4,6 @@ It is written last, so a folder with a manifest is complete. If every listed fil
 nothing and needs no network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field

@@ -5,8 +5,6 @@ rl_dataset.py reads them, and verl/utils/reward_score chooses the scorer by `dat
 form of answers, so prompts differ from those of our rows.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path

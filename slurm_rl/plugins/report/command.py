@@ -1,7 +1,5 @@
 """`report` and `samples`: reports of a run or a sweep, and the completions of a step."""
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_rl.cli.find import find_target, open_target

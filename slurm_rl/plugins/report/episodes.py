@@ -13,8 +13,6 @@ With tools, calls replace observations:
   turn 2       '143'
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

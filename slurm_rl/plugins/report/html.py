@@ -1,7 +1,5 @@
 """Write report.html, one file that shows a run or a sweep in any state."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape

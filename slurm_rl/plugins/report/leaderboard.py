@@ -1,7 +1,5 @@
 """The leaderboard of a sweep: its runs, ranked by one metric."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

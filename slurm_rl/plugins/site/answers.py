@@ -1,7 +1,5 @@
 """Choices of a preset: a flag of the user or a likely default, and the source of each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

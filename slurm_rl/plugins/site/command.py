@@ -1,7 +1,5 @@
 """`site`: write the preset of this cluster, with the source of each value, and ask Slurm whether it takes a job."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """GPU models by the names that sites use in GRES: vendor and memory. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Inspect Slurm and the login node. Every command has a deadline; only sinfo must answer."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

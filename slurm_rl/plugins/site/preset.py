@@ -1,7 +1,5 @@
 """Render the preset, with the source of each value in a comment above it. Pure."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Partitions of a cluster, parsed from sinfo. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The two ways to run code against a row: as a program with stdin and stdout, and by calls of its functions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

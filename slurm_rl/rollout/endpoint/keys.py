@@ -2,8 +2,6 @@
 the trainer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -6,8 +6,6 @@ The last line `{"reward": 1.0}` of its output is the reward; without one, `rewar
 Other output is shown if it fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@
 A key that would change sampling differently from the run is refused by name; ignoring it would go unnoticed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

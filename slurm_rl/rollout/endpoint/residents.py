@@ -7,8 +7,6 @@ A process has up to `rows` episodes at once (default 1; the answer may then omit
 its episodes and is replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@
 Tool calls and results are items of the input; they are converted to messages.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

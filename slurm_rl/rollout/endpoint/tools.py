@@ -6,8 +6,6 @@
 Calls are never forced or repaired. An unreadable call stays text.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar

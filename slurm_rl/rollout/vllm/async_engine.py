@@ -5,8 +5,6 @@ tokens so far stay, their keys and values are recomputed, and each token is labe
 (PipelineRL, https://arxiv.org/abs/2509.19128; partial rollouts in AReaL, https://arxiv.org/abs/2505.24298).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

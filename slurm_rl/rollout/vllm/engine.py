@@ -5,8 +5,6 @@ synchronous run repeats bit for bit only if requests and weights keep their orde
 which takes 17 s of CPU time and 460 MB more to start. And all weights would have to be copied to it through a socket.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

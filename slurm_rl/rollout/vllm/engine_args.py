@@ -1,7 +1,5 @@
 """vLLM's arguments for a rollout engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ transformers then uses Pillow. Three places still need torchvision, and get a re
     vLLM inspects that module in a subprocess, which does not have the first two replacements
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Requests to vLLM, and its outputs as completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

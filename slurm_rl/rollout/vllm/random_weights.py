@@ -4,8 +4,6 @@ If an engine ignores the weights that it receives, the probe of the first sync f
 own weights would pass until training has moved the policy by more than the tolerance.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -3,8 +3,6 @@
 tests/train/test_weight_transports.py compares policy and engine after each reload, for each family that needs one.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ calls begin and each piece is parsed separately; a piece without a call is a mal
 calls in it are not executed.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import OrderedDict

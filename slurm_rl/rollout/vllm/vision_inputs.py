@@ -1,7 +1,5 @@
 """Prompts and vision models in vLLM's form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ vLLM mixes the class into its worker (`worker_extension_cls`), so `self` is the 
 `collective_rpc` on every tensor-parallel rank.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence

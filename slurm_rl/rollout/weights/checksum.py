@@ -9,8 +9,6 @@ on order, so CPUs and GPUs agree with any block size. One changed word always ch
 with a probability of about 2^-32. torch.hash_tensor reduces by XOR, which would miss permutations and flipped signs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import blake2b

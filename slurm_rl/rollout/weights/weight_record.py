@@ -1,7 +1,5 @@
 """Weights in Ray's object store, and the reports of both sides of a sync."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

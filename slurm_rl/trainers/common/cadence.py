@@ -4,8 +4,6 @@ A checkpoint holds the whole state of the loop, so the time of a save changes no
 clock.
 """
 
-from __future__ import annotations
-
 from statistics import median
 from typing import Protocol
 

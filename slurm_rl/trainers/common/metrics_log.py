@@ -6,8 +6,6 @@ Steps count over the whole run: after 400 warm-up steps the first GRPO step is 4
 step before it. Except for `time/`, all values are equal digit for digit in a resumed run.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Plan of a run, adapted after an out-of-memory failure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from slurm_rl.plan.job import JobPlan

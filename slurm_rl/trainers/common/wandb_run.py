@@ -6,8 +6,6 @@
 * Only config, metrics and system load are sent: no code, git state, console or argv.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import netrc

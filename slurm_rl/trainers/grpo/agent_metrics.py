@@ -1,7 +1,5 @@
 """Rewards and turns of several agents that share one model. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from urllib.parse import quote

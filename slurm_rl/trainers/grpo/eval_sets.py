@@ -4,8 +4,6 @@ The seed depends only on the set: all steps, runs and checkpoints sample the sam
 so results differ only by the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

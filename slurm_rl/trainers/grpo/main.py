@@ -3,8 +3,6 @@
 It writes outcome.json, whatever happens (see node/stop.py).
 """
 
-from __future__ import annotations
-
 import sys
 
 from slurm_rl.node.attempt import attempt_parser, open_attempt

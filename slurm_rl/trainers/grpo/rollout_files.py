@@ -3,8 +3,6 @@
 Floats are written so that they read back to the same bits.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

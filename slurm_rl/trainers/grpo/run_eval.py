@@ -3,8 +3,6 @@
 A later attempt measures only the missing sets.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Before the first GRPO step: supervised warm-up, reference and critic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from slurm_rl.algorithms.schedule import derive_seed, schedule_lr

@@ -7,8 +7,6 @@
 The same command resumes the run. Rank 0 writes the run directory, and always outcome.json (see node/stop.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """DPO, and pairs of answers for DPO and reward models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 The run resumes from the last checkpoint with identical metrics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rank of this process, from torchrun's variables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reward models: a score after the last token, higher for the chosen answer (Bradley-Terry)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """One attempt of a supervised run on one rank: builds all components, runs the loop, and closes them."""
 
-from __future__ import annotations
-
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """Supervised fine-tuning: likelihood of the assistant's messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints of supervised runs; every rank writes its own part."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

@@ -8,8 +8,6 @@ directory, network names and cgroups is touched.
         cluster.run(["srun", "-N2", "hostname"])
 """
 
-from __future__ import annotations
-
 from tests.slurm.cluster.cluster import Cluster
 from tests.slurm.cluster.leftovers import Leftovers
 from tests.slurm.cluster.packages import ClusterError, ensure_packages, is_possible, is_required, slurm_version

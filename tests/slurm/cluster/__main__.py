@@ -5,8 +5,6 @@ python -m tests.slurm.cluster on trixie COMMAND    COMMAND where Slurm is that o
 python -m tests.slurm.cluster install              this machine's own Slurm, as the tests do by themselves
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """slurmdbd with a MariaDB of its own, made anew for each cluster: an old database remembers old job ids."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

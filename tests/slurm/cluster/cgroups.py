@@ -4,8 +4,6 @@ Debian's slurmd is built for several on one machine: it works below /slurm_<node
 two clusters of ours have a node name in common.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from pathlib import Path

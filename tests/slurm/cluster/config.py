@@ -1,7 +1,5 @@
 """The cluster's configuration files. Each line that looks odd was needed; the reason stands beside it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

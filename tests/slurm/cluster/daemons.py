@@ -3,8 +3,6 @@
 A pid alone may have been given to a stranger since; pid and start time together name one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

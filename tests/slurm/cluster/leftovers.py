@@ -1,7 +1,5 @@
 """What a job left on a node: the question every "ends clean" test asks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The bridge lets plain shells on the machine play the login node: srun and sbatch reach every node.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Booting one node, cutting its power, and looking into it from outside."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

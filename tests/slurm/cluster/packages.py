@@ -1,7 +1,5 @@
 """What the machine must have: root, namespaces and Debian's Slurm packages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

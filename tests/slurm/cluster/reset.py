@@ -1,7 +1,5 @@
 """Making a cluster as good as new between tests, whatever the last one left."""
 
-from __future__ import annotations
-
 from tests.slurm.cluster.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
 

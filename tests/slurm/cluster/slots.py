@@ -4,8 +4,6 @@ Claims are directories under /run, made under a lock. A claim whose owner is dea
 was killed) is torn down by the next one that claims, so a crash never blocks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -7,8 +7,6 @@ Network, processes, cgroups, /run, /tmp and the checkout are the machine's, so c
 each other. A suite is made once a machine, in some 12 s; remove its folder to have a newer one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Taking a cluster down from its claim alone, so that any process can do it."""
 
-from __future__ import annotations
-
 import subprocess
 
 from tests.slurm.cluster.cgroups import remove_cgroups

@@ -5,8 +5,6 @@
 Its rows are those of trainer.py, with a value of each rank, so the same expectation holds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ The story says, for each step, the files of a whole checkpoint, and the files of
 first attempt it saves steps 4 and 8 whole and 12 in half, and waits to be ended; a later one goes on to the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

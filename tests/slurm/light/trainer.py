@@ -8,8 +8,6 @@ that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what
 no torch, no vLLM. An actor's step is arithmetic and a sleep. Where the plan places reward services, each step asks one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

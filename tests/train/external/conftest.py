@@ -1,7 +1,5 @@
 """Releases of other trainers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ What it runs is the release's; only the packages' __init__.py, which import GPU 
 of a model of billions there is one whose score is the number of tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import runpy

@@ -5,8 +5,6 @@
 Prints what it read as JSON; what it refuses ends it as it ends `rl`.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

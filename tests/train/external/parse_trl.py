@@ -5,8 +5,6 @@
 The scripts themselves pass over what they do not know; here that is an error. Prints a line of JSON each.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

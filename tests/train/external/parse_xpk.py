@@ -5,8 +5,6 @@
 Its parsers and its list of TPUs are the release's; what they would call is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.abc
 import importlib.machinery

@@ -8,8 +8,6 @@ Names, types and defaults alone, of the commit that is checked out; test_recorde
 them. After a renewal its failures say what those projects have changed.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

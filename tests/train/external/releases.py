@@ -1,7 +1,5 @@
 """Other trainers and their tools as they were released: unpacked, and only their parsers run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

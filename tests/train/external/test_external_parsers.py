@@ -3,8 +3,6 @@
 The released packages are never imported here.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

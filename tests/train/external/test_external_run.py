@@ -1,7 +1,5 @@
 """Somebody else's trainer in the whole pipeline, on this machine: a script on the Ray cluster of the run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 The releases' heavy parts are never imported here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """plan/checkpoint_layouts.py against the sources: where each trainer saves, and what it writes last."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The OpenRLHF and verl releases that tests/train/external reads have every word of docs/from/moving-*.md."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rewards between OpenRLHF's released code and ours, in both directions, over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

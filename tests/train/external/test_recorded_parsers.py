@@ -5,8 +5,6 @@ does; prime-rl's parser is a package, prime-pydantic-config. Keys and types are 
 record.py, which says how to renew them; nothing is fetched from the projects here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """TRL's presets, read by the parsers of TRL's own scripts; tests/train/external/test_trl_run.py runs one of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

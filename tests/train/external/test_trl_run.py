@@ -1,7 +1,5 @@
 """TRL's own SFT script under our torchrun: two ranks on this machine, stopped, and resumed from its own checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What `prepare --format verl` writes is what verl's own reader reads and its own scorers score."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

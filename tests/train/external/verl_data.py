@@ -5,8 +5,6 @@
 What it runs is the release's; only the packages' __init__.py, which import what trains, are not read.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Advantages against numbers worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

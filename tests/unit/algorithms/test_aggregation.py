@@ -1,7 +1,5 @@
 """Weights of tokens: by hand, and the property they exist for: the total does not depend on the micro-batches."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Importance corrections, with ratios worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """avg@k and pass@k against brute force over all choices, their intervals against the truth, failures apart."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """GAE, the critic's loss and the KL controller, each against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """KL estimators against numbers worked by hand, and against the true KL."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Logprobs and entropy against numbers worked by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Positions in three axes, against a grid written down and against transformers."""
 
-from __future__ import annotations
-
 import torch
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel

@@ -1,7 +1,5 @@
 """Which sequence goes into which micro-batch of which worker."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

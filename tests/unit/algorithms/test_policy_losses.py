@@ -1,7 +1,5 @@
 """Policy losses and their gradients against numbers worked by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

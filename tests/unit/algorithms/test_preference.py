@@ -1,7 +1,5 @@
 """Losses of pairs and their gradients against numbers worked by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every DPO loss and divergence: value and gradient are those of TRL's own code on the same logprobs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from types import SimpleNamespace

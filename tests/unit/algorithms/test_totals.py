@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from slurm_rl.algorithms.totals import add_totals
 from slurm_rl.trainers.grpo.step_metrics import training_metrics
 

@@ -1,7 +1,5 @@
 """`config`: keys have a meaning and a unit, values are those of the words, 80 columns will do, typos name the key."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

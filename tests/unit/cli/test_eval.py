@@ -1,7 +1,5 @@
 """The verb `eval`: what it submits, of which model, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A wanted change: `python -m tests.unit.cli.test_explain` writes tests/golden/explain-*.txt again; review the diff.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

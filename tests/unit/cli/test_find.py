@@ -1,7 +1,5 @@
 """Which run a command means: a path, a name, a job id, or the run that was submitted last."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """No command ends in a traceback because a disk is full: it names the disk, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What `here` makes of Slurm's environment, without a Slurm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

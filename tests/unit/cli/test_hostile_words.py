@@ -1,7 +1,5 @@
 """No words of any kind make a traceback: every command line ends with an exit code, and an error with a sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad images end a submission with status 2 and their row, before anything is queued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

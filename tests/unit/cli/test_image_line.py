@@ -1,7 +1,5 @@
 """`submit` names its image, and refuses one that could not start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the job's Python lacks is told before the queue: refused by submit, warned of by plan."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The login node: an installed wheel with its presets, no torch, no Ray, and quick."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

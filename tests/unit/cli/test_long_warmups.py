@@ -1,7 +1,5 @@
 """`plan` warns of a learning-rate warmup that ends with its schedule or after it, for every schedule of every task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

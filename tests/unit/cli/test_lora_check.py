@@ -1,7 +1,5 @@
 """Targets of adapters are checked against the weights' headers before anything is queued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run says before its first step: status, logs and the foreground command."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

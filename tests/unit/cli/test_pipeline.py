@@ -1,7 +1,5 @@
 """A pipeline: its file, the words of its stages, what is refused, and its folder in `status`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`plan` refuses what `submit` refuses, in the same words, after it has printed the plan."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`attach`: argv for every kind of run, a real shell of a local one, and refusals."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

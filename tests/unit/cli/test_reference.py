@@ -1,7 +1,5 @@
 """docs/reference is what the docstrings and --help say now."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.cli.parser import load_verbs

@@ -1,7 +1,5 @@
 """`plan` names the rows whose reference answers no completion can score against."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

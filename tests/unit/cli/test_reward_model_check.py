@@ -1,7 +1,5 @@
 """A reward model that cannot score this run is refused before anything is queued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`reward-server`: what it refuses before it serves, and that it serves OpenRLHF's clients."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`site`, with programs of Slurm's names that answer as a site does: what is written, refused, tried and told."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

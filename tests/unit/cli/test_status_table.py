@@ -1,7 +1,5 @@
 """Many runs in one screen."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What others wrote is shown on the terminal, and commands nothing there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

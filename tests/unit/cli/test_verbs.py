@@ -1,7 +1,5 @@
 """The table of verbs: every row has a module, help that is cheap, an example that holds; wrong words name the right."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

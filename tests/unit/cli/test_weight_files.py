@@ -1,7 +1,5 @@
 """Folders whose weights no trainer could load are refused before the queue, with the reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

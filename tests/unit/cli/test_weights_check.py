@@ -1,7 +1,5 @@
 """Weights of another model, and layouts that cannot be: status 2 and both numbers before anything is queued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """rollout.engine_args against the fields of the installed vLLM."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.engine_args import OURS, check_engine_args, read_engine_args

@@ -1,7 +1,5 @@
 """Presets may read the environment except secrets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Shipped presets, and presets of a site."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

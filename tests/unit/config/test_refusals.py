@@ -1,7 +1,5 @@
 """Configs that are refused: the message names the key, the value and the next action."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Registries name importable functions, and the config accepts only their names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Field types of the config."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args, get_type_hints
 

@@ -1,7 +1,5 @@
 """Sources of a mixture and evaluation sets: inherited values, views, and sampling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The config of each run of a sweep is what Hydra composes of its words, whatever was composed before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """READERS lists for each key the tasks whose code reads it."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 

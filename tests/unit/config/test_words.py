@@ -1,7 +1,5 @@
 """Overrides compose in any order, with or without a plus; missing keys are named."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Presets are YAML 1.2: text keeps its spelling, and errors name file and line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows with answers: what is read, what is refused, and by which name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """data.chat_template=auto follows the tokenizer; `explain` and `plan` know the choice where the files are local."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

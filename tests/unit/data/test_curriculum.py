@@ -1,7 +1,5 @@
 """A curriculum: what it passes over; it follows from place and results alone, and sources keep their shares."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

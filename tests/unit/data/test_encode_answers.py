@@ -1,7 +1,5 @@
 """Which tokens are learned, with templates of several makes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

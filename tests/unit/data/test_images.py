@@ -1,7 +1,5 @@
 """Where images come from, and what is said of those that are none."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

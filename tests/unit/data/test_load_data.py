@@ -1,7 +1,5 @@
 """Which rows are trained on and which are held out, for every task."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

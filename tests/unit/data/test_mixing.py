@@ -1,7 +1,5 @@
 """Mixtures: exact quotas in each block, an order that resumes anywhere, and one source that is as it was."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Parquet files that are small and claim, or unpack to, much."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One placeholder in the text, many in the tokens, and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

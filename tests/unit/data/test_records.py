@@ -1,7 +1,5 @@
 """The same rows from every format, and what is said of a source that is wrong."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from collections.abc import Callable

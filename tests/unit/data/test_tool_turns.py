@@ -1,7 +1,5 @@
 """What follows calls of tools in the tokens, with the real templates of the families."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What SFT trains with every chat template that the package trl ships; tests/trained_text.py is the recorder."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What follows a reply in the tokens, with templates of several makes, written here after those of the families."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Data files on a URL read as those on a path, and errors name the URL."""
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 

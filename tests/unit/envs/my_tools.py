@@ -1,7 +1,5 @@
 """Tools of a user's, for tests/unit/envs/test_tools.py."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

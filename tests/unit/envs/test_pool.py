@@ -1,7 +1,5 @@
 """Environments in real processes: each misbehaviour costs its own call, and says how."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

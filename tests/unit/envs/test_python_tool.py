@@ -1,7 +1,5 @@
 """`env.tools=python`: code of the policy in the sandbox, by a real pool."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Environments of several nodes as one; a node is a pool of this machine, that is lost when a test says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools in real processes: by signature and docstring, with every way in which a call can be wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The side of the environments, in this process: what goes back, and when."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Worlds for tests, as a user's file has them: one that works and those that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

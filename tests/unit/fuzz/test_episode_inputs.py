@@ -1,7 +1,5 @@
 """Garbage at every interface of an episode: it costs the request, the episode or the process that it is of."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Line files cut off or garbled at any byte: events, metrics and samples, by every reader and the next writer."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

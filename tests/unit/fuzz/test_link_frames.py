@@ -1,7 +1,5 @@
 """Whatever bytes come to the port of the head, from strangers and from who knows the secret, the head goes on."""
 
-from __future__ import annotations
-
 import json
 import socket
 import tempfile

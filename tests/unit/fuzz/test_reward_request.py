@@ -1,7 +1,5 @@
 """Whatever bytes a client of the reward service sends, it gets an answer or a refusal in words."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import example, given, settings

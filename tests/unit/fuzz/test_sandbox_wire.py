@@ -1,7 +1,5 @@
 """Whatever the code of a model writes to the process of its checks, that reads plain data or gives it up."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

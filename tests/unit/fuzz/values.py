@@ -1,7 +1,5 @@
 """What hostile content is made of, and what reading it may cost."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Nodes that are cleaned after an attempt: those whose agent did not end, and of these no srun names a lost one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One more launcher is a class and a row: the verbs know it by that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

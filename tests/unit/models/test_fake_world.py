@@ -1,7 +1,5 @@
 """What the plan counts in each phase is what our engine holds as one rank of many, within 15 %."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

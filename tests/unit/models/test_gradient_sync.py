@@ -1,7 +1,5 @@
 """How often ranks sum their gradients: counted as rank 0 of two, whose other is only pretended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NEFTune: how large the noise is, where it falls, and that packing does not change it."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

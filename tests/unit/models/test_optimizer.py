@@ -1,7 +1,5 @@
 """The schedule by hand, the decay groups, the clipping."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

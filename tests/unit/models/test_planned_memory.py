@@ -1,7 +1,5 @@
 """What the plan counts is what the training code holds, by the bytes of its own tensors; no GPU is needed for that."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

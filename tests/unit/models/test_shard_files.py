@@ -1,7 +1,5 @@
 """Models written file by file: what is held meanwhile, and what is there in the end."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Iterator

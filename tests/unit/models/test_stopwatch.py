@@ -1,7 +1,5 @@
 """What a rank's own speed is measured by."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The store by which ranks meet knows no secret, so it listens on the address that they use alone."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The last node reports a lost controller only if heartbeat and head are both silent."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

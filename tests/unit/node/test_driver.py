@@ -1,7 +1,5 @@
 """When a stop is sent to the trainer, and the meaning of its end."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

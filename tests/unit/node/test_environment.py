@@ -1,7 +1,5 @@
 """The environment of a node agent's children, and the GPUs of the node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

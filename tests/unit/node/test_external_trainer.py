@@ -1,7 +1,5 @@
 """An external trainer on the head node: its start, its stop, and the report of its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """From the mask of a Slurm task to the masks of its actors: each actor gets GPUs of the task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hanging and slow ranks of two nodes, with real processes and signals; stacks and suspects."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

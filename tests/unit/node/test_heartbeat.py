@@ -1,7 +1,5 @@
 """Heartbeats of a process, and deadlines and stragglers computed from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Soft limits of the login shell do not reach a trainer, and low hard ones are told."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ports: derivation, checks by binding, and the guard between two jobs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket

@@ -1,7 +1,5 @@
 """Processes with the mark are found and ended, whatever they do; no other process is. With real processes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,7 +1,5 @@
 """The node of a run that a machine is, from flags and environment variables."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

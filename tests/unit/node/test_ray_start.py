@@ -1,7 +1,5 @@
 """Changes to `ray start`, and the cause of its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The node-local folder: private, with an unpredictable name, and removed at the end."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

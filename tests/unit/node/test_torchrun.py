@@ -1,7 +1,5 @@
 """torchrun as a child of the agent: the cause of its end and the signals to its ranks; and a single rank."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

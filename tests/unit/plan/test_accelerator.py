@@ -1,7 +1,5 @@
 """Environment variables of accelerators and Ray, and the user's overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

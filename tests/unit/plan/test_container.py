@@ -1,7 +1,5 @@
 """Command lines of every container runtime and vendor, arbitrary paths, and no values of variables in argv."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

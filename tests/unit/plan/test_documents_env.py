@@ -1,7 +1,5 @@
 """Presets have the environment variables of the documents in docs/from."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.load import load_config

@@ -1,7 +1,5 @@
 """`plan` shows how exactly a killed run resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 To update: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

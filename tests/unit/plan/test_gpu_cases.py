@@ -1,7 +1,5 @@
 """Runs of tests/gpu compose and fit, so that none fails on a GPU machine because of its config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Shapes of known_models.csv against published parameter counts, in billions."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.model import ModelConfig

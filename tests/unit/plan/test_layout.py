@@ -1,7 +1,5 @@
 """Sizes and memory of a layout, and refusals with both numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

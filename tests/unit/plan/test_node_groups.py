@@ -1,7 +1,5 @@
 """Node groups: placement of roles, options of each component, and memory of each GPU type."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

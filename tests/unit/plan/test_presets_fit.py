@@ -1,7 +1,5 @@
 """Every experiment is planned on every cluster preset, or refused with numbers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Options and script of sbatch, for arbitrary text in the config."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

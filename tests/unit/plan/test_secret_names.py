@@ -1,7 +1,5 @@
 """Secrets are passed to the nodes by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.load import load_config

@@ -1,7 +1,5 @@
 """Tasks under torchrun: placement of ranks, refusals, and the plan."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.config.load import load_config

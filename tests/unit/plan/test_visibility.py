@@ -1,7 +1,5 @@
 """GPU masks as set by Slurm, users and containers."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.errors import BringUpError

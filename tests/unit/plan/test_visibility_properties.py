@@ -3,8 +3,6 @@
 `seen` models the vendors' libraries; https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Verifiers that misbehave when the completion tells them to; imported by the worker processes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """A reward function that misbehaves when the completion tells it to; loaded from its file by the workers."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

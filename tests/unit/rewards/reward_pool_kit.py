@@ -1,7 +1,5 @@
 """What the tests of the reward pool share."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of the reward service share."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

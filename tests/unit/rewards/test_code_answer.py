@@ -1,7 +1,5 @@
 """Scores of the `code` verifier: honest code right and wrong, and code that lies about it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

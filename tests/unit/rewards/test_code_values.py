@@ -1,7 +1,5 @@
 """Asserts on the code's functions: values compare as Python compares them, and limits that a right program can meet."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Limits of uvicorn that the reward service relies on."""
 
-from __future__ import annotations
-
 import http.client
 import resource
 import socket

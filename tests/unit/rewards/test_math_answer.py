@@ -1,7 +1,5 @@
 """Scores of the `math` verifier beside what a careful human says."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.errors import DataError

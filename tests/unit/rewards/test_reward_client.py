@@ -1,7 +1,5 @@
 """The reward client against services of others, which do what they like."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from typing import Any

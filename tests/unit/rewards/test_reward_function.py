@@ -1,7 +1,5 @@
 """A user's reward function, in real workers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A reward model in the workers against Hugging Face's own forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the reward pool makes of verifiers that fail, with real processes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

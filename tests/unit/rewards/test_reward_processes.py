@@ -1,7 +1,5 @@
 """How the worker processes of the reward pool start, die and end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

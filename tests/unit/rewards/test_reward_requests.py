@@ -1,7 +1,5 @@
 """Many requests to a reward pool at once, none of which pays for another."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """The service over real HTTP, with real workers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """What hostile code tries. Each act is first shown to work without the sandbox, where that harms nobody."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

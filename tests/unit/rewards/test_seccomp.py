@@ -1,7 +1,5 @@
 """The system call filter, read by a small interpreter: so it is checked for machines that we are not on."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

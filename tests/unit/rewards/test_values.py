@@ -1,7 +1,5 @@
 """Numbers, names and errors from outside the run."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scored groups made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

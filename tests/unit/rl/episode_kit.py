@@ -1,7 +1,5 @@
 """Stand-ins for engines whose replies follow from seed, tokens and version, for tests of episodes."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Fakes of vLLM's `LLM` and `AsyncLLM` that record their calls."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

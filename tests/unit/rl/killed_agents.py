@@ -6,8 +6,6 @@ As killed_episodes.py, whose engine this is: it dies with -9 as its n-th reply i
 one before it is trained on, and weights wait for it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ tokens and version. A step trains nothing but counts the version up, and every s
 at` n > 0 the process kills itself with -9 as its n-th reply is asked for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

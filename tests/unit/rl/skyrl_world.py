@@ -1,7 +1,5 @@
 """An environment of skyrl-gym as its users write one, which rewrites what the policy said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput

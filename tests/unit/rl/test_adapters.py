@@ -1,7 +1,5 @@
 """Programs that play the environments of other packages."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

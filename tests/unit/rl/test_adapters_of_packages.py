@@ -1,7 +1,5 @@
 """Adapters with the packages themselves: gymnasium is installed here, others are in an environment of their own."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What metrics say of each of several agents, and that they say nothing of one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

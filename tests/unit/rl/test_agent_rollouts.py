@@ -1,7 +1,5 @@
 """Whole batches of episodes that programs play, with an engine that says what it is told."""
 
-from __future__ import annotations
-
 import queue
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Several agents over one model, and what an environment cuts: each conversation is a path of tokens of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

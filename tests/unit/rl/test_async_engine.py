@@ -1,7 +1,5 @@
 """The asynchronous engine's own logic; a fake AsyncLLM samples."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from array import array

@@ -1,7 +1,5 @@
 """Asynchronous episodes with real environments and an engine whose replies come in any order."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

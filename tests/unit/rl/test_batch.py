@@ -1,7 +1,5 @@
 """From scored groups to training sequences, with numbers worked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

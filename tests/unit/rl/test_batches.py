@@ -1,7 +1,5 @@
 """What a step samples follows from the step alone, and a model scores all of it at once. No Ray, no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

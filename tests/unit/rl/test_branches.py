@@ -1,7 +1,5 @@
 """Episodes with several token sequences: what they share is trained on once, and they weigh what a whole one does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dynamic sampling over rounds made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.data.groups import Group, Trajectory

@@ -1,7 +1,5 @@
 """Joining the cluster, as far as it goes without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A teacher in the advantages: each token by its own distance, against a formula written apart and a direct forward."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rollouts that go to disk and come back."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

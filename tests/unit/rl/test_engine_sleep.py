@@ -1,7 +1,5 @@
 """Engines on the policy's GPUs: asleep while it trains, awake in the right order. A fake vLLM records its calls."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

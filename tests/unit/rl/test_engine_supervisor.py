@@ -1,7 +1,5 @@
 """A lost engine is replaced in its place. Engines here are handles that answer when the test says so."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from pathlib import Path

@@ -3,8 +3,6 @@
 Ray is stood in for by calls in this process; tests/train/test_environment_hosts.py has it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

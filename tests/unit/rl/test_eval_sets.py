@@ -1,7 +1,5 @@
 """Sets of the evaluation: whose rows, by which seeds, and failures that are no wrong answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """When the policy is evaluated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

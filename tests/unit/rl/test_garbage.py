@@ -1,7 +1,5 @@
 """The driver's collector of cycles: what a step leaves is gone with it, and nothing is looked through in between."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Requests to asynchronous engines: responses come once each, and survive the loss of an engine."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

@@ -1,7 +1,5 @@
 """A function of the user's over all episodes of a group: its numbers, and what becomes of nonsense."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

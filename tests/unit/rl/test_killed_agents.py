@@ -1,7 +1,5 @@
 """kill -9 of who plays programs: real processes, real requests, a stand-in for engines alone."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

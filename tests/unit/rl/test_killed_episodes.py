@@ -1,7 +1,5 @@
 """kill -9 at a turn and at random moments: real processes, real environments, a stand-in for engines alone."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

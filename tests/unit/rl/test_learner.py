@@ -1,7 +1,5 @@
 """One step of learning, with a critic and without: who learns what, and what comes of it. No Ray, no model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LockstepEpisodes in waves, with real environments and an engine that says what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

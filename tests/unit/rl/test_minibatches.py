@@ -1,7 +1,5 @@
 """Which completions the loss has, and in which optimizer step."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

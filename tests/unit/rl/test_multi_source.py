@@ -1,7 +1,5 @@
 """Several sources as one: who is asked for what, by which seeds, and in which order groups come back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """From a packed batch to the policy's loss: to whom the ratio is taken, and what a correction makes of the sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """From scored groups and a critic's values to training sequences, with numbers worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

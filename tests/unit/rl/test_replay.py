@@ -1,7 +1,5 @@
 """What the journal has of a program's episode: which request gets what is recorded, and what was there comes back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

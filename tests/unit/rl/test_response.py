@@ -1,7 +1,5 @@
 """Replies as bytes say what they said as lists."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

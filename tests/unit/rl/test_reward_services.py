@@ -3,8 +3,6 @@
 Ray is stood in for by calls in this process; tests/slurm/test_node_kinds.py has it.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 from contextlib import nullcontext

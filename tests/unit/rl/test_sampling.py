@@ -1,7 +1,5 @@
 """Spreading prompts, seeds, and the numbers of a step."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

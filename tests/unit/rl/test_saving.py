@@ -1,7 +1,5 @@
 """A checkpoint is written beside the loop: the loop goes on, and learns what went wrong."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What engines are asked for of a source with sampling of its own: in every turn, in any order, and by programs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A recorder is in place of torch.cuda and of vLLM; transports, policy worker and engine are our own, one process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """REINFORCE++ and GAE over whole batches, against formulas written apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Direct weight transfer: who has which rank, in which order things are asked for, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A chat template that episodes cannot go on with is refused before anything is started, by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

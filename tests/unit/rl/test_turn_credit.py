@@ -1,7 +1,5 @@
 """Credit by turn: the expected gradient over every group that can be sampled is the gradient itself."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The journal: what was written comes back in every bit, whatever is torn, dropped or changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

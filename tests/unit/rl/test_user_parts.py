@@ -1,7 +1,5 @@
 """An advantage, a loss and a filter from a user's file: the numbers are those of the built-in ones that it copies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

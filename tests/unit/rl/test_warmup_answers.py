@@ -1,7 +1,5 @@
 """The warm-up trains reference answers as SFT does, and loses no character of them silently."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

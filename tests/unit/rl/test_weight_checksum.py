@@ -1,7 +1,5 @@
 """What happens to weights on their way changes their checksum; where and in which blocks it is computed does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Which worker gets which sequences, where prompts are read once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

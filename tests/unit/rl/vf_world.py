@@ -1,7 +1,5 @@
 """An environment of verifiers with a tool, as its users write one: the sum is asked of the tool, and said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import verifiers as vf

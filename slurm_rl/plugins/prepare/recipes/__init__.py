@@ -1,7 +1,5 @@
 """The data sets `prepare` knows. Add one: a file with a `DatasetRecipe`, and its row here."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from slurm_rl.plugins.prepare.dataset import DatasetRecipe

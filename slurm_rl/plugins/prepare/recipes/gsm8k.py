@@ -1,7 +1,5 @@
 """GSM8K: grade-school word problems with integer answers. https://arxiv.org/abs/2110.14168"""
 
-from __future__ import annotations
-
 import re
 
 from slurm_rl.plugins.prepare.dataset import (

@@ -1,7 +1,5 @@
 """MATH: competition mathematics with LaTeX answers. https://arxiv.org/abs/2103.03874"""
 
-from __future__ import annotations
-
 from slurm_rl.plugins.prepare.dataset import (
     BOXED,
     DatasetRecipe,

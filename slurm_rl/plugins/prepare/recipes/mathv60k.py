@@ -7,8 +7,6 @@ r"""MathV60K: questions about pictures (geometry, charts, science), in the messa
 stays. https://arxiv.org/abs/2503.07536
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

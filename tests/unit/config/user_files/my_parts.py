@@ -1,7 +1,5 @@
 """User functions that equal built-in ones, so that a run has the same metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Imported by my_parts.py from its folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """A run keeps its own copy of a user's file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

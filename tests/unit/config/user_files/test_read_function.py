@@ -1,7 +1,5 @@
 """Signatures of user functions are checked without importing their files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

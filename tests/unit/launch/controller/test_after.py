@@ -1,7 +1,5 @@
 """A run that comes after another: planned by what the first will leave, started only when that has finished."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

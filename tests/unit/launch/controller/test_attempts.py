@@ -1,7 +1,5 @@
 """What follows an attempt, row by row of the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the head could not copy to checkpoint.upload_url is copied behind it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

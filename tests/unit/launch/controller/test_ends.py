@@ -1,7 +1,5 @@
 """The cause of an end, from what an attempt leaves behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurm_rl.launch.controller.ends import find_lost_nodes, load_ends, read_end, settle_killed_attempts

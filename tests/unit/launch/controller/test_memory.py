@@ -1,7 +1,5 @@
 """Out of memory: told by torch's own error, by the kernel's counter and by Slurm's words; tried once with less."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What becomes of a run that should be started again, and that nobody starts again."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """summary.json and report.html are written when a job ends, whatever launches it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The signed connection: what one side says the other hears; who does not know the secret is not heard at all."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The secret, what must be the same everywhere, when a folder must be shared, and the network device."""
 
-from __future__ import annotations
-
 import socket
 import stat
 from dataclasses import replace

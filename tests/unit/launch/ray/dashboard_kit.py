@@ -1,7 +1,5 @@
 """A Ray dashboard for tests: the paths of Ray's job API that we use, over real HTTP."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The part that runs on the cluster: attempts, the job's log, the end of the run. The trainer is a script."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run on a Ray cluster of others, from the command line to what goes over the wire; the cluster is a fake one."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

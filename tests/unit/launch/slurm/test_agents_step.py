@@ -1,7 +1,5 @@
 """An srun that waits for the agent of a node that is gone is ended, once all others have; and no other is."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The parts of commands.py that a real Slurm cannot be made to show; the rest is in tests/slurm."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

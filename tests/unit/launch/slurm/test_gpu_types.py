@@ -1,7 +1,5 @@
 """A GPU type that is written in another way than the site's is found, or left for Slurm to refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

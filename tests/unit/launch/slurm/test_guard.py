@@ -1,7 +1,5 @@
 """The guard of a job, with stand-ins for Slurm's commands."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

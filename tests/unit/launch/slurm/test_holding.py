@@ -1,7 +1,5 @@
 """A controller that finds the run taken, or loses it; a command that resumes one beside another."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs whose controller is a process: of this machine, or of another that sees the same run directory."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

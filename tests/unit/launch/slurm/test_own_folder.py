@@ -1,7 +1,5 @@
 """Nobody else can put code into the place from which a run's is started."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

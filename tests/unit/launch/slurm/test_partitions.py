@@ -1,7 +1,5 @@
 """Parsers of sinfo and scontrol for nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurm_rl.launch.slurm.partitions import parse_boot_times, parse_nodes

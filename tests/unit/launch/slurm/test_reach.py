@@ -1,7 +1,5 @@
 """Nodes that answer, refuse, come back in time, or stay silent."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

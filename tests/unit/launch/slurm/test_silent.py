@@ -1,7 +1,5 @@
 """What ended an agent before it could write a record."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

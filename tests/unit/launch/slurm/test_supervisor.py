@@ -1,7 +1,5 @@
 """The process that keeps a controller: killed it comes back, told to stop it hears."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

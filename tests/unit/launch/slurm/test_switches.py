@@ -1,7 +1,5 @@
 """The order of ranks by switches and blocks, from what real Slurms print."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run directory outlives a submission that may have queued a job, and goes with one that Slurm refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

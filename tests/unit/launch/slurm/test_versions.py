@@ -1,7 +1,5 @@
 """An option that this Slurm does not have yet is refused by its name."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.errors import SubmitError

@@ -1,7 +1,5 @@
 """Checkpoints written beside the training: whole or not there, of the moment they were asked for."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Checkpoints that are whole or not there, whatever happens to the writer or to the disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Logs and export at the end of an attempt, on a URL."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Copies of checkpoints on an fsspec URL: whole or not there, whichever write is cut off."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

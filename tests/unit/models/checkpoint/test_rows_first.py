@@ -1,7 +1,5 @@
 """A checkpoint counts only once the rows up to it are on disk: a run that goes on from it keeps those."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

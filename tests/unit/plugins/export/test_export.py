@@ -3,8 +3,6 @@
 A wanted change: `python -m tests.unit.plugins.export.test_export` writes tests/golden again; review the diff.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shlex

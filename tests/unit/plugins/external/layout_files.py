@@ -1,7 +1,5 @@
 """What trainers leave in their checkpoint folders, at a finished save and at one that was cut short."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 Files = dict[str, str]

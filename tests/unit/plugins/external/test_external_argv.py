@@ -1,7 +1,5 @@
 """Command lines of external trainers, from their own arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 A wanted change: `python -m tests.unit.plugins.external.test_external_golden` writes them again; review the diff.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

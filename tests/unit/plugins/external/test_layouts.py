@@ -1,8 +1,6 @@
 """Which checkpoint of another trainer a later attempt goes on from; the layouts are held to the sources in
 tests/train/external/test_layouts_sources.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args

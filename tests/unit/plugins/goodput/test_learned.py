@@ -1,7 +1,5 @@
 """Times learned from saves: the lead before a limit, the steps between saves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The ledger of runs that were told in a few words: what each second was, and who pays for what was lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 A wanted change: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.* again; review the diff.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

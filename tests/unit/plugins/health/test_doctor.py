@@ -1,7 +1,5 @@
 """`python -m slurm_rl doctor` on this machine, its probes and its report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

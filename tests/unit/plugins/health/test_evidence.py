@@ -1,7 +1,5 @@
 """Evidence against nodes: how long it holds, and which nodes are excluded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge of the fabric measurement, and its nodes with real torch and gloo."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

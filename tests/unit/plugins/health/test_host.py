@@ -1,7 +1,5 @@
 """Checks of files, limits and disks."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """From the outputs of all nodes to the nodes that are left out."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import pytest

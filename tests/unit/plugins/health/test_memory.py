@@ -1,7 +1,5 @@
 """Nodes to exclude of a job with several kinds of nodes, at its submission and at a requeue."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Verdicts on recorded outputs of vendors' tools, and on output that is malformed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The script of the checks, run by this machine's sh; and the choice of checks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

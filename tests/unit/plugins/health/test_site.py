@@ -1,7 +1,5 @@
 """Evidence in the site folder, with files of other users; and the command of the operator."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Programs on PATH that note how they were called; what they print and write is given."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A missing, cut or foreign image file is told from a whole one by its header."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

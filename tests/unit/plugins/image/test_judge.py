@@ -1,7 +1,5 @@
 """What is in an image against what the plan expects: each mismatch named, with its remedy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

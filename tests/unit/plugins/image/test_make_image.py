@@ -1,7 +1,5 @@
 """What each engine and each maker is asked to do, and what is left when one of them fails: nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -4,8 +4,6 @@ No registry answers where this is made: no recipe has been built. What can be he
 install are those that the presets ask for.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tar becomes a folder in enroot's layout, and nothing of it lands anywhere else."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

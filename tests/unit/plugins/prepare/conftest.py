@@ -1,7 +1,5 @@
 """A hub of this machine's own, and `python -m slurm_rl prepare` pointed at it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

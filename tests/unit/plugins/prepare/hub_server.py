@@ -4,8 +4,6 @@ Large files (`.parquet`, `.gz`, `.safetensors`) are served as the hub does it: t
 redirects to another one that needs no token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A check that misbehaves on demand; in a module of its own, which a new process can import."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -1,7 +1,5 @@
 """Small data sets of the same shape as the real ones, for the hub of the tests."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

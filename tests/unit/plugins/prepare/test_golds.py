@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from slurm_rl.rewards.check_references import find_unscorable
 
 

@@ -1,7 +1,5 @@
 """`data.train=org/name`: a data set of the hub without `prepare`, by the datasets library."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`prepare --format verl`. verl's own reader and scorers are asked in tests/train/external/test_verl_data.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

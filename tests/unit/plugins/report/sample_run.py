@@ -1,7 +1,5 @@
 """The events and rows that a short, complete run leaves."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

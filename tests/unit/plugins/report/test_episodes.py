@@ -1,7 +1,5 @@
 """Samples as text, and the verb that prints them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

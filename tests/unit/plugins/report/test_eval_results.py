@@ -1,7 +1,5 @@
 """Results of evaluation sets and of held-out rows: summary, table, report, status."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

@@ -1,7 +1,5 @@
 """steps.jsonl: the times that metrics.jsonl forgets when it is rewound."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The real wandb package, offline or against a server that never answers; nothing leaves the machine."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What sites print; sinfo and scontrol of the kind that public user guides and the test Slurm show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from slurm_rl.errors import SlurmRLError, SubmitError

@@ -1,7 +1,5 @@
 """Every parser over the output of sites: counts, memory, limits, states, GRES, folders."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """From what was found to the preset: what it says, where from, and that it composes whatever a site prints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Worlds with Gymnasium's methods that do what the action says; nothing of Gymnasium's is needed for that."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

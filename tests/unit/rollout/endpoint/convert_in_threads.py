@@ -1,7 +1,5 @@
 """Convert new classes in four threads at once: `python -m tests.unit.rollout.endpoint.convert_in_threads`."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """An endpoint with an engine that says what it is told; a letter is a token."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What goes wrong in environments that an adapter plays: each has its name, and none is a number."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which recorded turn a request continues, and what is trained on where there are several ways."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs that play well, badly, and not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

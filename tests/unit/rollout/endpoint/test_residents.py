@@ -1,7 +1,5 @@
 """Programs that stay, and what is told of one that is gone."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The interface of responses, by OpenAI's own package."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

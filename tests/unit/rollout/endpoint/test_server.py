@@ -1,7 +1,5 @@
 """The endpoint as OpenAI's own package sees it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,8 +1,6 @@
 """Tools of a program, by OpenAI's own package and the templates of real families. What reads calls here stands in for
 vLLM's parser, which tests/train/test_tool_episodes.py has."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Where a rank finds itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_rl.errors import ConfigError

@@ -1,7 +1,5 @@
 """What `torchrun -m slurm_rl.trainers.supervised` refuses before it trains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What DPO keeps of its reference, and what a run keeps of its rows, is of these very rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
