@@ -23,7 +23,7 @@ class CodeConfig(Section):
     memory_mb: int = Field(default=1024, ge=128)
     """Address space of one process, in MiB; a reward worker runs one such process at a time, two for asserts."""
     output_mb: PositiveFloat = 1.0
-    """Output of a program at most, in MiB; a program that writes more is killed."""
+    """Output of a program at most, in MiB; writing more is an error of the program."""
 
 
 class RewardServiceConfig(Section):

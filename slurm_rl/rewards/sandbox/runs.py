@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.rewards.sandbox.process import Limits, Reader, Sandboxed, watch
+from slurm_rl.rewards.sandbox.process import Limits, Sandboxed, open_memory
 
 End = Literal["exit", "deadline", "output"]
-_STDERR_BYTES = 2000
 _VERDICT_BYTES = 1 << 20
 
 
@@ -38,14 +36,13 @@ def run_program(source: str, stdin: bytes, limits: Limits, give_up: float) -> Fi
         RewardError: the process could not be confined, so no code ran.
     """
     job = {"mode": "script", "source": source}
-    out, err = Reader(limits.output_bytes, stops=True), Reader(_STDERR_BYTES)
-    with Sandboxed(job, limits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with Sandboxed(job, limits, stdin=stdin) as child:
         confined = child.wait_confined(give_up)
-        end_by = min(give_up, time.monotonic() + limits.wall_s)
-        in_time = watch({child.stdout: out, child.stderr: err}, end_by, child.process.stdin, stdin)
-        exit_code = child.wait_end(end_by) if in_time else None
-    end: End = "output" if out.overflowed else "deadline" if exit_code is None else "exit"
-    return Finished(end=end, exit_code=exit_code, stdout=bytes(out.data), stderr=bytes(err.data), confined=confined)
+        exit_code = child.wait_end(min(give_up, time.monotonic() + limits.wall_s))
+        stdout, stderr = child.stdout, child.stderr
+    end: End = "output" if len(stdout) > limits.output_bytes else "deadline" if exit_code is None else "exit"
+    kept = stdout[: limits.output_bytes]
+    return Finished(end=end, exit_code=exit_code, stdout=kept, stderr=stderr, confined=confined)
 
 
 def run_checks(
@@ -64,26 +61,23 @@ def run_checks(
         DataError: a check cannot work with any code.
         RewardError: a process could not be confined.
     """
-    requests, replies, verdicts = os.pipe(), os.pipe(), os.pipe()
-    told = Reader(_VERDICT_BYTES)
-    whole = replace(limits, wall_s=max(limits.wall_s, give_up - time.monotonic()))
+    requests, replies = os.pipe(), os.pipe()
+    whole = replace(limits, wall_s=max(limits.wall_s, give_up - time.monotonic()), output_bytes=_VERDICT_BYTES)
     serve = {"mode": "serve", "source": source}
     given = {"asserts": asserts, "setup": setup, "functions": functions}
     check = {"mode": "check", **given, "timeout_s": limits.wall_s}
     with ExitStack() as opened:
-        opened.callback(os.close, verdicts[0])
+        verdicts = opened.enter_context(open_memory())
         with ExitStack() as handed:  # ours to close as soon as the two have them
-            for fd in (*requests, *replies, verdicts[1]):
+            for fd in (*requests, *replies):
                 handed.callback(os.close, fd)
             code = opened.enter_context(Sandboxed(serve, whole, fds={"requests": requests[0], "replies": replies[1]}))
-            judge = opened.enter_context(
-                Sandboxed(check, whole, fds={"requests": requests[1], "replies": replies[0], "verdicts": verdicts[1]})
-            )
+            fds = {"requests": requests[1], "replies": replies[0], "verdicts": verdicts.fileno()}
+            judge = opened.enter_context(Sandboxed(check, whole, fds=fds))
         code.wait_confined(give_up)
         judge.wait_confined(give_up)
-        noise = {fd: Reader(_STDERR_BYTES, awaited=False) for fd in (code.stderr, judge.stderr)}
-        watch({verdicts[0]: told, **noise}, give_up)
-    return _read_verdicts(bytes(told.data), len(asserts))
+        judge.wait_end(give_up)
+        return _read_verdicts(os.pread(verdicts.fileno(), _VERDICT_BYTES, 0), len(asserts))
 
 
 def _read_verdicts(data: bytes, count: int) -> list[bool]:

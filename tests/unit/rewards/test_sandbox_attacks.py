@@ -159,7 +159,7 @@ FLOODS = {
     "stopped by itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "deadline"),
     "closed pipes": ("import os, time\nos.close(1); os.close(2)\ntime.sleep(1000)", "deadline"),
     "much output": ("while 1: print('x' * 100000)", "output"),
-    "much error output": ("import sys\nwhile 1: sys.stderr.write('x' * 100000)", "deadline"),
+    "much error output": ("import sys\nwhile 1: sys.stderr.write('x' * 100000)", "exit"),
     "huge power": ("9**9**9", "deadline"),
     "catastrophic expression": ("import re\nre.match(r'(a+)+$', 'a' * 100 + 'b')", "deadline"),
     "threads without end": ("import _thread, time\nwhile 1: _thread.start_new_thread(time.sleep, (99,))", None),

@@ -9,7 +9,6 @@ import signal
 import stat
 import struct
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from slurm_rl.rewards.sandbox.inside.seccomp import LIBC, checked, install_filter
@@ -28,14 +27,11 @@ def landlock_version() -> int:
     return max(0, int(LIBC.syscall(_CREATE, None, 0, _VERSION_FLAG)))
 
 
-def confine_files(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
-    """Allow opening only paths at or below `readable`, and the files `writable`; return Landlock's version.
+def confine_files(version: int) -> None:
+    """Allow opening only `readable_paths` and `DEVICES`, by this version of Landlock.
 
     Also cuts TCP (version 4) and signals and abstract sockets to the outside (version 6).
     """
-    version = landlock_version()
-    if version == 0:
-        raise OSError("the kernel has no Landlock")
     handled = (1 << _NUM_FILE_RIGHTS.get(version, 16)) - 1
     attributes = struct.pack("Q", handled)
     if version >= _TCP_SINCE:
@@ -43,13 +39,12 @@ def confine_files(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
     if version >= _SCOPES_SINCE:
         attributes += struct.pack("Q", 3)
     rules = checked(LIBC.syscall(_CREATE, attributes, len(attributes), 0), "Landlock")
-    for path in readable:
+    for path in readable_paths():
         _allow(rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
-    for path in writable:
+    for path in DEVICES:
         _allow(rules, path, _READ_FILE | _WRITE_FILE)
     checked(LIBC.syscall(_RESTRICT, rules, 0), "Landlock")
     os.close(rules)
-    return version
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
@@ -80,19 +75,16 @@ def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     _prctl(_NO_NEW_PRIVS, 1)
-    files = _confine_files(landlock=limits["landlock"] and landlock_version() > 0)
+    version = landlock_version() if limits["landlock"] else 0
+    if version:
+        confine_files(version)
+    else:
+        enter_own_root()
     _set_limits(limits)
     _drop_capabilities()
     install_filter()
+    files = f"Landlock {version}" if version else "namespaces"
     return {"files": files, "network": "seccomp", "processes": "seccomp"}
-
-
-def _confine_files(*, landlock: bool) -> str:
-    """Confine by Landlock, else by a root of its own; return the method."""
-    if landlock:
-        return f"Landlock {confine_files(readable_paths(), DEVICES)}"
-    enter_own_root(readable_paths(), DEVICES)
-    return "namespaces"
 
 
 def readable_paths() -> list[str]:
@@ -146,8 +138,8 @@ _KEPT = {1: _RDONLY, 2: _NOSUID, 4: _NODEV, 8: _NOEXEC, 1024: 1 << 10, 2048: 1 <
 """Flags of statvfs that a mount of another namespace must keep, to those of mount(2); the last are about atime."""
 
 
-def enter_own_root(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Enter a new root that holds only `readable` and the devices `writable`; raise OSError where not allowed."""
+def enter_own_root() -> None:
+    """Enter a new root that holds only `readable_paths` and `DEVICES`; raise OSError where not allowed."""
     home, uid, gid = os.getcwd(), os.geteuid(), os.getegid()  # noqa: PTH109  pathlib is not imported in the sandbox
     checked(LIBC.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC), "user namespaces are not allowed here")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -158,7 +150,7 @@ def enter_own_root(readable: Iterable[str], writable: Iterable[str]) -> None:
     root = home + ".root"
     os.mkdir(root)  # noqa: PTH102
     _mount("tmpfs", root, _NOSUID | _NODEV, kind=b"tmpfs")
-    for path in sorted({os.path.abspath(path) for path in (*readable, *writable)}):  # noqa: PTH100
+    for path in sorted({os.path.abspath(path) for path in (*readable_paths(), *DEVICES)}):  # noqa: PTH100
         _show(path, root)
     os.chdir(root)
     # Pivot in place: the old root is then mounted on top and can be detached without a folder for it.

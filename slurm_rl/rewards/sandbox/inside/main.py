@@ -78,7 +78,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    job = _take_job(int(sys.argv[1]))
+    with open(int(sys.argv[1]), encoding="utf-8") as file:  # noqa: PTH123  a descriptor
+        job: dict[str, Any] = json.load(file)
     sys.argv = ["solution.py"]
     told = confine(job["limits"], job["parent"])
     os.write(job["status"], json.dumps(told).encode() + b"\n")
@@ -90,12 +91,6 @@ def main() -> None:
         serve(_run(job["source"], "solution"), job["requests"], job["replies"])
     else:
         _run(job["source"], "__main__")
-
-
-def _take_job(fd: int) -> dict[str, Any]:
-    with open(fd, encoding="utf-8") as file:
-        job: dict[str, Any] = json.load(file)
-    return job
 
 
 def _run(source: str, name: str) -> dict[str, Any]:

@@ -24,51 +24,45 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
 
-_PLAIN = {
-    "x86_64": """
-        read 0 write 1 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9 mprotect 10 munmap 11 brk 12 rt_sigaction 13
-        rt_sigprocmask 14 rt_sigreturn 15 pread64 17 pwrite64 18 readv 19 writev 20 access 21 pipe 22 select 23
-        sched_yield 24 mremap 25 msync 26 mincore 27 madvise 28 dup 32 dup2 33 pause 34 nanosleep 35 getitimer 36
-        alarm 37 setitimer 38 getpid 39 recvfrom 45 shutdown 48 getsockname 51 getpeername 52 getsockopt 55 exit 60
-        wait4 61 uname 63 flock 73 fsync 74 fdatasync 75 ftruncate 77 getdents 78 getcwd 79 chdir 80 fchdir 81
-        readlink 89 umask 95 gettimeofday 96 getrlimit 97 getrusage 98 sysinfo 99 times 100 getuid 102 getgid 104
-        geteuid 107 getegid 108 getppid 110 getpgrp 111 getgroups 115 getresuid 118 getresgid 120 getpgid 121
-        getsid 124 rt_sigpending 127 rt_sigtimedwait 128 rt_sigsuspend 130 sigaltstack 131 statfs 137 fstatfs 138
-        getpriority 140 sched_getparam 143 sched_getscheduler 145 sched_get_priority_max 146
-        sched_get_priority_min 147 arch_prctl 158 gettid 186 time 201 futex 202 sched_getaffinity 204
-        epoll_create 213 getdents64 217 set_tid_address 218 restart_syscall 219 fadvise64 221 clock_gettime 228
-        clock_getres 229 clock_nanosleep 230 exit_group 231 epoll_wait 232 epoll_ctl 233 waitid 247 openat 257
-        newfstatat 262 readlinkat 267 faccessat 269 pselect6 270 ppoll 271 set_robust_list 273 get_robust_list 274
-        epoll_pwait 281 timerfd_create 283 timerfd_settime 286 timerfd_gettime 287 eventfd2 290 epoll_create1 291
-        dup3 292 pipe2 293 preadv 295 pwritev 296 getcpu 309 getrandom 318 membarrier 324 statx 332 rseq 334
-        faccessat2 439 futex_waitv 449 open 2
-    """,
-    "aarch64": """
-        read 63 write 64 close 57 fstat 80 lseek 62 mmap 222 mprotect 226 munmap 215 brk 214 rt_sigaction 134
-        rt_sigprocmask 135 rt_sigreturn 139 pread64 67 pwrite64 68 readv 65 writev 66 sched_yield 124 mremap 216
-        msync 227 mincore 232 madvise 233 dup 23 nanosleep 101 getitimer 102 setitimer 103 getpid 172 recvfrom 207
-        shutdown 210 getsockname 204 getpeername 205 getsockopt 209 exit 93 wait4 260 uname 160 flock 32 fsync 82
-        fdatasync 83 ftruncate 46 getcwd 17 chdir 49 fchdir 50 umask 166 gettimeofday 169 getrlimit 163
-        getrusage 165 sysinfo 179 times 153 getuid 174 getgid 176 geteuid 175 getegid 177 getppid 173
-        getgroups 158 getresuid 148 getresgid 150 getpgid 155 getsid 156 rt_sigpending 136 rt_sigtimedwait 137
-        rt_sigsuspend 133 sigaltstack 132 statfs 43 fstatfs 44 getpriority 141 sched_getparam 121
-        sched_getscheduler 120 sched_get_priority_max 125 sched_get_priority_min 126 gettid 178 futex 98
-        sched_getaffinity 123 getdents64 61 set_tid_address 96 restart_syscall 128 fadvise64 223 clock_gettime 113
-        clock_getres 114 clock_nanosleep 115 exit_group 94 epoll_ctl 21 waitid 95 openat 56 newfstatat 79
-        readlinkat 78 faccessat 48 pselect6 72 ppoll 73 set_robust_list 99 get_robust_list 100 epoll_pwait 22
-        timerfd_create 85 timerfd_settime 86 timerfd_gettime 87 eventfd2 19 epoll_create1 20 dup3 24 pipe2 59
-        preadv 69 pwritev 70 getcpu 168 getrandom 278 membarrier 283 statx 291 rseq 293 faccessat2 439
-        futex_waitv 449
-    """,
-}
-"""Allowed whatever the arguments; files are Landlock's matter. System calls that this kernel lacks do no harm here."""
-
+_PLAIN = """
+    read 0 63 write 1 64 close 3 57 fstat 5 80 lseek 8 62 mmap 9 222 mprotect 10 226 munmap 11 215 brk 12 214
+    rt_sigaction 13 134 rt_sigprocmask 14 135 rt_sigreturn 15 139 pread64 17 67 pwrite64 18 68 readv 19 65
+    writev 20 66 sched_yield 24 124 mremap 25 216 msync 26 227 mincore 27 232 madvise 28 233 dup 32 23
+    nanosleep 35 101 getitimer 36 102 setitimer 38 103 getpid 39 172 recvfrom 45 207 shutdown 48 210
+    getsockname 51 204 getpeername 52 205 getsockopt 55 209 exit 60 93 wait4 61 260 uname 63 160 flock 73 32
+    fsync 74 82 fdatasync 75 83 ftruncate 77 46 getcwd 79 17 chdir 80 49 fchdir 81 50 umask 95 166
+    gettimeofday 96 169 getrlimit 97 163 getrusage 98 165 sysinfo 99 179 times 100 153 getuid 102 174 getgid 104 176
+    geteuid 107 175 getegid 108 177 getppid 110 173 getgroups 115 158 getresuid 118 148 getresgid 120 150
+    getpgid 121 155 getsid 124 156 rt_sigpending 127 136 rt_sigtimedwait 128 137 rt_sigsuspend 130 133
+    sigaltstack 131 132 statfs 137 43 fstatfs 138 44 getpriority 140 141 sched_getparam 143 121
+    sched_getscheduler 145 120 sched_get_priority_max 146 125 sched_get_priority_min 147 126 gettid 186 178
+    futex 202 98 sched_getaffinity 204 123 getdents64 217 61 set_tid_address 218 96 restart_syscall 219 128
+    fadvise64 221 223 clock_gettime 228 113 clock_getres 229 114 clock_nanosleep 230 115 exit_group 231 94
+    epoll_ctl 233 21 waitid 247 95 openat 257 56 newfstatat 262 79 readlinkat 267 78 faccessat 269 48
+    pselect6 270 72 ppoll 271 73 set_robust_list 273 99 get_robust_list 274 100 epoll_pwait 281 22
+    timerfd_create 283 85 timerfd_settime 286 86 timerfd_gettime 287 87 eventfd2 290 19 epoll_create1 291 20
+    dup3 292 24 pipe2 293 59 preadv 295 69 pwritev 296 70 getcpu 309 168 getrandom 318 278 membarrier 324 283
+    statx 332 291 rseq 334 293 faccessat2 439 439 futex_waitv 449 449
+"""
+"""Name and number on x86_64 and aarch64 of system calls that are allowed whatever the arguments; files are Landlock's
+matter. System calls that this kernel lacks do no harm here."""
+_ONLY_X86 = """
+    stat 4 lstat 6 poll 7 access 21 pipe 22 select 23 dup2 33 pause 34 alarm 37 getdents 78 readlink 89 getpgrp 111
+    arch_prctl 158 time 201 epoll_create 213 epoll_wait 232 open 2
+"""
+"""Name and number of those that aarch64 never had."""
 _CHECKED = {
-    "x86_64": {"clone": 56, "clone3": 435, "kill": 62, "tgkill": 234, "prlimit64": 302, "fcntl": 72, "ioctl": 16,
-               "socketpair": 53, "sendto": 44},
-    "aarch64": {"clone": 220, "clone3": 435, "kill": 129, "tgkill": 131, "prlimit64": 261, "fcntl": 25, "ioctl": 29,
-                "socketpair": 199, "sendto": 206},
-}  # fmt: skip
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "prlimit64": (302, 261),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "socketpair": (53, 199),
+    "sendto": (44, 206),
+}
+"""Numbers on x86_64 and aarch64 of those whose arguments decide."""
 
 _CLONE_THREAD, _CLONE_NAMESPACES = 0x00010000, 0x7E020000
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
@@ -93,8 +87,9 @@ def install_filter() -> None:
 
 def build_filter(machine: str, pid: int) -> list[_Ins]:
     """Return the instructions (code, jump if true, jump if false, operand); the code may signal only `pid`, its own."""
-    words = _PLAIN[machine].split()
-    number = _CHECKED[machine]
+    place = ("x86_64", "aarch64").index(machine)
+    plain = [*_PLAIN.split()[place + 1 :: 3], *([] if place else _ONLY_X86.split()[1::2])]
+    number = {name: numbers[place] for name, numbers in _CHECKED.items()}
     stream = 1
     program: list[_Ins] = [
         (_LOAD, 0, 0, _ARCH),
@@ -102,8 +97,8 @@ def build_filter(machine: str, pid: int) -> list[_Ins]:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _SYSCALL),
     ]
-    for plain in words[1::2]:
-        program += [(_EQUAL, 0, 1, int(plain)), (_RETURN, 0, 0, _ALLOW)]
+    for allowed in map(int, plain):
+        program += [(_EQUAL, 0, 1, allowed), (_RETURN, 0, 0, _ALLOW)]
     program += _case(number["fcntl"], _one_of(1, _FCNTL))
     program += _case(number["ioctl"], _one_of(1, _IOCTL))
     program += _case(number["kill"], _one_of(0, (pid,)))
