@@ -10,7 +10,7 @@ Of a late rollout engine only the stacks are kept: the driver restarts it (rollo
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,9 @@ from slurm_rl.node.stall_detector import (
     Beat,
     Late,
     Stack,
-    describe_groups,
+    compare_stacks,
     find_late,
     find_stragglers,
-    find_suspects,
-    group_stacks,
     parse_stack,
     read_beats,
     role_of,
@@ -44,6 +42,7 @@ _STACK_S = 3.0
 _GATHER_S = 30.0
 _ISOLATED_S = 60.0
 """After this time an agent ends the attempt for its own late rank, if the head has not reacted."""
+_ENGINE = "rollout-"
 
 
 class HangMonitor:
@@ -60,7 +59,7 @@ class HangMonitor:
         self.run_dir, self.plan, self.attempt, self.folder = run, plan, attempt, folder
         self.rank, self.host, self.mark = rank, host, mark
         self._check_at = self._report_at = 0.0
-        self._reported: set[str] = set()
+        self._late: list[Late] = []
         self._late_since: float | None = None
         self._stacks: list[Stack] | None = None
         self._stragglers: set[str] = set()
@@ -72,20 +71,20 @@ class HangMonitor:
             return
         self._check_at = now + CHECK_S
         # Processes that have ended are noticed elsewhere.
-        beats = [beat for beat in read_beats(self.folder, now) if next(iter(read_stat(beat.pid)), "Z") != "Z"]
-        limits = self.plan.limits
-        late = find_late(beats, self.host, limits.heartbeat_timeout_s, limits.step_timeout_s)
-        if engines := tuple(one.name for one in late if one.is_engine and one.name not in self._reported):
-            workers = tuple(f"{name}." for name in engines)
-            self._dump_stacks(lambda name: name in engines or name.startswith(workers))
-        self._report(beats, late, now)
-        ranks = [one for one in late if not one.is_engine]
+        beats = [beat for beat in read_beats(self.folder, now) if _state_of(beat.pid) not in ("", "Z")]
+        late = find_late(beats, self.host, self.plan.limits.heartbeat_timeout_s, self.plan.limits.step_timeout_s)
+        known = {one.name for one in self._late}
+        if engines := tuple(one.name for one in late if one.name.startswith(_ENGINE) and one.name not in known):
+            self._dump_stacks(engines)
+        if beats and (now >= self._report_at or {one.name for one in late} != known):
+            self._report_at, self._late = now + REPORT_S, late
+            with contextlib.suppress(OSError):
+                self._report(beats)
+        ranks = [one for one in late if not one.name.startswith(_ENGINE)]
         if ranks and self._late_since is None:
             self._late_since = now
             write_json(self.attempt.path / f"overdue-{self.rank}.json", [asdict(one) for one in ranks])
-        self._react(sorted(self.attempt.path.glob("overdue-*.json")), ranks, now)
-
-    def _react(self, overdue: Sequence[Path], ranks: Sequence[Late], now: float) -> None:
+        overdue = sorted(self.attempt.path.glob("overdue-*.json"))
         if overdue and self._stacks is None:
             trigger_flight_recorders(self.folder)
             self._stacks = self._dump_stacks()
@@ -93,36 +92,27 @@ class HangMonitor:
             if self.rank == 0:
                 raise self._judge([Late(**row) for path in overdue for row in read_json(path)])
         if ranks and self._late_since is not None and now > self._late_since + _ISOLATED_S:
-            seen = describe_groups(*_compare(self._stacks or (), ranks))
-            raise TrainingError(ranks[0].rule, seen=seen, where=self.host)
+            raise TrainingError(ranks[0].rule, seen=_compare(self._stacks or (), ranks)[1], where=self.host)
 
-    def _report(self, beats: Sequence[Beat], late: Sequence[Late], now: float) -> None:
-        """Write the report for `status`, the driver and the head: at intervals, and when another process is late."""
-        names = {one.name for one in late}
-        if not beats or (now < self._report_at and names == self._reported):
-            return
-        self._report_at, self._reported = now + REPORT_S, names
+    def _report(self, beats: Sequence[Beat]) -> None:
+        """Write the report for `status`, the driver and the head, which also looks for stragglers."""
         report = {"time": round(time.time(), 3), "rank": self.rank, "host": self.host}
-        report |= {"late": [asdict(one) for one in late], "beats": [asdict(beat) for beat in beats]}
-        with contextlib.suppress(OSError):
-            write_json(self.attempt.beats(self.rank), report)
-            if self.rank == 0:
-                self._report_stragglers()
+        report |= {"late": [asdict(one) for one in self._late], "beats": [asdict(beat) for beat in beats]}
+        write_json(self.attempt.beats(self.rank), report)
+        if self.rank == 0:
+            self._report_stragglers()
 
     def _report_stragglers(self) -> None:
         """Log each straggler once, as soft evidence against its node where the run has several nodes."""
-        host_of, beats = {}, []
-        for report in read_node_reports(self.attempt):
-            for row in report["beats"]:
-                beats.append(Beat(**{**row, "speeds": tuple(row["speeds"])}))
-                host_of[row["name"]] = report["host"]
-        slow, number = find_stragglers(beats), self.attempt.number
+        rows = [(row, report["host"]) for report in read_node_reports(self.attempt) for row in report["beats"]]
+        host_of, slow = {row["name"]: host for row, host in rows}, find_stragglers([Beat(**row) for row, _ in rows])
         for name in sorted(slow.keys() - self._stragglers):
             self._stragglers.add(name)
-            node = host_of[name]
-            append_event(self.run_dir, "rank/straggling", attempt=number, rank=name, node=node, score=slow[name])
+            fields = {"attempt": self.attempt.number, "node": host_of[name]}
+            append_event(self.run_dir, "rank/straggling", rank=name, score=slow[name], **fields)
             if len(set(host_of.values())) > 1:
-                self._suspect_node(node, "straggler", f"{name} runs at {slow[name]:.2f} of its peers' speed in 5 steps")
+                value = f"{name} runs at {slow[name]:.2f} of its peers' speed in 5 steps"
+                self._suspect_node(host_of[name], "straggler", value)
 
     def _suspect_node(self, node: str, check: str, value: str) -> None:
         finding = {"check": check, "value": value, "strength": "soft"}
@@ -132,9 +122,8 @@ class HangMonitor:
         """Gather the stacks of all nodes, log the suspects and write hang.json; return the error to raise."""
         paths = [self.attempt.path / f"stacks-{rank}.json" for rank in range(self.plan.num_nodes)]
         comes_true(lambda: set(paths) <= set(self.attempt.path.iterdir()), _GATHER_S)
-        rows = [row for path in paths if path.is_file() for row in read_json(path)]
-        groups, suspects = _compare([Stack(**{**row, "frames": tuple(row["frames"])}) for row in rows], late)
-        verdict = describe_groups(groups, suspects)
+        stacks = [Stack(**row) for path in paths if path.is_file() for row in read_json(path)]
+        suspects, verdict = _compare(stacks, late)
         if self.plan.accelerator != "cpu":
             verdict += f"; for collectives: torchfrtrace --prefix nccl_trace_rank_ {self.run_dir.path}"
         if silent := [str(rank) for rank, path in enumerate(paths) if not path.is_file()]:
@@ -150,35 +139,33 @@ class HangMonitor:
         write_json(self.attempt.hang, {"cause": str(error)})
         return error
 
-    def _dump_stacks(self, chooses: Callable[[str], bool] = lambda name: True) -> list[Stack]:
-        """Let the attempt's processes on this node write their stacks; keep them in logs/stacks."""
-        beats = [beat for beat in read_beats(self.folder, time.monotonic()) if chooses(beat.name)]
+    def _dump_stacks(self, prefixes: tuple[str, ...] = ("",)) -> list[Stack]:
+        """Let the attempt's processes with these names write their stacks; keep them in logs/stacks."""
+        beats = [beat for beat in read_beats(self.folder, time.monotonic()) if beat.name.startswith(prefixes)]
         files = {beat.name: self.folder / f"{beat.name}.stack" for beat in beats}
-        before, ours = {name: _size(file) for name, file in files.items()}, set(find_marked(self.mark))
+        before, ours = {name: file.stat().st_size for name, file in files.items()}, set(find_marked(self.mark))
         for beat in beats:
             # Without its handler the signal would kill the process; the pid may belong to another one by now.
             if beat.pid in ours and catches(beat.pid, DUMP_SIGNAL):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beat.pid, DUMP_SIGNAL)
-        comes_true(lambda: all(_size(file) > before[name] for name, file in files.items()), _STACK_S)
+        comes_true(lambda: all(file.stat().st_size > before[name] for name, file in files.items()), _STACK_S)
         stacks = []
         for beat in beats:
-            file, text = files[beat.name], ""
-            if _size(file) > before[beat.name]:
-                text = file.read_text(encoding="utf-8", errors="replace")
+            text = files[beat.name].read_bytes()[before[beat.name] :].decode(errors="replace")
+            if text:
                 write_text(self.attempt.logs / "stacks" / f"{beat.name}.txt", text)
-            stacks.append(Stack(beat.name, self.host, parse_stack(text), next(iter(read_stat(beat.pid)), "")))
+            stacks.append(Stack(beat.name, self.host, parse_stack(text), _state_of(beat.pid)))
         return stacks
 
 
 def read_node_reports(attempt: AttemptDir) -> list[dict[str, Any]]:
     """Return the reports of all agents of an attempt, by node rank."""
-    paths = sorted(attempt.path.glob("beats-*.json"), key=lambda path: (len(path.name), path.name))
     reports = []
-    for path in paths:
+    for path in attempt.path.glob("beats-*.json"):
         with contextlib.suppress(SlurmRLError, OSError):
             reports.append(read_json(path))
-    return reports
+    return sorted(reports, key=lambda report: int(report["rank"]))
 
 
 def describe_silent(reports: Sequence[Mapping[str, Any]], now: float) -> list[str]:
@@ -210,12 +197,12 @@ def trigger_flight_recorders(folder: Path) -> None:
             os.close(number)
 
 
-def _compare(stacks: Sequence[Stack], late: Sequence[Late]) -> tuple[list[list[Stack]], list[Stack]]:
-    """Return groups and suspects among the processes with the roles of the late ones."""
+def _compare(stacks: Sequence[Stack], late: Sequence[Late]) -> tuple[list[Stack], str]:
+    """Return suspects and verdict among the processes with the roles of the late ones."""
     roles = {role_of(one.name) for one in late}
-    groups = group_stacks(stack for stack in stacks if role_of(stack.name) in roles)
-    return groups, find_suspects(groups)
+    return compare_stacks([stack for stack in stacks if role_of(stack.name) in roles])
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; "" if it has ended."""
+    return next(iter(read_stat(pid)), "")

@@ -42,49 +42,50 @@ class Heartbeat:
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.name, self._pid, self._lock = name, os.getpid(), threading.Lock()
+        self.name, self.pid, self._lock = name, os.getpid(), threading.Lock()
         self.last_phase = ""
         """Phase left last: for an error, the outermost phase that it passed."""
-        self._fd = os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._phases: list[str] = []
         self._calls: Counter[str] = Counter()
         self._longest: dict[str, float] = {}
         self._speeds: deque[float] = deque(maxlen=NUM_SPEEDS)
         self._last, self._written = time.monotonic(), 0.0
-        # Stays open: faulthandler keeps only the descriptor.
+        # Both stay open; faulthandler keeps only the descriptor.
+        self._file = (folder / f"{name}.json").open("wb", buffering=0)
         self._stack = (folder / f"{name}.stack").open("w", encoding="utf-8")
         faulthandler.register(DUMP_SIGNAL, file=self._stack, all_threads=True, chain=False)
         self._write()
 
-    def enter(self, phase: str) -> None:
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark the work of the block."""
         with self._lock:
             self._progress()
-            self._phases.append(phase)
+            self._phases.append(name)
             self._write()
-
-    def leave(self, phase: str) -> None:
-        with self._lock:
-            self._progress()
-            # The last one: several threads may be in the same phase.
-            del self._phases[len(self._phases) - 1 - self._phases[::-1].index(phase)]
-            self._calls[phase] += 1
-            self.last_phase = phase
-            self._write()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._progress()
+                # The last one: several threads may be in the same phase.
+                del self._phases[len(self._phases) - 1 - self._phases[::-1].index(name)]
+                self._calls[name] += 1
+                self.last_phase = name
+                self._write()
 
     def beat(self) -> None:
+        """Report progress in the innermost phase."""
         with self._lock:
             self._progress()
             if self._last - self._written > _MIN_INTERVAL_S:
                 self._write()
 
     def note_speed(self, seconds: float, amount: int) -> None:
-        with self._lock:
-            if amount > 0 and seconds > 0:
-                self._speeds.append(seconds / amount)
-
-    def is_own(self) -> bool:
-        """Return False in a forked child."""
-        return os.getpid() == self._pid
+        """Record the time of a step for `amount` tokens; the next write has it."""
+        if amount > 0 and seconds > 0:
+            with self._lock:
+                self._speeds.append(float(f"{seconds / amount:.4g}"))
 
     def _progress(self) -> None:
         now = time.monotonic()
@@ -94,20 +95,20 @@ class Heartbeat:
         self._last = now
 
     def _write(self) -> None:
-        if not self.is_own():
+        if os.getpid() != self.pid:  # a forked child
             return
         phase = self._phases[-1] if self._phases else ""
         row = {
             "name": self.name,
-            "pid": self._pid,
+            "pid": self.pid,
             "phase": phase,
             "last": round(self._last, 3),
             "num_calls": self._calls[phase],
             "longest_s": round(self._longest.get(phase, 0.0), 3),
-            "speeds": [float(f"{speed:.4g}") for speed in self._speeds],
+            "speeds": [*self._speeds],
         }
         with contextlib.suppress(OSError):  # a full disk must not end a step
-            os.pwrite(self._fd, json.dumps(row).encode().ljust(_SIZE - 1) + b"\n", 0)
+            os.pwrite(self._file.fileno(), json.dumps(row).encode().ljust(_SIZE - 1) + b"\n", 0)
         self._written = self._last
 
 
@@ -126,7 +127,7 @@ def start_heartbeat(name: str) -> None:
 def enable_stack_dump(name: str) -> Heartbeat | None:
     """Let a child of a process with a heartbeat dump its stacks on request; it is never late."""
     folder = os.environ.get(HEARTBEATS)
-    return None if not folder or (_own is not None and _own.is_own()) else _open(folder, name)
+    return None if not folder or (_own is not None and _own.pid == os.getpid()) else _open(folder, name)
 
 
 def _open(folder: str, name: str) -> Heartbeat | None:
@@ -135,17 +136,9 @@ def _open(folder: str, name: str) -> Heartbeat | None:
     return None
 
 
-@contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> contextlib.AbstractContextManager[None]:
     """Mark the work of the block."""
-    heartbeat = _own
-    if heartbeat is not None:
-        heartbeat.enter(name)
-    try:
-        yield
-    finally:
-        if heartbeat is not None:
-            heartbeat.leave(name)
+    return contextlib.nullcontext() if _own is None else _own.phase(name)
 
 
 def beat() -> None:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurm_rl.node.heartbeat import NUM_SPEEDS
 
@@ -26,13 +27,7 @@ _UNMONITORED = {"", "save", "load", "export", "export_model", "load_reference", 
 _MONITORED_OF_DRIVER = {"train", "sync"}
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^\s+File "([^"]*)", line (\d+) in (.*)$', re.MULTILINE)
-_STATES = {
-    "": "it has ended",
-    "T": "it is stopped (SIGSTOP)",
-    "t": "a debugger holds it",
-    "D": "it hangs in the kernel",
-    "Z": "it is dead",
-}
+_STATES = {"": "it has ended", "T": "it is stopped (SIGSTOP)", "D": "it hangs in the kernel", "Z": "it is dead"}
 _WAITING = re.compile(
     r"all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|gather|scatter|all_to_all|wait|synchron"
 )
@@ -53,7 +48,7 @@ class Beat:
     """Finished calls of this phase."""
     longest_s: float = 0.0
     """Longest interval between two heartbeats of this phase."""
-    speeds: tuple[float, ...] = ()
+    speeds: Sequence[float] = ()
     """Seconds per token of the newest steps, oldest first."""
 
 
@@ -68,10 +63,6 @@ class Late:
     deadline_s: float
 
     @property
-    def is_engine(self) -> bool:
-        return self.name.startswith("rollout-")
-
-    @property
     def rule(self) -> str:
         return f"{self.name} on {self.node} must make progress in {self.phase} within {self.deadline_s:g} s"
 
@@ -82,15 +73,14 @@ class Stack:
 
     name: str
     node: str
-    frames: tuple[str, ...] = ()
+    frames: Sequence[str] = ()
     """`all_reduce (distributed_c10d.py)`, innermost first; empty if the process did not answer."""
     state: str = ""
     """The kernel's letter for the process: R, S, D, T, Z; "" if it has ended."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether the process waits for other ranks."""
-        return any(_WAITING.search(frame) for frame in self.frames[:_SHOWN])
+    def __str__(self) -> str:
+        silent = f"no stack, {_STATES.get(self.state, 'it does not answer')}"
+        return f"in {' < '.join(self.frames[:_SHOWN])}" if self.frames else silent
 
 
 def role_of(name: str) -> str:
@@ -104,9 +94,8 @@ def read_beats(folder: Path, now: float) -> list[Beat]:
     for path in sorted(folder.glob("*.json")):
         # A file may be incomplete while it is written for the first time.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            row = json.loads(path.read_text(encoding="ascii", errors="replace"))
-            age_s = round(max(0.0, now - row.pop("last")), 3)
-            beats.append(Beat(**{**row, "age_s": age_s, "speeds": tuple(row["speeds"])}))
+            row: dict[str, Any] = json.loads(path.read_text(encoding="ascii", errors="replace"))
+            beats.append(Beat(age_s=round(max(0.0, now - row.pop("last")), 3), **row))
     return beats
 
 
@@ -142,51 +131,38 @@ def find_stragglers(beats: Sequence[Beat]) -> dict[str, float]:
     return slow
 
 
-def parse_stack(text: str) -> tuple[str, ...]:
+def parse_stack(text: str) -> list[str]:
     """Return the frames of the main thread, which faulthandler writes last, innermost first."""
-    threads = _THREAD.split(text)[1:]
-    frames = _FRAME.findall(threads[-1]) if threads else []
     # Without line numbers: ranks that wait in a loop are in different lines of it.
-    return tuple(f"{function} ({file.rpartition('/')[2]})" for file, _, function in frames)
+    frames = _FRAME.findall(_THREAD.split(text)[-1])
+    return [f"{function} ({file.rpartition('/')[2]})" for file, _, function in frames]
 
 
-def group_stacks(stacks: Iterable[Stack]) -> list[list[Stack]]:
-    """Group equal stacks, the largest group first."""
-    groups: dict[tuple[object, ...], list[Stack]] = {}
-    for stack in stacks:
-        groups.setdefault(stack.frames or ("", stack.state), []).append(stack)
-    return sorted(groups.values(), key=lambda group: (-len(group), group[0].name))
+def compare_stacks(stacks: Sequence[Stack]) -> tuple[list[Stack], str]:
+    """Return the suspects, and a description of all stacks: the suspects first, then groups with equal stacks.
 
+    The suspects are processes without an answer; else those in smaller groups; else, of equal groups, those that do not
+    wait for other ranks.
 
-def find_suspects(groups: Sequence[Sequence[Stack]]) -> list[Stack]:
-    """Return processes without an answer; else those in smaller groups; else, of equal groups, those that do not wait.
-
-    >>> waits = Stack("rank-0", "n1", ("all_reduce (c10d.py)",), "S")
-    >>> works = Stack("rank-1", "n2", ("read (io.py)",), "R")
-    >>> [stack.name for stack in find_suspects(group_stacks([waits, works]))]
-    ['rank-1']
+    >>> waits = Stack("rank-0", "n1", ["all_reduce (c10d.py)"], "S")
+    >>> compare_stacks([waits, Stack("rank-1", "n2", ["read (io.py)"], "R")])[1]
+    'suspect: rank-1 on n2, in read (io.py); rank-0 on n1: in all_reduce (c10d.py)'
     """
-    stacks = [stack for group in groups for stack in group]
-    if silent := [stack for stack in stacks if not stack.frames]:
-        return silent
-    largest = max(map(len, groups), default=0)
-    minority = [stack for group in groups if len(group) < largest for stack in group]
-    if minority or len(groups) < 2:
-        return minority
-    busy = [stack for stack in stacks if not stack.waits]
-    return busy if len(busy) < len(stacks) else []
-
-
-def describe_groups(groups: Sequence[Sequence[Stack]], suspects: Sequence[Stack]) -> str:
-    """Describe the suspects first, then the other groups."""
-    parts = [f"suspect: {_describe([stack])}" for stack in suspects]
-    others = [[stack for stack in group if stack not in suspects] for group in groups]
-    parts += [_describe(group, ": ") for group in others if group]
-    return "; ".join(parts if suspects else [*parts, "no rank differs from the others: check the network between them"])
-
-
-def _describe(group: Sequence[Stack], mark: str = ", ") -> str:
-    names = ", ".join(f"{stack.name} on {stack.node}" for stack in group[:_SHOWN])
-    more = f" and {len(group) - _SHOWN} more" if len(group) > _SHOWN else ""
-    silent = f"no stack, {_STATES.get(group[0].state, 'it does not answer')}"
-    return f"{names}{more}{mark}" + (f"in {' < '.join(group[0].frames[:_SHOWN])}" if group[0].frames else silent)
+    groups: dict[str, list[Stack]] = {}
+    for stack in stacks:
+        groups.setdefault("\n".join(stack.frames) or str(stack), []).append(stack)
+    largest = max(map(len, groups.values()), default=0)
+    suspects = [stack for stack in stacks if not stack.frames]
+    suspects = suspects or [stack for group in groups.values() if len(group) < largest for stack in group]
+    if not suspects and len(groups) > 1:
+        busy = [stack for stack in stacks if not any(map(_WAITING.search, stack.frames[:_SHOWN]))]
+        suspects = busy if len(busy) < len(stacks) else []
+    parts = [f"suspect: {stack.name} on {stack.node}, {stack}" for stack in suspects]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        if others := [stack for stack in group if stack not in suspects]:
+            names = ", ".join(f"{stack.name} on {stack.node}" for stack in others[:_SHOWN])
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            parts.append(f"{names}{more}: {others[0]}")
+    return suspects, "; ".join(
+        parts if suspects else [*parts, "no rank differs from the others: check the network between them"]
+    )

@@ -14,9 +14,10 @@ import contextlib
 import errno
 import json
 import os
-import secrets
+import re
 import shlex
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -80,25 +81,33 @@ class LockState(NamedTuple):
     beat: int
 
 
-def decide(seen: LockState, own: LockHolder, is_known_alive: Callable[[LockHolder], bool]) -> Verdict:
-    """Decide how to treat the holder of the lock; `is_known_alive`: the scheduler reports that its job runs."""
+def decide(
+    seen: LockState,
+    own: LockHolder,
+    is_known_alive: Callable[[LockHolder], bool],
+    before: tuple[int, int] | None = None,
+) -> Verdict:
+    """Decide how to treat the holder of the lock.
+
+    Args:
+        is_known_alive: the scheduler reports that the holder's job runs.
+        before: epoch and heartbeat at the last look.
+    """
     holder = seen.holder
     if seen.is_ended:
         return "take"
+    has_moved = before is not None and (seen.epoch, seen.beat) != before and seen.epoch == before[0]
     if holder is None:
-        return "watch"
+        return "refuse" if has_moved else "watch"
     is_same_job = (holder.launcher, holder.job) == (own.launcher, own.job)
     if is_same_job and holder.restart != own.restart:
         # The scheduler restarted the job, so its former start has ended.
         return "take" if own.restart > holder.restart else "refuse"
-    if holder.machine and holder.machine == own.machine:
-        return _judge_living(holder, own) if started_at(holder.pid) == holder.started else "take"
-    return _judge_living(holder, own) if not is_same_job and is_known_alive(holder) else "watch"
-
-
-def _judge_living(holder: LockHolder | None, own: LockHolder) -> Verdict:
     # A submitting process releases the lock soon, perhaps to the caller.
-    return "wait" if holder is not None and holder.launcher == RESUME != own.launcher else "refuse"
+    if_alive: Verdict = "wait" if holder.launcher == RESUME != own.launcher else "refuse"
+    if holder.machine and holder.machine == own.machine:
+        return if_alive if started_at(holder.pid) == holder.started else "take"
+    return if_alive if has_moved or (not is_same_job and is_known_alive(holder)) else "watch"
 
 
 class RunLock:
@@ -154,19 +163,13 @@ def acquire(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    give_up_at, has_reported, last, num_silent = time.monotonic() + _SUBMIT_S, False, (0, 0), 0
+    give_up_at, has_reported, before, num_silent = time.monotonic() + _SUBMIT_S, False, None, 0
     while True:
         seen = read_lock(folder)
-        verdict: Verdict = "take" if seen is None else decide(seen, own, is_known_alive)
-        if verdict == "watch" and seen is not None:
-            now = (seen.epoch, seen.beat)
-            num_silent = num_silent + 1 if now == last else 0
-            if now[0] == last[0] and now != last:
-                verdict = _judge_living(seen.holder, own)
-            elif num_silent >= round(silence_s / look_s):
-                verdict = "take"
-            last = now
-        if verdict == "take":
+        verdict: Verdict = "take" if seen is None else decide(seen, own, is_known_alive, before)
+        now = None if seen is None else (seen.epoch, seen.beat)
+        num_silent, before = (num_silent + 1 if now == before else 0), now
+        if verdict == "take" or (verdict == "watch" and num_silent >= round(silence_s / look_s)):
             epoch = 1 if seen is None else seen.epoch + 1
             if _claim(folder, epoch, own):
                 return RunLock(folder, epoch, beat_s)
@@ -184,16 +187,12 @@ def acquire(
 def _claim(folder: Path, epoch: int, own: LockHolder) -> bool:
     """Return True if this process acquired the epoch."""
     content = json.dumps(asdict(own)).encode()
-    temporary = folder / f".{own.pid}-{secrets.token_hex(8)}"
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        return _link(temporary, folder / f"{epoch}.json", content)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=".", dir=folder) as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        return _link(Path(file.name), folder / f"{epoch}.json", content)
 
 
 def _link(source: Path, target: Path, content: bytes) -> bool:
@@ -215,8 +214,7 @@ def _link(source: Path, target: Path, content: bytes) -> bool:
 
 def read_lock(folder: Path) -> LockState | None:
     """Return the state of the lock, or None if the run never had a holder."""
-    names = _names(folder)
-    epoch = _newest(names)
+    epoch, is_ended = _newest(folder)
     if not epoch:
         return None
     path = folder / f"{epoch}.json"
@@ -224,29 +222,24 @@ def read_lock(folder: Path) -> LockState | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         beat = path.stat().st_mtime_ns
         holder = LockHolder(**json.loads(path.read_text(encoding="utf-8")))
-    return LockState(epoch, holder, f"{epoch}.ended" in names, beat)
+    return LockState(epoch, holder, is_ended, beat)
 
 
 def require_epoch(folder: Path, epoch: int) -> None:
     """Raise LeaseError if another controller has a higher epoch than `epoch`."""
-    if _newest(_names(folder)) > epoch:
+    if _newest(folder)[0] > epoch:
         seen = _describe(read_lock(folder))
         raise LeaseError("another controller owns the run now, so this one stops writing", seen=seen)
 
 
-def _newest(names: set[str]) -> int:
-    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
-
-
-def _names(folder: Path) -> set[str]:
+def _newest(folder: Path) -> tuple[int, bool]:
+    """Return the highest epoch, 0 without one, and whether its holder has released it."""
     # Network file systems cache listings for a minute; a local change invalidates the cache.
     with contextlib.suppress(OSError):
         os.utime(folder)
-    try:
-        return {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        return set()
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    epoch = max((int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name)), default=0)
+    return epoch, f"{epoch}.ended" in names
 
 
 def _describe(state: LockState | None) -> str:

@@ -19,7 +19,7 @@ from slurm_rl.node import hang_monitor
 from slurm_rl.node.hang_monitor import HangMonitor, read_node_reports
 from slurm_rl.node.heartbeat import HEARTBEATS
 from slurm_rl.node.processes import mark_env
-from slurm_rl.node.stall_detector import Stack, describe_groups, find_suspects, group_stacks, parse_stack, read_beats
+from slurm_rl.node.stall_detector import Stack, compare_stacks, parse_stack, read_beats
 from slurm_rl.plugins.health.evidence import find_bad, read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
@@ -188,26 +188,25 @@ def stack(name: str, *frames: str, state: str = "S") -> Stack:
 
 WAITS = [stack(f"rank-{n}", "all_reduce (c10d.py)", "train (policy.py)") for n in range(3)]
 READS, ENDED = stack("rank-3", "read (loader.py)", "train (policy.py)"), stack("rank-6", state="")
+NETWORK = "check the network"
 
 
 @pytest.mark.parametrize(
-    ("stacks", "suspects"),
+    ("stacks", "suspects", "words"),
     [
-        ([*WAITS, READS], [READS]),
-        ([WAITS[0], READS], [READS]),
-        (WAITS, []),
-        ([stack("rank-4", "a (x.py)"), stack("rank-5", "b (x.py)")], []),  # both work
-        ([*WAITS, READS, ENDED], [ENDED]),
-        ([], []),
+        ([*WAITS, READS], [READS], "suspect: rank-3 on n3, in read (loader.py) < train (policy.py); rank-0 on n0"),
+        ([WAITS[0], READS], [READS], "rank-0 on n0: in all_reduce"),
+        (WAITS, [], NETWORK),
+        ([stack("rank-4", "a (x.py)"), stack("rank-5", "b (x.py)")], [], NETWORK),  # both work
+        ([*WAITS, READS, ENDED], [ENDED], "suspect: rank-6 on n6, no stack, it has ended; rank-0 on n0"),
+        ([], [], NETWORK),
     ],
 )
-def test_find_suspects_prefers_silent_then_small_groups(stacks: list[Stack], suspects: list[Stack]) -> None:
-    assert find_suspects(group_stacks(stacks)) == suspects
-
-
-def test_describe_groups_blames_the_network_without_suspects() -> None:
-    assert "check the network" in describe_groups(group_stacks(WAITS), [])
-    assert "it has ended" in describe_groups([[ENDED]], [ENDED])
+def test_compare_stacks_suspects_silent_then_small_groups(
+    stacks: list[Stack], suspects: list[Stack], words: str
+) -> None:
+    found, verdict = compare_stacks(stacks)
+    assert found == suspects and words in verdict
 
 
 def test_parse_stack_returns_the_last_main_thread() -> None:
@@ -216,5 +215,5 @@ def test_parse_stack_returns_the_last_main_thread() -> None:
         'Current thread 0x00007f7c813d3b80 (most recent call first):\n  File "/b/main.py", line 6 in train\n'
         '  File "/b/main.py", line 7 in <module>\n'
     )
-    assert parse_stack(text) == parse_stack(text + text) == ("train (main.py)", "<module> (main.py)")
-    assert parse_stack("") == parse_stack("garbage\n") == ()
+    assert parse_stack(text) == parse_stack(text + text) == ["train (main.py)", "<module> (main.py)"]
+    assert parse_stack("") == parse_stack("garbage\n") == []

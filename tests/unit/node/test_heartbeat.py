@@ -5,7 +5,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -28,14 +27,12 @@ def read_one(folder: Path, later: float = 0.0) -> Beat:
 
 def test_heartbeat_shows_the_innermost_phase(own: Heartbeat, tmp_path: Path) -> None:
     assert read_one(tmp_path).phase == ""
-    own.enter("step")
-    own.enter("train")
-    beat = read_one(tmp_path, later=100.0)
-    assert (beat.name, beat.pid, beat.phase) == ("rank-0", os.getpid(), "train")
-    assert 100.0 <= beat.age_s < 160.0
-    own.leave("train")
-    assert read_one(tmp_path).phase == "step"
-    own.leave("step")
+    with own.phase("step"):
+        with own.phase("train"):
+            beat = read_one(tmp_path, later=100.0)
+            assert (beat.name, beat.pid, beat.phase) == ("rank-0", os.getpid(), "train")
+            assert 100.0 <= beat.age_s < 160.0
+        assert read_one(tmp_path).phase == "step"
     assert read_one(tmp_path).phase == ""
 
 
@@ -43,33 +40,30 @@ def test_heartbeat_measures_intervals_by_phase(own: Heartbeat, tmp_path: Path, m
     clock = [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
     for seconds in (1.0, 3.0, 2.0):
-        own.enter("train")
-        clock[0] += seconds
-        own.beat()
-        clock[0] += 0.5
-        own.leave("train")
+        with own.phase("train"):
+            clock[0] += seconds
+            own.beat()
+            clock[0] += 0.5
     clock[0] += 500.0  # waits are not part of it
-    own.enter("train")
-    [beat] = read_beats(tmp_path, clock[0])
+    with own.phase("train"):
+        [beat] = read_beats(tmp_path, clock[0])
     assert (beat.num_calls, beat.longest_s) == (3, 3.0)
 
 
 def test_heartbeat_counts_threads_in_one_phase(own: Heartbeat, tmp_path: Path) -> None:
-    threads = [threading.Thread(target=own.enter, args=("generate",)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    own.leave("generate")
+    first, second = own.phase("generate"), own.phase("generate")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
     assert read_one(tmp_path).phase == "generate"
-    own.leave("generate")
+    second.__exit__(None, None, None)
     assert read_one(tmp_path).phase == ""
 
 
 def test_heartbeat_is_not_written_by_a_forked_child(own: Heartbeat, tmp_path: Path) -> None:
     if (pid := os.fork()) == 0:
-        own.enter("forked")
-        os._exit(0)
+        with own.phase("forked"):
+            os._exit(0)
     os.waitpid(pid, 0)
     assert read_one(tmp_path).phase == ""
 
@@ -81,11 +75,12 @@ def test_stack_dump_is_enabled_in_a_forked_child(
     monkeypatch.setenv(HEARTBEATS, str(tmp_path))
     monkeypatch.setattr(heartbeat, "_own", own)
     assert heartbeat.enable_stack_dump("rank-0.worker-1") is None
-    own.enter("generate")
-    if (pid := os.fork()) == 0:
-        os._exit(0 if heartbeat.enable_stack_dump("rank-0.worker-1") else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    phases = {beat.name: beat.phase for beat in read_beats(tmp_path, time.monotonic())}
+    with own.phase("generate"):
+        if (pid := os.fork()) == 0:
+            os._exit(0 if heartbeat.enable_stack_dump("rank-0.worker-1") else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        beats = read_beats(tmp_path, time.monotonic())
+    phases = {beat.name: beat.phase for beat in beats}
     assert phases == {"rank-0": "generate", "rank-0.worker-1": ""}
 
 
@@ -134,10 +129,9 @@ def test_heartbeat_costs_microseconds(own: Heartbeat) -> None:
     def one_step() -> float:
         start = time.perf_counter()
         for _ in range(12):
-            own.enter("train")
-            for _ in range(5):
-                own.beat()
-            own.leave("train")
+            with own.phase("train"):
+                for _ in range(5):
+                    own.beat()
         return time.perf_counter() - start
 
     assert min(one_step() for _ in range(200)) < 2e-3
