@@ -1,18 +1,17 @@
-"""Cancel ends a run within seconds, whatever its disk does: see docs/reference/storage.md for the times."""
+"""Cancel ends a run within seconds on any disk: see docs/reference/storage.md for the times."""
 
 import pytest
 
 from slurm_rl.run_dir.fs_probe import ANSWER_S
 from tests.storage.cancel import measure
-from tests.storage.disks import DISKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
 def test_cancel_answers_and_ends_a_run_on_any_disk(launcher: str) -> None:
-    """The deadlines of what is measured are minutes; nothing else of the run would end by itself."""
-    found = measure(launcher, list(DISKS))
+    """Deadlines of the measurement are minutes, so nothing else ends the run."""
+    found = measure(launcher)
     for state, times in found.items():
-        assert "stopping after a save" in times.said or state == "broken", (state, times)
-    assert f"has not answered for {ANSWER_S:g} s" in found["hanging"].said
+        assert "stopping after a save" in times.stderr or state == "broken", (state, times)
+    assert f"has not answered for {ANSWER_S:g} s" in found["hanging"].stderr

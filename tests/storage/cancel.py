@@ -1,7 +1,6 @@
-"""How long `cancel` takes, and how long until the run has ended, on disks that fail: `python -m tests.storage.cancel`.
+"""Time of `cancel` and until the run has ended, on disks that fail: `python -m tests.storage.cancel local slurm`.
 
-The disks are real ones (disks.py), and so is the run but for its trainer, which only counts. Cancel comes half a
-second after the disk has gone wrong. The longest of several trials is shown, in seconds.
+The disks are real (disks.py); the trainer only counts. Cancel comes half a second after the disk has failed.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +19,6 @@ from tests.slurm.submitting import ROOT, job_id, submit, wait_for_step
 from tests.storage.disks import DISKS, Disk
 from tests.whole_run import find_processes
 
-_TRIALS = 3
-_LATER_S = 0.5
-
 
 @dataclass(frozen=True)
 class Times:
@@ -30,13 +26,12 @@ class Times:
 
     answer_s: float
     end_s: float
-    """No process of the run is left here; Slurm calls the job ended."""
-    said: str
-    """By the command."""
+    """Until no process of the run is left here, or Slurm reports the job as ended."""
+    stderr: str
 
 
 def cancel_local(disk: Disk, folder: Path) -> Times:
-    """A run of this machine."""
+    """Cancel a run of this machine."""
     run, env = disk.path / "run", {**os.environ, "PYTHONPATH": str(ROOT)}
     words = ["+exp=demo", f"run_dir={run}", f"cluster.python={make_light_python(folder)}", "job.max_failures=0"]
     with (folder / "out").open("wb") as out:
@@ -51,23 +46,23 @@ def cancel_local(disk: Disk, folder: Path) -> Times:
         front.wait()
 
 
-def cancel_on(cluster: Cluster) -> Callable[[Disk, Path], Times]:
-    """A run over two nodes."""
+def cancel_on(cluster: Cluster, disk: Disk, folder: Path) -> Times:
+    """Cancel a run over two nodes."""
+    run = disk.path / "run"
+    submit(cluster, run, make_light_python(folder))
+    job = job_id(run)
+    wait_for_step(run)
 
-    def cancel(disk: Disk, folder: Path) -> Times:
-        run = disk.path / "run"
-        job = (submit(cluster, run, make_light_python(folder)), job_id(run))[1]
-        wait_for_step(run)
-        states = ["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]
-        is_over = lambda: cluster.run(states).stdout.strip() not in ("RUNNING", "PENDING", "COMPLETING")  # noqa: E731
-        return _cancel(disk, run, {**cluster.env, "PYTHONPATH": str(ROOT)}, folder, is_over)
+    def is_over() -> bool:
+        state = cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]).stdout.strip()
+        return state not in ("RUNNING", "PENDING", "COMPLETING")
 
-    return cancel
+    return _cancel(disk, run, {**cluster.env, "PYTHONPATH": str(ROOT)}, folder, is_over)
 
 
 def _cancel(disk: Disk, run: Path, env: dict[str, str], folder: Path, is_over: Callable[[], bool]) -> Times:
     disk.spoil()
-    time.sleep(_LATER_S)
+    time.sleep(0.5)
     start = time.monotonic()
     argv = [sys.executable, "-m", "slurm_rl", "cancel", str(run)]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
@@ -76,42 +71,25 @@ def _cancel(disk: Disk, run: Path, env: dict[str, str], folder: Path, is_over: C
     return Times(answered, time.monotonic() - start, done.stderr)
 
 
-@contextlib.contextmanager
-def open_cluster(folders: list[Path]) -> Iterator[Cluster]:
-    """A Slurm whose nodes see the disks."""
-    root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-    with Cluster(root, num_nodes=2, shared=[ROOT, Path(sys.prefix), *folders]) as cluster:
-        yield cluster
-
-
-def measure(launcher: str, states: list[str]) -> dict[str, Times]:
-    """State -> the longest times of one trial in it."""
+def measure(launcher: str) -> dict[str, Times]:
+    """Return the times of one trial by the state of the disk."""
     found = {}
     with contextlib.ExitStack() as stack:
-        folders = {state: Path(tempfile.mkdtemp(prefix="disk-", dir="/tmp")) for state in states}
-        disks = {state: stack.enter_context(DISKS[state](folder)) for state, folder in folders.items()}
-        cancel = cancel_local
+        disks = {state: stack.enter_context(make(Path(tempfile.mkdtemp(dir="/tmp")))) for state, make in DISKS.items()}
+        cluster = None
         if launcher == "slurm":
-            cancel = cancel_on(stack.enter_context(open_cluster([disk.path for disk in disks.values()])))
+            root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
+            shared = [ROOT, Path(sys.prefix), *(disk.path for disk in disks.values())]
+            cluster = stack.enter_context(Cluster(root, num_nodes=2, shared=shared))
         for state, disk in disks.items():
-            with tempfile.TemporaryDirectory(dir=ROOT.parent) as folder:
-                found[state] = cancel(disk, Path(folder))
+            with tempfile.TemporaryDirectory(dir=ROOT.parent) as name:
+                folder = Path(name)
+                found[state] = cancel_local(disk, folder) if cluster is None else cancel_on(cluster, disk, folder)
             disk.mend()
     return found
 
 
-def render(tables: dict[str, list[dict[str, Times]]]) -> str:
-    lines = ["| disk | " + " | ".join(f"{launcher}: cancel | run ended" for launcher in tables) + " |"]
-    lines.append("|---" * (1 + 2 * len(tables)) + "|")
-    for state in DISKS:
-        cells = []
-        for trials in tables.values():
-            cells += [max(trial[state].answer_s for trial in trials), max(trial[state].end_s for trial in trials)]
-        lines.append(f"| {state} | {' | '.join(f'{seconds:.1f}' for seconds in cells)} |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    print(
-        render({one: [measure(one, list(DISKS)) for _ in range(_TRIALS)] for one in sys.argv[1:] or ("local", "slurm")})
-    )
+    for name in sys.argv[1:]:
+        for state, times in measure(name).items():
+            print(f"{name} {state}: cancel {times.answer_s:.1f} s, run ended {times.end_s:.1f} s")

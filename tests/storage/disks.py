@@ -1,4 +1,4 @@
-"""Real file systems that go wrong on demand: full, read-only, broken, hanging. All need root."""
+"""Real file systems that fail on demand: full, read-only, broken, hanging. All need root."""
 
 import contextlib
 import subprocess
@@ -17,13 +17,13 @@ class Disk:
 
     path: Path
     spoil: Callable[[], object]
-    """From here on it does what it is named for."""
+    """Start to fail."""
     mend: Callable[[], object]
-    """It works again, with all that was on it; of a broken one nothing is left."""
+    """Work again, with all files; a broken disk stays broken."""
 
 
 def fill(folder: Path) -> Path:
-    """Take every byte that is left, as another user of the file system would."""
+    """Use all free bytes, as another user of the file system would."""
     filler = folder / "filler"
     with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -46,7 +46,7 @@ def full(folder: Path, size_kb: int = 1 << 18) -> Iterator[Disk]:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[Disk]:
-    """EROFS: ext4 that has met an error of its device, also for files that are open."""
+    """EROFS: ext4 after an error of its device, also for open files."""
     with _ext4(folder) as (path, device):
 
         def mend() -> None:
@@ -58,7 +58,7 @@ def read_only(folder: Path) -> Iterator[Disk]:
 
 @contextmanager
 def broken(folder: Path) -> Iterator[Disk]:
-    """EIO: the device below it is gone."""
+    """EIO: its device is lost."""
     with _ext4(folder) as (path, device):
 
         def spoil() -> None:

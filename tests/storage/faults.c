@@ -1,6 +1,6 @@
-/* Preloaded into a process: below one folder, calls that change it fail from the n-th on with an errno; or the n-th waits.
+/* Preloaded into a process: below one folder, calls that change it fail from the n-th on with an errno, or all wait.
 
-   A call that waits does so for a moment, as where a server comes back. What the call would do is in a set of letters, so that an error comes where a file system gives it:
+   A call waits for a moment, as where a server comes back. What the call would do is in a set of letters, so that an error comes where a file system gives it:
    c creates a name, w writes bytes, s syncs, n renames, r removes, o opens what is there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,8 +41,7 @@ static int fails(char kind, const char *path) {
   if (!error_number || !strchr(kinds, kind) || !is_below(path) || atomic_fetch_add(&seen, 1) < first) return 0;
   atomic_fetch_add(&hit, 1);
   if (error_number == HANG) {
-    error_number = 0;
-    usleep(10000);
+    usleep(1000);
     return 0;
   }
   errno = error_number;

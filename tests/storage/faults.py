@@ -1,6 +1,6 @@
-"""A file system that fails on demand, below one folder of this process: faults.c, preloaded.
+"""A file system that fails on demand below one folder of this process: faults.c, preloaded.
 
-Every library's calls go through it, also those of torch and safetensors, which no patch in Python would reach.
+The calls of every library go through it, including torch and safetensors, which no patch in Python would reach.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("faults.c")
 HANG = -1
 
-# What each of them refuses; a file system that is full still renames and removes, one that is read-only still syncs.
+# The calls that each refuses; a full file system still renames and removes, a read-only one still syncs.
 KINDS = {errno.ENOSPC: "cws", errno.EDQUOT: "cws", errno.EROFS: "cwnr", errno.EIO: "cwsnro", errno.ESTALE: "cwsnro"}
 KINDS[HANG] = "cwsnro"
 
 
 def build(folder: Path) -> Path:
-    """Compile it; the library for LD_PRELOAD."""
+    """Compile the library for LD_PRELOAD."""
     library = folder / "faults.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
     return library
@@ -34,7 +34,7 @@ class Faults:
 
     @contextmanager
     def failing(self, folder: Path, code: int, after: int) -> Iterator[None]:
-        """Every call below `folder` but the first `after` that the error may meet fails with it, or waits."""
+        """Fail every call below `folder` that the error can meet, except the first `after`; with HANG they wait."""
         self._library.faults_set(os.fsencode(folder), KINDS[code].encode(), code, after)
         try:
             yield
@@ -43,5 +43,5 @@ class Faults:
 
     @property
     def hits(self) -> int:
-        """How many calls failed, or wait, since `failing` began."""
+        """Calls that failed or waited since `failing` began."""
         return int(self._library.faults_hit())

@@ -1,7 +1,7 @@
-"""Every writer against every error, at every call that the error may meet: `python -m tests.storage.table`.
+"""Every writer against every error of a file system.
 
-An error comes from the n-th call of the writer on and stays, for n = 0, 1, 2, ... until the writer does without it.
-Then the file system works again, and the writer must do its work.
+An error begins at the n-th call of the writer and stays, for n = 0, 1, 2, ... until the writer does not meet it. Then
+the file system works again, and the writer must succeed.
 """
 
 import contextlib
@@ -13,50 +13,60 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.run_dir.io_errors import explain_io_error
 from tests.storage.faults import HANG, Faults, build
-from tests.storage.writers import WRITERS, Case, Writer
+from tests.storage.writers import WRITERS, Case, Prepare
 
 ERRORS = {errno.errorcode[code]: code for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)}
 ERRORS["hang"] = HANG
+_FIRST_CALL_ONLY = (errno.EDQUOT, errno.ESTALE)
+"""Errors that meet the same calls as ENOSPC and EIO, so that only their text differs."""
 _MOST_CALLS = 200
-_MEMORY = Path("/dev/shm")  # where a sync costs nothing
+_MEMORY = Path("/dev/shm")  # a sync costs nothing there
 
 
-def try_cell(writer: Writer, code: int, root: Path, faults: Faults) -> int:
-    """At how many calls the error was met; raises AssertionError where what is promised does not hold."""
+def try_cell(prepare: Prepare, code: int, root: Path, faults: Faults) -> int:
+    """Return the number of calls that met the error.
+
+    Raises:
+        AssertionError: the error is not reported, leaves a partial file, or prevents a later write.
+    """
+    if code == HANG:
+        case = prepare(_make(root / "here"))
+        with faults.failing(root / "here", HANG, 0):
+            case.write()
+        assert case.is_written()
+        return faults.hits
     for after in range(_MOST_CALLS):
-        folder = root / f"{after}" / "here"
-        folder.mkdir(parents=True)
-        case = writer.prepare(folder)
+        folder = _make(root / f"{after}" / "here")
+        case = prepare(folder)
         try:
-            if code == HANG:
-                with faults.failing(folder, code, after):
-                    case.write()
-                    is_met = faults.hits > 0
-            else:
-                is_met = _fail(case, folder, code, after, faults)
-            if not is_met or code == HANG:
+            if not _fail(case, folder, code, after, faults):
                 assert case.is_written(), "without an error it must be written"
-            if not is_met:
                 return after
-            if code != HANG:
-                case.write()
+            case.write()
             assert case.is_written(), "with room again it must be written"
         except Exception as error:
             raise AssertionError(f"at call {after}: {''.join(traceback.format_exception(error))}") from error
+        if code in _FIRST_CALL_ONLY:
+            return 1
     raise AssertionError(f"more than {_MOST_CALLS} calls")
 
 
+def _make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
 def _fail(case: Case, folder: Path, code: int, after: int, faults: Faults) -> bool:
-    """Whether the error was met; then what was said of it is checked, and what it left."""
+    """Return whether the error was met; check its message and the files that it left."""
     caught: Exception | None = None
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), faults.failing(folder, code, after):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), faults.failing(folder, code, after):
         try:
             case.write()
         except Exception as error:
@@ -65,45 +75,44 @@ def _fail(case: Case, folder: Path, code: int, after: int, faults: Faults) -> bo
     if num_hits == 0:
         assert caught is None, caught
         return False
-    assert case.is_kept(), "nothing half may be left"
+    assert case.is_kept(), "no partial file may be left"
     if caught is None and case.raises:
-        # It did without that call, as without the removal of something old.
-        assert case.is_written(), "an error that is not told must cost nothing"
+        # The writer does not need that call: it removes an old file.
+        assert case.is_written(), "an error that is not reported must cost nothing"
         return True
     assert case.raises or caught is None, repr(caught)
-    text = said.getvalue() if caught is None else tell(caught, folder)
-    is_told = os.strerror(code) in text and str(folder) in text
-    assert is_told or (caught is None and case.is_written()), f"no word of what and where: {text!r}"
+    text = printed.getvalue() if caught is None else _explain(caught, folder)
+    is_reported = os.strerror(code) in text and str(folder) in text
+    assert is_reported or (caught is None and case.is_written()), f"error and path are missing: {text!r}"
     return True
 
 
-def tell(error: Exception, folder: Path) -> str:
-    """What the user is told of it, as each process of a run does."""
+def _explain(error: Exception, folder: Path) -> str:
+    """Return the message for the user, as each process of a run prints it."""
     text = str(error) if isinstance(error, SlurmRLError) else explain_io_error(error, folder)
-    assert text is not None, f"not known for a refusal: {error!r}"
+    assert text is not None, f"not recognized as an error of the file system: {error!r}"
     assert ". Next: " in text, f"no next action: {text}"
     return text
 
 
-def run_table(names: Iterable[str]) -> Iterator[tuple[str, str, int, str]]:
-    """Writer, error, number of calls, and what is wrong."""
+def _run_cells() -> Iterator[tuple[str, str, int, str]]:
+    """Yield writer, error, number of calls, and the failed assertion."""
     faults = Faults()
-    for name in names:
+    for name, prepare in WRITERS.items():
         for error, code in ERRORS.items():
             with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root:
                 try:
-                    yield name, error, try_cell(WRITERS[name], code, Path(root).resolve(), faults), ""
+                    yield name, error, try_cell(prepare, code, Path(root).resolve(), faults), ""
                 except AssertionError as wrong:
                     yield name, error, 0, str(wrong)
 
 
-def measure(*names: str) -> dict[str, dict[str, tuple[int, str]]]:
-    """The table, made in a process of its own with the library preloaded."""
+def measure() -> dict[str, dict[str, tuple[int, str]]]:
+    """Return calls and failed assertion by writer and error, from a child process with the library preloaded."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "LD_PRELOAD": str(build(Path(folder)))}
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name, "--lines", *names],
-            env=environment,
+            [sys.executable, "-m", __spec__.name],
+            env={**os.environ, "LD_PRELOAD": str(build(Path(folder)))},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -116,24 +125,8 @@ def measure(*names: str) -> dict[str, dict[str, tuple[int, str]]]:
     return table
 
 
-def render(table: dict[str, dict[str, tuple[int, str]]]) -> str:
-    """At how many calls each error was met, as a table in Markdown."""
-    lines = ["| files | " + " | ".join(ERRORS) + " |", "|---" * (len(ERRORS) + 1) + "|"]
-    for name, cells in table.items():
-        counts = ["FAILS" if wrong else str(num_calls) for num_calls, wrong in cells.values()]
-        lines.append(f"| {WRITERS[name].files} | {' | '.join(counts)} |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--lines"]:
-        lines = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # some writers print
-        for row in run_table(sys.argv[2:] or WRITERS):
-            print(json.dumps(row), file=lines, flush=True)
-    else:
-        found = measure()
-        print(render(found))
-        failed = [(name, error, wrong) for name, cells in found.items() for error, (_, wrong) in cells.items() if wrong]
-        print(*failed, sep="\n", file=sys.stderr)
-        sys.exit(bool(failed))
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some writers print
+    for row in _run_cells():
+        print(json.dumps(row), file=lines, flush=True)

@@ -1,4 +1,4 @@
-"""One writer of each kind of file: how it is called, and what must be there afterwards."""
+"""One writer of each kind of file, and the check of its result."""
 
 import functools
 import os
@@ -22,33 +22,25 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json
 
 @dataclass(frozen=True)
 class Case:
-    """One writer at work in a folder of its own."""
+    """A writer with a folder of its own."""
 
     write: Callable[[], object]
     is_written: Callable[[], bool]
-    """Whether what it writes is there, whole."""
+    """Whether the whole file is there."""
     is_kept: Callable[[], bool] = lambda: True
-    """Whether what was there before, or nothing, is there after a failure; never a half."""
+    """Whether the old file, or none, is there after a failure."""
     raises: bool = True
-    """False of what a run can do without, or what must be said all the same: it is told on stderr."""
+    """False: the run continues without the file, and the error is printed to stderr."""
 
 
-@dataclass(frozen=True)
-class Writer:
-    files: str
-    prepare: Callable[[Path], Case]
+Prepare = Callable[[Path], Case]
+WRITERS: dict[str, Prepare] = {}
 
 
-WRITERS: dict[str, Writer] = {}
-_Prepare = Callable[[Path], Case]
-
-
-def writer(files: str) -> Callable[[_Prepare], _Prepare]:
-    def add(prepare: _Prepare) -> _Prepare:
-        WRITERS[prepare.__name__] = Writer(files, prepare)
-        return prepare
-
-    return add
+def writer(prepare: Prepare) -> Prepare:
+    """Register a writer; its docstring names the files."""
+    WRITERS[prepare.__name__] = prepare
+    return prepare
 
 
 @functools.cache
@@ -65,16 +57,14 @@ def demo_plan(run: RunDir) -> JobPlan:
     return replace(_any_plan(), run_dir=str(run.path))
 
 
-def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
-    """Of a file that is renamed into its place."""
+def old_or_new(path: Path, old: bytes = b"") -> Callable[[], bool]:
+    """Return the check of a file that is written by a rename."""
     return lambda: not path.exists() or path.read_bytes() == old or path.read_bytes().endswith(b"\n")
 
 
-# ---- the run directory ---------------------------------------------------------------------------
-
-
-@writer("config.yaml plan.json code/")
+@writer
 def new_run(folder: Path) -> Case:
+    """config.yaml plan.json code/."""
     from slurm_rl.launch.controller.create import create_run
 
     package = folder.parent / "package" / "slurm_rl"
@@ -83,7 +73,7 @@ def new_run(folder: Path) -> Case:
     runs: list[RunDir] = []
 
     def write() -> None:
-        # Another one each time, as the user is told to: of a file system that is read-only nothing can be removed.
+        # Another folder each time: nothing can be removed from a read-only file system.
         runs.append(RunDir(folder / f"run-{len(runs)}"))
         saved, slurm_rl.__file__ = slurm_rl.__file__, str(package / "__init__.py")
         try:
@@ -94,20 +84,22 @@ def new_run(folder: Path) -> Case:
     return Case(write, lambda: (runs[-1].require().code / "slurm_rl/__init__.py").is_file())
 
 
-@writer("job.json")
+@writer
 def job_record(folder: Path) -> Case:
+    """job.json."""
     from slurm_rl.launch.controller.record import record_job
 
     run = RunDir(folder)
     return Case(
         lambda: record_job(run, "local", "7"),
         lambda: read_json(run.job)["job_id"] == "7",
-        old_or_new(run.job, b""),
+        old_or_new(run.job),
     )
 
 
-@writer("attempts/<n>/start.json .reserve secrets/")
+@writer
 def attempt_start(folder: Path) -> Case:
+    """attempts/<n>/start.json .reserve secrets/."""
     from slurm_rl.launch.controller.controller import Controller
     from slurm_rl.launch.here import LocalAllocation
 
@@ -119,33 +111,35 @@ def attempt_start(folder: Path) -> Case:
     return Case(controller._begin_attempt, lambda: run.attempt(max(started())).logs.is_dir() and run.reserve.is_file())
 
 
-@writer("attempts/<n>/end.json outcome.json node-<n>.json, end.json")
+@writer
 def last_words(folder: Path) -> Case:
+    """attempts/<n>/end.json outcome.json node-<n>.json, end.json."""
     run = RunDir(folder)
     return Case(
         lambda: write_last(run, run.end, {"state": "failed"}),
         lambda: read_json(run.end) == {"state": "failed"},
-        old_or_new(run.end, b""),
+        old_or_new(run.end),
         raises=False,
     )
 
 
-@writer("attempts/<n>/logs/")
+@writer
 def logs(folder: Path) -> Case:
+    """attempts/<n>/logs/."""
     from slurm_rl.node.processes import start_child
 
     log = folder / "driver.log"
 
     def write() -> None:
         child = start_child([sys.executable, "-S", "-c", "print('said')"], os.environ, log, 9)
-        assert child.wait(60) in (0, 120)  # Python's for a stdout that takes nothing
+        assert child.wait(60) in (0, 120)  # Python's status if stdout cannot be written
 
-    # A child's own output is its own: the trainer's is in `metrics`, which prints.
     return Case(write, lambda: b"said" in log.read_bytes())
 
 
-@writer("lease/<epoch>.json")
+@writer
 def lease(folder: Path) -> Case:
+    """lease/<epoch>.json."""
     from slurm_rl.run_dir.run_dir import hold
     from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 
@@ -154,18 +148,16 @@ def lease(folder: Path) -> Case:
         return standing is not None and standing.holder is not None
 
     def write() -> None:
-        # A command that could not give the run up is gone by the next one.
+        # The process of a command that could not release the run has ended.
         with hold(RunDir(folder), replace(LockHolder.of_this_process("local", "7"), pid=2**30), lambda holder: False):
             pass
 
     return Case(write, is_held)
 
 
-# ---- line files ----------------------------------------------------------------------------------
-
-
-@writer("events.jsonl")
+@writer
 def events(folder: Path) -> Case:
+    """events.jsonl."""
     run = RunDir(folder)
     append_event(run, "a/b", n=0)
 
@@ -180,8 +172,9 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("nodes.jsonl")
+@writer
 def nodes(folder: Path) -> Case:
+    """nodes.jsonl."""
     run = RunDir(folder)
 
     def note(name: str) -> None:
@@ -199,8 +192,9 @@ def nodes(folder: Path) -> Case:
     )
 
 
-@writer("metrics.jsonl tensorboard/")
+@writer
 def metrics(folder: Path) -> Case:
+    """metrics.jsonl tensorboard/."""
     from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
     run = RunDir(folder)
@@ -222,8 +216,9 @@ def metrics(folder: Path) -> Case:
     )
 
 
-@writer("metrics.jsonl samples.jsonl, rewound")
+@writer
 def rewind(folder: Path) -> Case:
+    """metrics.jsonl samples.jsonl, rewound."""
     from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
 
     path = folder / "metrics.jsonl"
@@ -243,8 +238,9 @@ def _group() -> Any:
     return Group(prompt, [Trajectory([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("journal/ and its copy in a checkpoint")
+@writer
 def journal(folder: Path) -> Case:
+    """journal/ and its copy in a checkpoint."""
     from slurm_rl.data.groups import SamplingSpec
     from slurm_rl.envs.facts import Facts
     from slurm_rl.rollout.response import Response
@@ -275,18 +271,18 @@ def journal(folder: Path) -> Case:
     return Case(write, lambda: bool(open_again().histories) and is_kept(), is_kept)
 
 
-# ---- checkpoints and models ----------------------------------------------------------------------
-
 TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
 
 
-@writer("checkpoints/step-<k>/")
+@writer
 def checkpoint(folder: Path) -> Case:
+    """checkpoints/step-<k>/."""
     return _checkpoint(folder, background=False)
 
 
-@writer("checkpoints/step-<k>/ in the background")
+@writer
 def background_checkpoint(folder: Path) -> Case:
+    """checkpoints/step-<k>/ in the background."""
     return _checkpoint(folder, background=True)
 
 
@@ -296,13 +292,11 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
     from slurm_rl.models.checkpoint.step_saver import StepSaver
     from slurm_rl.models.checkpoint.store import CheckpointStore
-    from slurm_rl.models.shards import save_rng
 
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
     run, files = RunDir(folder), BackgroundWriter()
 
     def fill(place: Path) -> list[Path]:
-        save_rng(place)
         path = place / "rank-0.pt"
         if background:
             files.start(path, lambda file: torch.save(TENSORS, file))
@@ -331,8 +325,9 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     return Case(lambda: save(2), lambda: newest() == 2, lambda: newest() in (1, 2))
 
 
-@writer("checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save")
+@writer
 def torch_save(folder: Path) -> Case:
+    """checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save."""
     from slurm_rl.run_dir.io_errors import annotate_path
 
     path = folder / "mp_rank_00_model_states.pt"
@@ -344,38 +339,42 @@ def torch_save(folder: Path) -> Case:
     return Case(write, lambda: torch.load(path, weights_only=True)["weight"].equal(TENSORS["weight"]))
 
 
-@writer("export/ model/ reference/")
+@writer
 def export(folder: Path) -> Case:
-    from safetensors.torch import load_file
+    """export/ model/ reference/."""
+    from safetensors.torch import load_file, save_file
 
     from slurm_rl.models.checkpoint.store import written_beside
-    from slurm_rl.models.export import write_shards
 
     target = folder / "export"
 
     def write() -> None:
         with written_beside(target) as beside:
-            write_shards(beside, [("a", TENSORS["weight"]), ("b", TENSORS["weight"] + 1)], 200_000)
+            for name in ("a", "b"):
+                save_file({name: TENSORS["weight"]}, beside / f"{name}.safetensors")
 
     def is_written() -> bool:
         found = {name: t for path in target.glob("*.safetensors") for name, t in load_file(path).items()}
-        return sorted(found) == ["a", "b"] and (target / "model.safetensors.index.json").is_file()
+        return sorted(found) == ["a", "b"]
 
     return Case(write, is_written, lambda: not target.exists() or is_written())
 
 
-# ---- copies and caches ---------------------------------------------------------------------------
-
-
-@writer("checkpoint.upload_url, a folder")
-def remote_copy(folder: Path) -> Case:
-    from slurm_rl.models.checkpoint.remote import RemoteFolder
+def _commit_one(folder: Path) -> Any:
     from slurm_rl.models.checkpoint.store import CheckpointStore
 
-    store = CheckpointStore(folder.parent / "local")
-    if store.latest() is None:
-        (store.begin(1) / "a.bin").write_bytes(bytes(20_000))
-        store.commit(1, {})
+    store = CheckpointStore(folder)
+    (store.begin(1) / "a.bin").write_bytes(bytes(20_000))
+    store.commit(1, {})
+    return store
+
+
+@writer
+def remote_copy(folder: Path) -> Case:
+    """checkpoint.upload_url, a folder."""
+    from slurm_rl.models.checkpoint.remote import RemoteFolder
+
+    store = _commit_one(folder.parent / "local")
     remote = RemoteFolder(f"file://{folder}", key=lambda: "k" * 32, retry_s=())
     # A half copy has no marker.
     return Case(
@@ -385,18 +384,15 @@ def remote_copy(folder: Path) -> Case:
     )
 
 
-@writer("restored copies")
+@writer
 def fetched_copy(folder: Path) -> Case:
+    """restored copies."""
     from slurm_rl.models.checkpoint.remote import RemoteFolder
     from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
     from slurm_rl.models.checkpoint.store import CheckpointStore
 
-    far, bucket = CheckpointStore(folder.parent / "far"), folder.parent / "bucket"
-    remote = RemoteFolder(f"file://{bucket}", key=lambda: "k" * 32, retry_s=())
-    if far.latest() is None:
-        (far.begin(1) / "a.bin").write_bytes(bytes(20_000))
-        far.commit(1, {})
-        remote.upload("step-1", far.root / "step-1")
+    remote = RemoteFolder(f"file://{folder.parent}/bucket", key=lambda: "k" * 32, retry_s=())
+    remote.upload("step-1", _commit_one(folder.parent / "far").root / "step-1")
     run = RunDir(folder)
     store = CheckpointStore(run.checkpoints)
     saver = RemoteSaver(run, store, remote)
@@ -404,8 +400,9 @@ def fetched_copy(folder: Path) -> Case:
     return Case(lambda: saver.fetch_newer(-1), lambda: newest() == 1, lambda: newest() in (None, 1))
 
 
-@writer("prepare: rows and manifest")
+@writer
 def prepared_rows(folder: Path) -> Case:
+    """prepare: rows and manifest."""
     from slurm_rl.plugins.prepare.dataset import write_rows
     from slurm_rl.plugins.prepare.make_dataset import open_folder
     from slurm_rl.plugins.prepare.manifest import Manifest, load_manifest
@@ -424,8 +421,9 @@ def prepared_rows(folder: Path) -> Case:
     return Case(write, is_written, lambda: load_manifest(place) is None or is_written())
 
 
-@writer("images and their manifests")
+@writer
 def image(folder: Path) -> Case:
+    """images and their manifests."""
     from slurm_rl.plugins.image.formats import write_beside
 
     path = folder / "rl.sqsh"

@@ -18,10 +18,8 @@ def cells() -> dict[str, Cells]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_an_error_at_any_call_is_told_leaves_no_half_and_is_over_with_its_cause(
-    cells: dict[str, Cells], name: str
-) -> None:
+def test_writer_reports_each_error_and_leaves_no_partial_file(cells: dict[str, Cells], name: str) -> None:
     for error, (num_calls, wrong) in cells[name].items():
         assert not wrong, f"{error} {wrong}"
-        assert num_calls > 0, f"{error} was met nowhere"
+        assert num_calls > 0, f"no call met {error}"
     assert set(cells[name]) == set(table.ERRORS)
