@@ -29,16 +29,6 @@ def test_nodes_share_the_cluster_folder_and_nothing_else_in_tmp(cluster: Cluster
     wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the node to be clean")
 
 
-def test_a_job_sees_its_gpus_only(cluster: Cluster) -> None:
-    body = f"echo $CUDA_VISIBLE_DEVICES; for gpu in {cluster.root}/dev/gpu*; do head -c0 $gpu 2>&1; done"
-    done = cluster.run(["srun", "--gres=gpu:1", "sh", "-c", body])
-    first, *opened = done.stdout.splitlines()
-    assert first == "0"
-    # No driver stands behind either: its own GPU says so, the other one is refused before that.
-    assert ["No such device" in line for line in opened] == [True, False], opened
-    assert "Operation not permitted" in opened[1]
-
-
 def test_what_a_job_leaves_is_seen(cluster: Cluster) -> None:
     """Through ssh, so that no cgroup of Slurm ends it."""
     node = cluster.nodes[0]
@@ -54,8 +44,3 @@ def test_what_a_job_leaves_is_seen(cluster: Cluster) -> None:
         cluster.signal(node, found[0].pid, 9)
         stray.wait()
     wait_until(lambda: not cluster.leftovers(node), "nothing to be seen any more")
-
-
-def test_daemons_of_a_job_die_with_it(cluster: Cluster) -> None:
-    run_on_first(cluster, "setsid sleep 300 & sleep 0.2", num_nodes=1)
-    wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the daemon to be gone", timeout_s=60)

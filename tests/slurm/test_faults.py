@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,31 +27,17 @@ AT_ONCE = 2
 SOON_S = 30
 
 Scenario = Callable[[Cluster, Path], None]
-SCENARIOS: list[Scenario] = []
-SLOW: set[str] = set()
-VERSIONS: set[str] = set()
+SCENARIOS: dict[str, tuple[Scenario, list[pytest.MarkDecorator]]] = {}
 
 
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS.append(function)
-    return function
+def scenario(*marks: pytest.MarkDecorator) -> Callable[[Scenario], Scenario]:
+    """Register a scenario. It is slow if CI has one like it, or a unit test checks its decision."""
 
+    def add(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__] = function, list(marks)
+        return function
 
-def slow_scenario(function: Scenario) -> Scenario:
-    """One that is like another of CI's, or whose decision a unit test holds."""
-    SLOW.add(function.__name__)
-    return scenario(function)
-
-
-def versions_scenario(function: Scenario) -> Scenario:
-    """One that `make test` runs on a current Slurm too."""
-    VERSIONS.add(function.__name__)
-    return scenario(function)
-
-
-def names() -> list[Any]:
-    marks = ((SLOW, pytest.mark.slow), (VERSIONS, pytest.mark.versions))
-    return [pytest.param(one.__name__, marks=[m for those, m in marks if one.__name__ in those]) for one in SCENARIOS]
+    return add
 
 
 def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
@@ -68,7 +53,7 @@ def seconds_from(run: LightRun, moment: float) -> float:
     return float(run.events("attempt/ended")[0]["time"]) - moment
 
 
-@scenario
+@scenario()
 def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
@@ -77,18 +62,7 @@ def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
     assert run.starts == [(run.job, 0), (run.job, 1)]
 
 
-@slow_scenario
-def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder)
-    run.wait_for_training(1)
-    moment, host = time.time(), run.hosts(1)[1]
-    run.kill(host, "raylet/raylet ")
-    check_end(run, ["failed", "finished"])
-    assert host in run.causes[0] and "raylet died, exit code -9" in run.causes[0]
-    assert seconds_from(run, moment) < SOON_S
-
-
-@versions_scenario
+@scenario(pytest.mark.versions)
 def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
@@ -101,7 +75,7 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < SOON_S
 
 
-@scenario
+@scenario()
 def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     """What it would have copied to the URL is there all the same."""
     bucket = folder.with_name(f"{folder.name}-bucket")
@@ -117,17 +91,7 @@ def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert not run.events("run/copy_failed")
 
 
-@slow_scenario
-def a_raylet_needs_more_than_the_30_s_of_ray(cluster: Cluster, folder: Path) -> None:
-    # Ray's own hook: its GCS takes so many microseconds to answer a raylet that registers.
-    delay = "NodeInfoGcsService.grpc_server.RegisterNode=35000000:35000000"
-    run = LightRun(cluster, folder, ONE_NODE, f"+cluster.env.RAY_testing_asio_delay_us='{delay}'")
-    check_end(run, ["finished"])
-    [head], [whole] = run.events("ray/head_ready"), run.events("ray/cluster_ready")
-    assert whole["time"] - head["time"] > 30
-
-
-@slow_scenario
+@scenario(pytest.mark.slow)
 def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
     """It imports for longer than Slurm waits with its SIGKILL."""
     run = LightRun(cluster, folder, ONE_NODE, import_s=200)
@@ -138,7 +102,7 @@ def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path
     assert run.leftovers() == {}
 
 
-@scenario
+@scenario()
 def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
@@ -148,7 +112,7 @@ def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
     assert run.starts == [(run.job, 0), (run.job, 0)]
 
 
-@slow_scenario
+@scenario(pytest.mark.slow)
 def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
     # The same nodes again: Slurm may have killed the agents before they could clean, and the next ones do it.
     nodes = ",".join(list(cluster.nodes)[:2])
@@ -167,12 +131,15 @@ def results(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterato
     """The scenarios whose tests were asked for, started together."""
     shared = make_shared_dir(session_cluster)
     asked = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
-    chosen = [one for one in SCENARIOS if one.__name__ in asked]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {one.__name__: pool.submit(one, session_cluster, shared / one.__name__) for one in chosen}
+        yield {
+            name: pool.submit(run, session_cluster, shared / name)
+            for name, (run, _) in SCENARIOS.items()
+            if name in asked
+        }
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SCENARIOS.items()])
 def test_fault(name: str, results: dict[str, Future[None]]) -> None:
     results[name].result()
 

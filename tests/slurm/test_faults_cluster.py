@@ -38,16 +38,6 @@ def grace_time(cluster: Cluster, seconds: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_preemption_with_a_warning_saves_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
-    run = LightRun(cluster, shared_dir / "run", num_steps=60)
-    run.wait_for_training(1)
-    preempt(run)
-    run.wait_for_events("attempt/started", 2)
-    check_end(run, 60)
-    assert run.outcomes == ["checkpointed", "finished"]
-
-
-@pytest.mark.slow
 def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: Path) -> None:
     with cluster.changed({"SlurmctldParameters": "cloud_dns"}), grace_time(cluster, 0):
         run = LightRun(cluster, shared_dir / "run", num_steps=60)
@@ -56,26 +46,6 @@ def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: 
         run.wait_for_events("attempt/started", 2)
         check_end(run, 60)
     assert run.outcomes[0] in ("checkpointed", "lost")
-
-
-@pytest.mark.slow
-def test_a_restart_of_slurms_controller_is_nothing(cluster: Cluster, shared_dir: Path) -> None:
-    run = LightRun(cluster, shared_dir / "run", num_steps=60)
-    run.wait_for_training(1)
-    cluster.stop_controller()
-    # The requeue is asked for while nobody answers.
-    log = run.run_dir.path / "submitit"
-    cluster.signal(run.hosts(1)[0], controller_pid(run), 12)
-    run.wait_for_events("job/requeued")
-    cluster.start_controller()
-    run.wait_for_events("attempt/started", 2)
-    check_end(run, 60)
-    assert run.outcomes == ["checkpointed", "finished"], log
-
-
-def controller_pid(run: LightRun) -> int:
-    words = f"submitit.core._submit {run.run_dir.submitit}"
-    return next(p.pid for p in run.cluster.processes(run.hosts(1)[0]) if words in p.cmdline)
 
 
 @pytest.mark.slow

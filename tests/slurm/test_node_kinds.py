@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import read_json, write_json
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 from tests.slurm.light_python import make_light_python
@@ -84,28 +84,4 @@ def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluste
     for attempt in (1, 2):
         hosts = run.hosts(attempt)
         assert hosts[0] in cluster.nodes[2:] and set(hosts[1:]) == set(cluster.nodes[:2])
-    wait_until_clean(cluster)
-
-
-@pytest.mark.slow
-def test_what_a_node_says_before_its_agent_is_found_by_its_name(cluster: Cluster, shared_dir: Path) -> None:
-    """srun numbers the tasks of each component from 0, and their logs otherwise."""
-    run, python = shared_dir / "run", make_light_python(shared_dir)
-    words = ["cluster.num_nodes=3", "+cluster.nodes.new.count=1", "+cluster.nodes.old.count=2", "job.max_failures=0"]
-    broken = cluster.nodes[1]
-    words += ["policy.node_group=new", f'cluster.setup=["test $SLURMD_NODENAME != {broken}"]']
-    submit(cluster, run, python, *words)
-    end = wait_for_end(run)
-    assert f"{broken}: each line of cluster.setup and container.setup must succeed" in end["cause"], end
-
-
-@pytest.mark.slow
-def test_a_head_that_slurms_signal_has_missed_leaves_when_a_node_died(cluster: Cluster, shared_dir: Path) -> None:
-    """As it was seen: SIGTERM came before the head's task had been launched."""
-    run, python = shared_dir / "run", make_light_python(shared_dir)
-    submit(cluster, run, python, "cluster.num_nodes=2", "job.max_failures=0")
-    wait_for_step(run)
-    write_json(run / "attempts" / "1" / "abort.json", {"cause": "a9: task 1: Exited with exit code 1"})
-    assert wait_for_end(run)["state"] == "failed"
-    assert "leaving: another node died; got a9" in (run / "attempts" / "1" / "logs" / "node-0.log").read_text()
     wait_until_clean(cluster)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import slurm_rl
 from tests.other_host import start_on_other_host
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
@@ -69,38 +68,6 @@ def resume_twice_at_once(cluster: Cluster, run: Path) -> None:
     won, lost = sorted(said, key=lambda text: "the same plan" not in text)
     assert "the same plan" in won
     assert f"cancel {run}" in lost, lost
-
-
-@pytest.mark.slow
-def test_the_same_life_from_python(cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a notebook on the login node: submitted by a relative path, waited for, cancelled, resumed."""
-    for name, value in cluster.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(shared_dir)
-    values = {"cluster.python": make_light_python(shared_dir), "run_dir": "run"}
-    words = ["+exp=demo", "+cluster=slurm_cpu"]
-    with pytest.raises(slurm_rl.SlurmRLError, match="nowhere"):
-        slurm_rl.submit(slurm_rl.load_config([*words, "cluster.slurm.partition=nowhere"], values))
-    assert not (shared_dir / "run").exists()
-    with pytest.warns(UserWarning, match="may not be there on the nodes") as told:
-        run = slurm_rl.submit(slurm_rl.load_config(words, values))
-    assert {warning.filename for warning in told} == {__file__}
-    first = run.job_id
-    assert (run.path, run.state.is_alive) == (shared_dir / "run", True)
-    wait_for_step(run.path)
-    assert str(run.state).startswith(f"running: on {cluster.nodes[0][0]}[1-2], attempt 1")
-    with pytest.raises(slurm_rl.WaitError, match="is running: on"):
-        run.wait(timeout_s=0)
-    assert run.metrics()[0] == {"step": 1, "stage": "grpo", "reward/mean": 0.01}
-    assert run.cancel()
-    assert run.wait(timeout_s=240).word == "interrupted"
-    with pytest.warns(UserWarning, match="may not be there on the nodes"):
-        assert run.resume().job_id != first
-    wait_for_step(run.path, attempt=2)
-    (run.path / "finish").touch()
-    again = slurm_rl.Run("run")
-    assert again.wait(timeout_s=240).word == "finished"
-    assert not again.cancel()
 
 
 @pytest.mark.slow

@@ -102,32 +102,6 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
     assert cli(cluster, shared_dir, *report).returncode == 0 and (path / "report.html").is_file()
 
 
-@pytest.mark.slow
-def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> None:
-    """Those that run save first, those that wait just end; what waits in Slurm is all gone."""
-    spy = make_spy(shared_dir, "squeue", "scancel")
-    path = sweep(cluster, shared_dir, "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", "cluster.max_parallel_runs=2")
-    runs = [path / str(index) for index in range(5)]
-    for run in runs[:2]:
-        wait_for_step(run)
-    env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
-    lines = cli(cluster, shared_dir, "status", str(path), env=env).stdout.splitlines()
-    assert calls(shared_dir) == ["squeue"]
-    assert lines[1].split(maxsplit=1)[1] == "3 pending, 2 running"
-    done = cli(cluster, shared_dir, "cancel", str(path), env=env)
-    assert "asked 5 runs" in done.stderr
-    assert calls(shared_dir).count("scancel") == 2
-    states = [wait_for_end(run)["state"] for run in runs]
-    assert states == ["interrupted"] * 2 + ["cancelled"] * 3
-    wait_until(lambda: queue(cluster) == "", "the queue to be empty")
-    assert all(list((run / "checkpoints").glob("step-*")) for run in runs[:2])
-    # A run of a sweep is a run: it can go on alone.
-    assert cli(cluster, shared_dir, "resume", str(runs[4])).returncode == 0
-    wait_for_step(runs[4])
-    (runs[4] / "finish").touch()
-    assert wait_for_end(runs[4])["state"] == "finished"
-
-
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(cluster: Cluster, shared_dir: Path, number: int) -> None:
     """One --test-only and one sbatch; `-s` prints the time."""
