@@ -157,8 +157,3 @@ def test_what_is_not_there_names_what_is(words: list[str], said: str, capsys: py
     shown = capsys.readouterr()
     assert (shown.out, shown.err[:10]) == ("", "slurm_rl: ")
     assert said in shown.err
-
-
-def test_a_mistyped_key_of_a_run_names_every_key_that_ends_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "+exp=demo", "lr=1e-4"]) == 2
-    assert "did you mean optim.lr or critic.optim.lr or warmup.optim.lr?" in capsys.readouterr().err

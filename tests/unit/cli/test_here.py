@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_rl.cli.parser import parse
 from slurm_rl.cli.run_in_job import run
@@ -12,12 +10,6 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.slurm.granted import parse_counts, read_allocation
 
 ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"}
-
-
-@given(st.lists(st.tuples(st.integers(1, 512), st.integers(1, 9)), min_size=1, max_size=9))
-def test_counts_unfold(groups: list[tuple[int, int]]) -> None:
-    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in groups)
-    assert parse_counts(text) == [count for count, times in groups for _ in range(times)]
 
 
 @pytest.mark.parametrize("text", ["", "x", "4(x)", "4,,4", "-1"])
@@ -32,10 +24,6 @@ def test_other_counts_are_named(text: str) -> None:
 )
 def test_gpus_of_an_allocation(env: dict[str, str], gpus: int) -> None:
     assert read_allocation({**ENV, **env}).gpus_per_node == gpus
-
-
-def test_the_smallest_node_counts() -> None:
-    assert read_allocation({**ENV, "SLURM_JOB_CPUS_PER_NODE": "72,36"}).cpus_per_node == 36
 
 
 def test_outside_of_a_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

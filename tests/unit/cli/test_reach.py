@@ -180,10 +180,6 @@ def test_debug_adds_the_debugger_the_recorder_and_logs_each_with_its_reason() ->
     assert "NCCL_DEBUG" not in plan_of("job.debug=true").env, "there is no NCCL on a CPU"
 
 
-def test_what_the_user_sets_goes_over_debug() -> None:
-    assert plan_of("job.debug=true", "+cluster.env.VLLM_LOGGING_LEVEL=INFO").env["VLLM_LOGGING_LEVEL"] == "INFO"
-
-
 def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
     def argv(plan: JobPlan) -> list[str]:
         return build_ray_start_argv(

@@ -65,11 +65,6 @@ def test_what_is_not_known_is_a_dash_and_an_empty_column_is_none() -> None:
     assert table[1].split()[1:] == ["running", "-", "-", "-", "3", "s"]
 
 
-def test_different_metrics_are_named_in_their_cells() -> None:
-    table = text([line(0), line(1, metric=("loss", 2.0))])
-    assert "METRIC" in table[0] and "reward 0.500" in table[1] and "loss 2.000" in table[2]
-
-
 def test_a_cause_of_many_lines_and_bytes_that_command_is_one_plain_line() -> None:
     [_, row] = text([line(0, name=f"n{EVIL}", state=f"dead{EVIL}", why=f"{EVIL}\nTraceback")], None)
     assert not set(row) & set("\x1b\x9b\u202e\t\n") and "\\x1b[2J" in row and "Traceback" not in row

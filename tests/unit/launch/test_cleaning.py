@@ -1,5 +1,6 @@
 """Nodes that are cleaned after an attempt: those whose agent did not end, and of these no srun names a lost one."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return "".join(f"{DONE}{host}\n" for host in named.partition("=")[2].split(",")), ""
 
     monkeypatch.setattr(srun, "run_srun", run_srun)
-    monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: [])
     return found
 
 
@@ -40,42 +40,35 @@ def clean(folder: Path, ended: list[int]) -> tuple[list[str], RunDir]:
     return srun.clean_nodes(run, plan, attempt, HOSTS, "7", {}), run
 
 
-def test_a_lost_node_is_not_named_so_that_the_others_are_cleaned(
-    tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+def refuse() -> set[str]:
+    raise SlurmRLError("Slurm must answer")
+
+
+@pytest.mark.parametrize(
+    ("down", "unreachable", "ended", "silent", "named"),
+    [
+        # Since Slurm 23.02 an srun that names a node which is down starts nowhere.
+        (lambda: {"a3"}, [], [0], ["a3"], "a2"),
+        # Slurm has not missed it yet, and an srun that names it would wait for half a minute.
+        (set, ["a2"], [0], ["a2"], "a3"),
+        (lambda: set(HOSTS), [], [0, 1], ["a3"], None),
+        (refuse, [], [], [], "a1,a2,a3"),
+    ],
+)
+def test_clean_nodes_names_only_nodes_that_answer(
+    tmp_path: Path,
+    asked: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    down: Callable[[], set[str]],
+    unreachable: list[str],
+    ended: list[int],
+    silent: list[str],
+    named: str | None,
 ) -> None:
-    """Since Slurm 23.02 an srun that names a node which is down starts nowhere, and the good node was blamed."""
-    monkeypatch.setattr(srun, "nodes_down", lambda: {"a3"})
-    silent, run = clean(tmp_path, ended=[0])
-    assert silent == ["a3"]
-    assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a2"]
-    assert read_rows(run.events)[-1]["hosts"] == ["a2", "a3"]
-
-
-def test_a_node_that_does_not_answer_is_not_waited_for_by_srun(
-    tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm has not missed it yet, and an srun that names it would wait for half a minute."""
-    monkeypatch.setattr(srun, "nodes_down", list)
-    monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: ["a2"])
-    silent, _ = clean(tmp_path, ended=[0])
-    assert silent == ["a2"]
-    assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a3"]
-
-
-def test_where_all_are_down_no_srun_is_tried(
-    tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(srun, "nodes_down", lambda: set(HOSTS))
-    silent, _ = clean(tmp_path, ended=[0, 1])
-    assert (silent, asked) == (["a3"], [])
-
-
-def test_where_slurm_does_not_say_who_is_down_all_are_asked(
-    tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> set[str]:
-        raise SlurmRLError("Slurm must answer")
-
-    monkeypatch.setattr(srun, "nodes_down", refuse)
-    assert clean(tmp_path, ended=[])[0] == []
-    assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a1,a2,a3"]
+    monkeypatch.setattr(srun, "nodes_down", down)
+    monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: unreachable)
+    found, run = clean(tmp_path, ended)
+    assert found == silent
+    lists = [word for argv in asked for word in argv if word.startswith("--nodelist=")]
+    assert lists == ([f"--nodelist={named}"] if named else [])
+    assert read_rows(run.events)[-1]["hosts"] == [host for rank, host in enumerate(HOSTS) if rank not in ended]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from slurm_rl.node.driver import describe_status
-from slurm_rl.node.limits import find_low_limits
 
 RAISE = (
     "from slurm_rl.node.limits import raise_limits as r; r(); import resource; print(resource.getrlimit(resource.{}))"
@@ -43,33 +42,6 @@ def test_raise_limits_raises_soft_to_hard(name: str, soft: int, hard: int, raise
     limits = lower(getattr(resource, name), soft, hard)
     done = subprocess.run(argv, preexec_fn=limits, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"({raised}, {hard})"
-
-
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max cpu time              {cpu}                  {cpu}             seconds
-Max file size             unlimited            unlimited            bytes
-Max data size             unlimited            unlimited            bytes
-Max stack size            8388608              {stack}            bytes
-Max core file size        0                    0            bytes
-Max processes             100              {processes}              processes
-Max open files            512                 {files}                files
-Max address space         unlimited            {space}            bytes
-"""
-WELL = {"cpu": "unlimited", "stack": "unlimited", "processes": "4096", "files": "20000", "space": "unlimited"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "found"),
-    [
-        ({}, []),
-        ({"cpu": "600"}, ["cpu time 600 seconds"]),
-        ({"files": "4096"}, ["open files 4096"]),
-        ({"processes": "100", "space": "1024"}, ["address space 1024 bytes", "processes 100"]),
-        ({"stack": "1048576"}, ["stack size 1048576 bytes"]),
-    ],
-)
-def test_find_low_limits_names_what_is_low(changed: dict[str, str], found: list[str]) -> None:
-    assert find_low_limits(LIMITS.format(**WELL | changed)) == found
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,3 @@ def test_where_nobody_would_wait_it_is_refused(first: RunDir) -> None:
         check_inputs(on_slurm, lambda line: None)
     record_end(first, "finished", 0, "")
     check_inputs(config, lambda line: None)
-
-
-def test_an_export_that_nobody_waits_for_is_refused(first: RunDir) -> None:
-    config = load_config(["+exp=demo", "model=hf", f"model.path={first.export}"])
-    with pytest.raises(ConfigError, match=r"model\.path must be a folder"):
-        check_inputs(config, lambda line: None)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.launch.controller.attempts import AttemptEnd, decide, explain_failure, stands_still
+from slurm_rl.launch.controller.attempts import AttemptEnd, decide, explain_failure
 
 
 def ends(*rows: tuple[Any, int]) -> list[AttemptEnd]:
@@ -42,12 +42,6 @@ def test_the_table(rows: Any, stopped_by: Any, max_failures: int, has_nodes: boo
 
 def test_bad_input_is_never_tried_again() -> None:
     assert decide([AttemptEnd("failed", "typo", 2)], stopped_by="", max_failures=9) == "fail"
-
-
-def test_one_attempt_without_progress_is_no_standstill() -> None:
-    assert not stands_still(ends(("failed", -1)))
-    assert not stands_still(ends(("failed", 5), ("failed", 5)))
-    assert stands_still(ends(("failed", 5), ("failed", 5), ("failed", 5)))
 
 
 def test_a_standstill_says_so_and_why() -> None:

@@ -82,10 +82,12 @@ def test_what_the_head_had_no_time_for_is_copied_by_the_same_command_and_once(
     assert (copy / "files/logs/driver.log").read_text() == "step 3\n"
 
 
-def test_a_bucket_that_refused_is_not_asked_again(attempt: AttemptDir) -> None:
-    append_event(run_of(attempt), "run/copy_failed", attempt=1, cause="the bucket must let itself be written")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_copy_behind_skips_a_bucket_that_refused_and_a_stopped_run(attempt: AttemptDir, is_stopped: bool) -> None:
+    if not is_stopped:
+        append_event(run_of(attempt), "run/copy_failed", attempt=1, cause="the bucket must let itself be written")
     machines = Machines("true")
-    copy_behind(run_of(attempt), machines, attempt, lambda: False)
+    copy_behind(run_of(attempt), machines, attempt, lambda: is_stopped)
     assert machines.num_started == 0
 
 
@@ -104,12 +106,6 @@ def test_nobody_waits_for_it_past_its_time_or_a_stop(attempt: AttemptDir, most_s
     machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     copy_behind(run_of(attempt), machines, attempt, lambda: most_s > 0 and next(asked, True), most_s=most_s)
     assert causes(attempt) == [cause]
-
-
-def test_who_was_asked_before_starts_nothing(attempt: AttemptDir) -> None:
-    machines = Machines("true")
-    copy_behind(run_of(attempt), machines, attempt, lambda: True)
-    assert machines.num_started == 0
 
 
 @pytest.mark.parametrize("error", [SubmitError("srun must start", seen="no"), FileNotFoundError("podman")])

@@ -1,6 +1,9 @@
 """The cause of an end, from what an attempt leaves behind."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from slurm_rl.launch.controller.ends import find_lost_nodes, load_ends, read_end, settle_killed_attempts
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
@@ -21,32 +24,30 @@ def say(attempt: AttemptDir, text: str) -> None:
     attempt.log("srun").write_text(text)
 
 
-def test_the_task_that_died_first_is_the_cause(tmp_path: Path) -> None:
+LOST = {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"}
+"""A trainer that only noticed the loss of an actor."""
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "outcome", "cause"),
+    [
+        (SRUN, None, None, "n2: task 1: Killed; see {logs}"),
+        ("srun: error: n2: task 1: Exited with exit code 1\n", "no free port", None, "n2: no free port; see {logs}"),
+        (SRUN, None, LOST, "n2: task 1: Killed; rollout-0 must live"),
+        ("", "raylet died", LOST, "n2: raylet died; rollout-0 must live"),
+    ],
+)
+def test_read_end_names_the_first_cause(
+    tmp_path: Path, said: str, error: str | None, outcome: dict[str, Any] | None, cause: str
+) -> None:
     attempt = make_attempt(tmp_path)
-    say(attempt, SRUN)
+    say(attempt, said)
+    if error:
+        write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": error})
+    if outcome:
+        write_json(attempt.outcome, outcome)
     end = read_end(attempt, 137, asked=False)
-    assert (end.outcome, end.cause) == ("failed", f"n2: task 1: Killed; see {attempt.logs}")
-
-
-def test_an_agent_that_wrote_why_is_believed(tmp_path: Path) -> None:
-    attempt = make_attempt(tmp_path)
-    say(attempt, "srun: error: n2: task 1: Exited with exit code 1\n")
-    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "no free port"})
-    assert read_end(attempt, 1, asked=False).cause.startswith("n2: no free port; see")
-
-
-def test_a_trainer_that_only_felt_the_loss_comes_second(tmp_path: Path) -> None:
-    attempt = make_attempt(tmp_path)
-    say(attempt, SRUN)
-    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
-    assert read_end(attempt, 1, asked=False).cause == "n2: task 1: Killed; rollout-0 must live"
-
-
-def test_a_node_that_knows_more_than_the_trainer_comes_first(tmp_path: Path) -> None:
-    attempt = make_attempt(tmp_path)
-    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "raylet died"})
-    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
-    assert read_end(attempt, 1, asked=False).cause == "n2: raylet died; rollout-0 must live"
+    assert (end.outcome, end.cause) == ("failed", cause.format(logs=attempt.logs))
 
 
 def test_bad_input_on_one_node_is_the_runs_whatever_the_trainer_says(tmp_path: Path) -> None:

@@ -99,11 +99,6 @@ def test_a_machine_that_does_not_belong_is_told_why(hub: Hub, said: dict[str, An
     assert set(hub.members) == {1}
 
 
-def test_what_only_the_head_decides_may_differ(hub: Hub) -> None:
-    config = CONFIG | {"cluster": {"num_nodes": 9}, "run_dir": None}
-    assert Client(hub, "a", config=config).join() == 1
-
-
 def test_one_machine_too_many_is_refused(hub: Hub) -> None:
     clients = [Client(hub, name) for name in "ab"]
     assert sorted(client.join() for client in clients) == [1, 2]

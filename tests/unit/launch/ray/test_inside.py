@@ -80,26 +80,6 @@ def test_a_run_that_finishes_leaves_its_folder_its_log_and_its_rows(tmp_path: Pa
     assert run.secrets.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_failure_is_tried_again_as_often_as_the_plan_allows(tmp_path: Path) -> None:
-    checkpoint = "(run / 'checkpoints' / f'step-{number}').mkdir(parents=True)\n"
-    code, output = finish(start(tmp_path, checkpoint + "end('failed', 1)", "job.max_failures=2"))
-    assert code == 1
-    assert output.count("hello from attempt") == 3
-    assert end_of(tmp_path)["state"] == "failed"
-
-
-def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:
-    code, output = finish(start(tmp_path, "end('failed', 2)", "job.max_failures=2"))
-    assert code == 2
-    assert output.count("hello from attempt") == 1
-
-
-def test_a_trainer_that_dies_without_a_word_is_a_failure(tmp_path: Path) -> None:
-    code, _ = finish(start(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
-    assert code == 1
-    assert "died" in end_of(tmp_path)["cause"]
-
-
 def wait_for(condition: Any) -> None:
     deadline = time.monotonic() + 120
     while not condition():

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,12 +81,6 @@ def test_the_package_is_the_same_for_the_same_run_and_sent_once(cluster: FakeClu
     assert [request for request in cluster.requests if request[0] == "PUT"] == [
         ("PUT", f"/api/packages/gcs/{next(iter(cluster.packages))}")
     ]
-
-
-def test_a_running_job_is_not_resumed(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    submit(cluster)
-    assert main(["resume", "run"]) == 2
-    assert "cannot be resumed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -192,15 +186,31 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "http://no-such-host.invalid:8265"])
-def test_an_address_where_nobody_is_is_a_clear_error(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+_silent: list[socket.socket] = []  # open until the end of the tests
+
+
+def silent_port() -> int:
+    _silent.append(socket.create_server(("127.0.0.1", 0)))
+    return int(_silent[-1].getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("port", "code", "said"),
+    [(closed_port, 2, "must be that of a Ray dashboard"), (silent_port, 1, "must answer within")],
+)
+def test_submit_to_an_address_without_an_answer_is_a_clear_error(
+    port: Callable[[], int],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        main(["+exp=demo", "+cluster=ray", f"cluster.address={address.format(port=closed_port())}", "run_dir=run"]) == 2
-    )
-    assert "must be that of a Ray dashboard" in capsys.readouterr().err
+    monkeypatch.setattr("slurm_rl.launch.ray.dashboard._ANSWER_S", 0.1)
+    address = f"cluster.address=http://127.0.0.1:{port()}"
+    assert main(["+exp=demo", "+cluster=ray", address, "run_dir=run"]) == code
+    assert said in capsys.readouterr().err
     assert not Path("run").exists()
 
 
@@ -258,28 +268,6 @@ def test_another_ray_is_refused_with_both_versions(cluster: FakeCluster, capsys:
     said = capsys.readouterr().err
     assert "2.60.0" in said
     assert "2.33.0" in said
-
-
-def test_a_silent_cluster_is_given_up_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm_rl.launch.ray.dashboard._ANSWER_S", 0.1)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        assert (
-            main(
-                [
-                    "+exp=demo",
-                    "+cluster=ray",
-                    f"cluster.address=http://127.0.0.1:{silent.getsockname()[1]}",
-                    "run_dir=r",
-                ]
-            )
-            == 1
-        )
-    assert "must answer within" in capsys.readouterr().err
 
 
 def test_status_of_a_cluster_that_is_gone_is_unknown(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """The parts of commands.py that a real Slurm cannot be made to show; the rest is in tests/slurm."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -89,11 +88,6 @@ def test_a_controller_that_is_away_may_come_back(fake_bin: Path, words: str) -> 
         commands.requeue("7")
 
 
-def test_nothing_to_ask_asks_nothing(fake_bin: Path) -> None:
-    assert commands.query_jobs([]) == {}
-    commands.cancel([])
-
-
 def test_slurmdbd_away_matters_only_when_something_is_missing(fake_bin: Path) -> None:
     put(fake_bin, "squeue", "echo '7_1|RUNNING|None|a1|100|200|(null)'")
     put(fake_bin, "sacct", "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1")
@@ -120,16 +114,6 @@ def test_an_outer_job_leaves_no_trace() -> None:
     }
     kept = {"SLURM_CONF": "/etc/slurm/slurm.conf", "SBATCH_ACCOUNT": "lab", "HOME": "/home/ada", "SLURMISH": "x"}
     assert command_line.clean_env({**outer, **kept}) == kept
-
-
-def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/somewhere")
-    assert command_line.clean_env()["SLURM_CONF"] == "/somewhere"
-
-
-def test_unavailable_survives_a_process_border() -> None:
-    error = SlurmUnavailableError("Slurm must answer", seen="no", action="wait")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,9 @@ import dataclasses
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.launch.slurm.partitions import find_spelling, parse_partitions, spell_gpus
+from slurm_rl.launch.slurm.partitions import parse_partitions, spell_gpus
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-
-
-@pytest.mark.parametrize(
-    ("asked", "offered", "found"),
-    [
-        ("h100", ["h100", "H100"], "h100"),
-        ("h100", ["H100", "v100"], "H100"),
-        ("h100", ["nvidia_h100_80gb_hbm3"], "nvidia_h100_80gb_hbm3"),
-        ("a10", ["a100"], None),
-        ("a100", ["a100_3g.20gb"], None),
-        ("a100", ["a100-40", "a100-80"], None),
-        ("h100", [], None),
-    ],
-)
-def test_the_one_type_that_means_the_same(asked: str, offered: list[str], found: str | None) -> None:
-    assert find_spelling(asked, offered) == found
 
 
 def make_plan(gres: str) -> JobPlan:

@@ -4,7 +4,6 @@ import socket
 
 import pytest
 
-from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.slurm import srun as reach
 from slurm_rl.launch.slurm.srun import find_unreachable, wait_for_answers
 
@@ -51,11 +50,3 @@ def test_find_unreachable_uses_addresses_of_slurm(monkeypatch: pytest.MonkeyPatc
     # Slurm does not know a3.
     assert find_unreachable(["a1", "a2", "a3"], 0.0) == ["a2"]
     assert set(network.tries) == {"n1", "n3"}
-
-
-def test_find_unreachable_without_slurm_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(argv: list[str]) -> str:
-        raise SlurmRLError("Slurm must answer")
-
-    monkeypatch.setattr(reach, "run_slurm", refuse)
-    assert find_unreachable(["a1"], 0.0) == []

@@ -4,15 +4,6 @@ import pytest
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launch.slurm.admission import check_version
-from slurm_rl.launch.slurm.partitions import Version, parse_version
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.7", (25, 11)), ("slurm 23.02.6-1", (23, 2)), ("slurm next", None)],
-)
-def test_the_version_is_found(text: str, version: Version | None) -> None:
-    assert parse_version(text) == version
 
 
 def test_what_is_too_old_is_named() -> None:
