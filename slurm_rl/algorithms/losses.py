@@ -149,14 +149,14 @@ def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
 
 
 def sum_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """Return the sum of `values` [N] over each token's sequence, [N]."""
-    return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)[sequence_ids]
+    """Return the sums [S] of `values` [N] over the tokens of each sequence; 0 for a sequence without a token."""
+    return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
 
 
 def mean_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
     """Return the mean of `values` [N] over each token's sequence, [N]."""
     counts = torch.bincount(sequence_ids, minlength=num_sequences)[sequence_ids]
-    return sum_by_sequence(values, sequence_ids, num_sequences) / counts
+    return sum_by_sequence(values, sequence_ids, num_sequences)[sequence_ids] / counts
 
 
 def exp_bounded(log_ratio: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def sequence_mask(inputs: CorrectionInputs) -> Tensor:
     The bounds apply to a product, so they depend on the length: 100 tokens at 1.01 each make 2.7.
     """
     log_ratio = sum_by_sequence(inputs.log_ratio, inputs.sequence_ids, inputs.num_sequences)
-    return _mask_outside(exp_bounded(log_ratio), inputs)
+    return _mask_outside(exp_bounded(log_ratio), inputs)[inputs.sequence_ids]
 
 
 def geometric_mask(inputs: CorrectionInputs) -> Tensor:

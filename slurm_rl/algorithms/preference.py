@@ -182,14 +182,3 @@ def compute_dpo_loss(ratios: LogRatios, config: DPOConfig) -> Tensor:
 
 def _exp(exponent: Tensor) -> Tensor:
     return exponent.clamp(max=_MAX_EXPONENT).exp()
-
-
-def sum_by_sequence(tokens: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """Packed values [N] of tokens to sums [S] of their sequences; 0 for a sequence without a token.
-
-    Args:
-        tokens: [N] any float type, differentiable.
-        sequence_ids: [N] int64 in 0..num_sequences-1.
-        num_sequences: S.
-    """
-    return torch.zeros(num_sequences, dtype=tokens.dtype, device=tokens.device).index_add(0, sequence_ids, tokens)

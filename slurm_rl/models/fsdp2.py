@@ -30,7 +30,7 @@ from slurm_rl.models.backend import (
 from slurm_rl.models.distributed import device_memory, gather_objects, get_device, get_rank, get_world_size
 from slurm_rl.models.gather import Part, gather_state
 from slurm_rl.models.offload import HostMoments
-from slurm_rl.models.shards import SavedShards, rows_of_rank
+from slurm_rl.models.shards import SavedShards, from_local, rows_of_rank, to_local
 from slurm_rl.models.weight_files import WeightFiles, fill_parameters, names_in_files
 
 
@@ -96,7 +96,7 @@ class FSDP2Backend:
     def save(self, folder: Path, *, copy: bool) -> dict[str, Any]:
         parameters = self._named_shards()
         moments = {name: self.optimizer.state.get(p, {}) for name, p in parameters.items()}
-        keep = _copy_to_host if copy else _to_local
+        keep = _copy_to_host if copy else to_local
         return {
             "parameters": {name: keep(p) for name, p in parameters.items()},
             "moments": {name: {k: keep(v) for k, v in m.items()} for name, m in moments.items()},
@@ -108,7 +108,7 @@ class FSDP2Backend:
         self.optimizer.zero_grad(set_to_none=True)
         self._forget_moments()
         for name, parameter in self._named_shards().items():
-            _to_local(parameter).copy_(shards.read(name))
+            to_local(parameter).copy_(shards.read(name))
             for key in shards.moment_names(name):
                 self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, key))
         if self._moments is not None:
@@ -137,12 +137,8 @@ def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.devic
     def read(empty: torch.nn.Parameter) -> Tensor:
         if not isinstance(empty, DTensor):
             return files.read(names[empty]).to(device, empty.dtype)
-        mesh, placements = empty.device_mesh, empty.placements
         rows = rows_of_rank(empty.shape[0], get_rank(), get_world_size())
-        local = files.read(names[empty], rows).to(device, empty.dtype)
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=empty.shape, stride=tuple(empty.stride())
-        )
+        return from_local(files.read(names[empty], rows).to(device, empty.dtype), empty)
 
     fill_parameters(module, read)
     # FSDP keeps the local tensors it began with; whatever goes through here it takes anew.
@@ -175,15 +171,11 @@ def _to_part(shard: Tensor) -> Tensor | Part:
     if not isinstance(shard, DTensor):
         return shard
     rows = -(-shard.shape[0] // get_world_size())
-    return Part(_to_local(shard).reshape(-1), shard.shape, rows * math.prod(shard.shape[1:]))
-
-
-def _to_local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return Part(to_local(shard).reshape(-1), shard.shape, rows * math.prod(shard.shape[1:]))
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    return _to_local(tensor).to(device="cpu", copy=True)
+    return to_local(tensor).to(device="cpu", copy=True)
 
 
 def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -191,5 +183,5 @@ def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
     if value.ndim == 0:
         return value
     placed = torch.zeros_like(parameter)
-    _to_local(placed).copy_(value)
+    to_local(placed).copy_(value)
     return placed

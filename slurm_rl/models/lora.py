@@ -23,7 +23,7 @@ from slurm_rl.config.model import LoraConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.lora_layers import AdaptedLayers, choose_layers
 from slurm_rl.models.published_names import ADAPTER, PEFT_NAME, plain_name
-from slurm_rl.run_dir.run_dir import read_json
+from slurm_rl.models.weight_files import WeightFiles
 
 _HEAD = "score."
 _OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
@@ -138,21 +138,10 @@ def merge_into_base(
 
 
 def read_base(path: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a model folder or downloaded hub name, mapped rather than read."""
-    from safetensors import safe_open
-
-    folder = Path(path)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(str(path), local_files_only=True))
-    index = folder / "model.safetensors.index.json"
-    # With an index its files are the model; other files of the folder may be the same weights in another form.
-    files = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    for file in sorted(files):
-        with safe_open(folder / file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
-                yield name, opened.get_tensor(name).to(dtype)
+    """Yield the tensors of a model folder or downloaded hub name, file by file."""
+    files = WeightFiles(path)
+    for name in sorted(files.file_of, key=files.file_of.__getitem__):
+        yield name, files.read(name).to(dtype)
 
 
 def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, names: list[str], base: str) -> None:

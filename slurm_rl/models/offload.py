@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from slurm_rl.models.shards import from_local, to_local
+
 # Values of a rank's parameters that are updated together; their moments, on the device meanwhile, take half a GiB.
 _BUCKET = 2**26
 
@@ -113,7 +115,7 @@ class HostMoments:
             for parameter in parameters:
                 for key, value in state[parameter].items():
                     if value.ndim:  # the step counter is there already
-                        state[parameter][key] = self._to_host(parameter, key, _to_local(value))
+                        state[parameter][key] = self._to_host(parameter, key, to_local(value))
         self.lanes.note_departure()
 
     def clear(self) -> None:
@@ -139,19 +141,14 @@ class HostMoments:
             if not value.ndim:
                 continue
             here = value.to(self.device, non_blocking=True)
-            if isinstance(parameter, DTensor):
-                shape, stride = parameter.shape, parameter.stride()
-                here = DTensor.from_local(
-                    here, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
-                )
-            moments[key] = here
+            moments[key] = from_local(here, parameter) if isinstance(parameter, DTensor) else here
 
 
 def _buckets(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for parameter in parameters:
-        count = _to_local(parameter).numel()
+        count = to_local(parameter).numel()
         if bucket and size + count > _BUCKET:
             yield bucket
             bucket, size = [], 0
@@ -159,7 +156,3 @@ def _buckets(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
         size += count
     if bucket:
         yield bucket
-
-
-def _to_local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

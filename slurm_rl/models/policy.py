@@ -7,8 +7,10 @@ On CPU the same calls from the same state give the same bits.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models import distributed, lora
 from slurm_rl.models.backend import build_backend, require_finite, splits_parameters
-from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
+from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report, write_whole
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
 from slurm_rl.models.policy_weights import PolicyWeights
@@ -92,7 +94,7 @@ class PolicyEngine(PolicyWeights):
         reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.prefix_sharing)
         self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
         self.reader = replace(reader, packed=self.rows.packed)
-        self._writer = BackgroundWriter()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
         self._yardstick = Yardstick(self.device) if is_split and process_name() else None
         self.layout = build_layout(self.module, model, policy)
@@ -207,12 +209,13 @@ class PolicyEngine(PolicyWeights):
                 state = self.backend.save(folder, copy=background)
                 if state is None:
                     return []
-                path = rank_file(folder, distributed.get_rank())
-                if background:
-                    self._writer.start(path, lambda file: torch.save(state, file))
-                    return [path]
-                write_whole(path, lambda file: torch.save(state, file))
-                return []
+                path, write = rank_file(folder, distributed.get_rank()), partial(torch.save, state)
+                if not background:
+                    write_whole(path, write)
+                    return []
+                reserve_reason(path)
+                self._writer.submit(write_or_report, path, write)
+                return [path]
         except (OSError, RuntimeError) as error:  # a library may have errors of its own
             raise CheckpointError(
                 f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import write_whole
@@ -66,22 +67,29 @@ class SavedShards:
         found = [file["parameters"][name] if moment is None else file["moments"][name][moment] for file in self.files]
         if self.is_same or found[0].ndim == 0:
             return found[0]
-        return take_rows(torch.cat(found), get_rank(), get_world_size())
-
-
-def take_rows(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """Return the rank's part of `whole`.
-
-    >>> [take_rows(torch.arange(5), rank, 4).tolist() for rank in range(4)]
-    [[0, 1], [2, 3], [4], []]
-    """
-    return whole[rows_of_rank(whole.shape[0], rank, world_size)]
+        whole = torch.cat(found)
+        return whole[rows_of_rank(len(whole), get_rank(), get_world_size())]
 
 
 def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
-    """Equal parts, the last ones shorter or empty, as torch.chunk makes them."""
+    """Return equal parts, the last ones shorter or empty, as torch.chunk makes them.
+
+    >>> [list(range(5))[rows_of_rank(5, rank, 4)] for rank in range(4)]
+    [[0, 1], [2, 3], [4], []]
+    """
     size = -(-num_rows // world_size)
     return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, without a gradient."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def from_local(local: Tensor, like: DTensor) -> DTensor:
+    """Return the tensor that is sharded as `like` and has this part on this rank."""
+    shape, stride = like.shape, tuple(like.stride())
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def save_rng(folder: Path) -> None:

@@ -17,7 +17,7 @@ from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
 from slurm_rl.plan.placement import count_workers_by_node
-from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
+from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster, close_actors, name_failure
 
 _WAIT_S, _LINGER_S = 10.0, 0.01
 _ANSWER_S = 60.0
@@ -151,13 +151,5 @@ def open_environments(
         far = [FarHost(host, one.num_workers) for host, one in zip(hosts, own[1:], strict=True)]
         with SpreadEnvironments([HereHost(here), *far], here, report) as environments:
             yield environments
-        _close(hosts)
+        close_actors(hosts, _ANSWER_S)
     environments.join()
-
-
-def _close(hosts: Sequence[Actor]) -> None:
-    """Close the actors that answer in order, and kill the others."""
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.wait([host.handle.close.remote() for host in hosts], num_returns=len(hosts), timeout=_ANSWER_S)

@@ -160,6 +160,14 @@ class Cluster:
         return [results[reference] for _, reference in calls]
 
 
+def close_actors(actors: Sequence[Actor], within_s: float) -> None:
+    """Call `close` of the actors and wait for those that answer; Ray kills the others."""
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.wait([actor.handle.close.remote() for actor in actors], num_returns=len(actors), timeout=within_s)
+
+
 def call_method(method: Any, *args: Any) -> Future[Any]:
     """Call a method of an actor and return the future of its result."""
     try:

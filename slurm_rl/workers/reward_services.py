@@ -1,6 +1,5 @@
 """Reward services on the nodes of the plan, each supervised by a Ray actor on its node."""
 
-import contextlib
 import functools
 import os
 import secrets
@@ -13,7 +12,8 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import TrainingError
 from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
-from slurm_rl.workers.ray_driver import Actor, Cluster, name_failure
+from slurm_rl.workers.ray_driver import Actor, Cluster, close_actors, name_failure
+from slurm_rl.workers.ray_nodes import find_address
 
 _ANSWER_S = 30.0
 """Seconds for an actor to answer; seconds for its services to stop."""
@@ -41,7 +41,7 @@ class ServiceHost:
             config.model_copy(update={"service": alone}),
             Path(folder),
             run.attempt(attempt).logs,
-            host=_own_address(),
+            host=find_address()[0],
             ports=choose_ports(os.environ),
             report=functools.partial(append_event, run),
             token=token,
@@ -59,12 +59,6 @@ class ServiceHost:
     def close(self) -> None:
         """Stop the service."""
         self._stack.close()
-
-
-def _own_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
 
 
 @contextmanager
@@ -98,7 +92,7 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
         try:
             yield client
         finally:
-            _close(hosts)
+            close_actors(hosts, _ANSWER_S)
 
 
 def _check(hosts: list[Actor]) -> None:
@@ -114,11 +108,3 @@ def _check(hosts: list[Actor]) -> None:
             raise TrainingError(f"{host.name} must answer within {_ANSWER_S:g} s", seen="nothing") from None
         except ray.exceptions.RayError as error:
             raise name_failure(error, host.name, what) from None
-
-
-def _close(hosts: list[Actor]) -> None:
-    """Stop the services in order; kill the actors that do not answer."""
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.wait([host.handle.close.remote() for host in hosts], num_returns=len(hosts), timeout=_ANSWER_S)

@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -289,17 +290,18 @@ def background_checkpoint(folder: Path) -> Case:
 def _checkpoint(folder: Path, *, background: bool) -> Case:
     from slurm_rl.models.checkpoint import background as waiting
     from slurm_rl.models.checkpoint import step_saver
-    from slurm_rl.models.checkpoint.background import BackgroundWriter, write_whole
+    from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report, write_whole
     from slurm_rl.models.checkpoint.step_saver import StepSaver
     from slurm_rl.models.checkpoint.store import CheckpointStore
 
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
-    run, files = RunDir(folder), BackgroundWriter()
+    run, writer = RunDir(folder), ThreadPoolExecutor(1)
 
     def fill(place: Path) -> list[Path]:
         path = place / "rank-0.pt"
         if background:
-            files.start(path, lambda file: torch.save(TENSORS, file))
+            reserve_reason(path)
+            writer.submit(write_or_report, path, lambda file: torch.save(TENSORS, file))
             return [path]
         write_whole(path, lambda file: torch.save(TENSORS, file))
         return []
@@ -313,7 +315,7 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
             saver.wait()
         finally:
             saver.close(20.0)
-            files.join()
+            writer.submit(lambda: None).result()
 
     def newest() -> int:
         store = CheckpointStore(run.checkpoints)

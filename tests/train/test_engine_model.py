@@ -84,15 +84,11 @@ def test_options_reach_the_model(folder: Path) -> None:
 
 def test_init_from_replaces_the_weights(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(SMALL, 1, tmp_path / "other")
-    model = load_model(folder, config(folder, init_from=str(tmp_path / "other")))
+    (tmp_path / "weights").mkdir()
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "weights")  # no more is needed
+    model = load_model(folder, config(folder, init_from=str(tmp_path / "weights")))
     expected = load_model(tmp_path / "other", config(tmp_path / "other")).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-
-
-def test_init_from_needs_safetensors_alone(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "w").mkdir()
-    shutil.copy(folder / "model.safetensors", tmp_path / "w")
-    load_model(folder, config(folder, init_from=str(tmp_path / "w")))
 
 
 def test_weights_of_another_size_are_refused(folder: Path, tmp_path: Path) -> None:

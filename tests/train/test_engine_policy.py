@@ -181,17 +181,6 @@ def test_the_warm_up_learns_at_temperature_1_whatever_the_sampling_has(folder: P
     assert_same(found[0][1], found[1][1])
 
 
-def test_two_runs_give_the_same_bits(folder: Path) -> None:
-    runs = []
-    for _ in range(2):
-        engine = build_engine(folder)
-        metrics = [engine.train([build_sequences(8, seed)], cross_entropy, 1e-2) for seed in range(4)]
-        runs.append((metrics, state_of(engine), engine.compute_logprobs([build_sequences(8)])))
-    assert runs[0][0] == runs[1][0]
-    assert_same(runs[0][1], runs[1][1])
-    assert all(np.array_equal(a, b) for a, b in zip(runs[0][2][0], runs[1][2][0], strict=True))
-
-
 def test_gradient_checkpointing_changes_no_bit(folder: Path) -> None:
     plain, lean = build_engine(folder), build_engine(folder, gradient_checkpointing=True)
     for seed in range(3):
@@ -204,9 +193,11 @@ def train(engine: PolicyEngine, seeds: Sequence[int]) -> list[dict[str, float]]:
     return [engine.train([build_sequences(6, seed), build_sequences(3, seed)], cross_entropy, 1e-2) for seed in seeds]
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path, steps: int) -> None:
+    """Also from a checkpoint before the first step, which has no moments."""
     engine = build_engine(folder)
-    train(engine, range(3))
+    train(engine, range(steps))
     engine.save(tmp_path)
     uninterrupted = train(engine, range(3, 6))
     resumed = build_engine(folder)
@@ -228,25 +219,6 @@ def test_what_is_saved_in_the_background_is_the_state_of_that_moment(folder: Pat
     resumed = build_engine(folder)
     resumed.load(tmp_path)
     assert train(resumed, range(2, 4)) == uninterrupted
-
-
-def test_a_checkpoint_before_the_first_step_holds_no_moments(folder: Path, tmp_path: Path) -> None:
-    engine = build_engine(folder)
-    engine.save(tmp_path)
-    expected = train(engine, range(2))
-    resumed = build_engine(folder)
-    train(resumed, [9])
-    resumed.load(tmp_path)
-    assert train(resumed, range(2)) == expected
-
-
-def test_a_checkpoint_holds_no_code(folder: Path, tmp_path: Path) -> None:
-    engine = build_engine(folder)
-    train(engine, [0])
-    engine.save(tmp_path)
-    saved = torch.load(tmp_path / "rank-0.pt", weights_only=True)
-    assert saved["parameters"].keys() == dict(engine.module.named_parameters()).keys()
-    assert {type(v) for m in saved["moments"].values() for v in m.values()} == {Tensor}
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -319,10 +291,3 @@ def test_an_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:
     assert model.config.use_cache
     assert not engine.module.config.use_cache
     assert (tmp_path / "export/model.safetensors").stat().st_size == (folder / "model.safetensors").stat().st_size
-
-
-def test_it_learns(folder: Path) -> None:
-    """Sixty steps on one batch of eight sequences: their tokens become likely."""
-    engine = build_engine(folder)
-    losses = [engine.train([build_sequences(8)], cross_entropy, 1e-2)["loss"] for _ in range(60)]
-    assert losses[-1] < 0.25 * losses[0]

@@ -1,8 +1,5 @@
 """TRL 1.16 and slurm_rl compute the same for the rows of docs/from/moving-trl.md that are mathematics."""
 
-import ast
-import inspect
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,9 @@ import torch
 from slurm_rl.algorithms.filters import weigh
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.policy_loss import build_policy_loss
-from slurm_rl.algorithms.schedule import schedule_lr
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.registry import ADVANTAGES
-from slurm_rl.config.train import OptimConfig
-from slurm_rl.data.groups import SamplingSpec
-from slurm_rl.models.backend import build_optimizer, clip_gradients
 from slurm_rl.models.forward import build_noise
 from slurm_rl.rewards.results import RewardItem, build_result
 from tests.train.trl_kit import (
@@ -249,54 +242,6 @@ def test_reward_weights_equal_weights_of_verifiers(tmp_path: Path) -> None:
     torch.testing.assert_close(ours[0], theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("warmup", [0, 3])
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("linear", "linear"), ("cosine", "cosine"), ("constant_with_warmup", "constant")]
-)
-def test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead(theirs: str, ours: Any, warmup: int) -> None:
-    from transformers import get_scheduler
-
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
-    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=10)
-    rates = []
-    for _ in range(10):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    config = OptimConfig(lr=2.0, warmup_steps=warmup, schedule=ours)
-    found = [schedule_lr(config, step, 10) for step in range(10)]
-    assert found[warmup:] == pytest.approx(rates[warmup:])
-    # Ours does not spend the first step at rate 0.
-    assert found[:warmup] == pytest.approx([*rates[1:warmup], 2.0][:warmup])
-
-
-def test_weight_decay_and_betas_equal_adamw_of_trl(trainer: Any) -> None:
-    trainer.args.weight_decay, trainer.args.learning_rate = 0.1, 0.01
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    config = OptimConfig(lr=0.01, weight_decay=0.1, betas=(0.9, 0.999))
-    theirs, ours = trainer.create_optimizer(), build_optimizer(trainer.model, config)
-
-    def describe(optimizer: Any) -> dict[str, tuple[Any, ...]]:
-        return {
-            names[id(parameter)]: (group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"])
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-
-    assert type(ours) is type(theirs) is torch.optim.AdamW
-    assert describe(ours) == describe(theirs)
-
-
-def test_max_grad_norm_equals_clip_of_accelerate(trainer: Any) -> None:
-    parameters = [[torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)] for _ in range(2)]
-    for some in parameters:
-        for parameter in some:
-            parameter.grad = torch.full_like(parameter, 2.0)
-    theirs = trainer.accelerator.clip_grad_norm_(parameters[0], trainer.args.max_grad_norm)
-    assert clip_gradients(parameters[1], OptimConfig().max_grad_norm) == pytest.approx(float(theirs))
-    torch.testing.assert_close([it.grad for it in parameters[0]], [it.grad for it in parameters[1]])
-
-
 def test_neftune_noise_alpha_equals_neftune_alpha() -> None:
     """Uniform noise up to alpha / sqrt(length * width), by the length of the sequence; TRL's counts its padding."""
     from transformers.integrations.neftune import neftune_post_forward_hook
@@ -310,20 +255,3 @@ def test_neftune_noise_alpha_equals_neftune_alpha() -> None:
     for noise in (theirs, ours):
         assert noise.abs().max() == pytest.approx(bound, rel=1e-2)
         assert noise.std().item() == pytest.approx(bound / 3**0.5, rel=2e-2)
-
-
-def test_sampling_settings_are_fields_of_vllm_in_both() -> None:
-    """TRL's names of what it gives vLLM's SamplingParams, read from its source, are fields of ours."""
-    from trl.generation import vllm_generation
-
-    tree = ast.parse(inspect.getsource(vllm_generation))
-    names = {
-        key.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-        if [target.id for target in node.targets if isinstance(target, ast.Name)] == ["generation_kwargs"]
-        for key in node.value.keys
-        if isinstance(key, ast.Constant)
-    }
-    spec = asdict(SamplingSpec(num_completions=1, max_tokens=1, temperature=1.0, top_p=1.0, seed=0))
-    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"} <= names & set(spec)

@@ -7,6 +7,7 @@ import errno
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +20,7 @@ from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.controller import STOP_SIGNALS, Controller
 from slurm_rl.launch.here import LocalAllocation
 from slurm_rl.models.checkpoint import background
-from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files
+from slurm_rl.models.checkpoint.background import reserve_reason, wait_for_files, write_or_report
 from slurm_rl.models.checkpoint.step_saver import StepSaver
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.stop import run_to_outcome
@@ -51,10 +52,11 @@ class Policy:
     """One rank that writes its file in the background."""
 
     def __init__(self) -> None:
-        self.writer = BackgroundWriter()
+        self.writer = ThreadPoolExecutor(1)
 
     def save(self, folder: Path, content: bytes) -> list[Path]:
-        self.writer.start(folder / "rank-0.pt", lambda file: file.write(content))
+        reserve_reason(folder / "rank-0.pt")
+        self.writer.submit(write_or_report, folder / "rank-0.pt", lambda file: file.write(content))
         return [folder / "rank-0.pt"]
 
 
@@ -64,7 +66,7 @@ def save(saver: StepSaver, step: int, policy: Policy, content: bytes) -> None:
 
 
 def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -> None:
-    path, writer = disk / "rank-0.pt", BackgroundWriter()
+    path = disk / "rank-0.pt"
 
     def write(file: BinaryIO) -> None:
         try:
@@ -73,7 +75,8 @@ def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -
             Path(file.name).unlink()
             fill(disk)  # another takes the room that was freed
 
-    writer.start(path, write)
+    reserve_reason(path)
+    write_or_report(path, write)
     with pytest.raises(CheckpointError, match=rf"No space left on device.*{disk} has 0\.0 of 0\.0 GB free"):
         wait_for_files([path], NEVER, threading.Event())
 
@@ -81,7 +84,7 @@ def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -
 def test_without_room_for_a_reason_nothing_is_begun(disk: Path) -> None:
     fill(disk)
     with pytest.raises(OSError, match="No space"):
-        BackgroundWriter().start(disk / "rank-0.pt", lambda file: None)
+        reserve_reason(disk / "rank-0.pt")
 
 
 def test_saving_leaves_no_folder_after_an_error_in_its_block(tmp_path: Path) -> None:

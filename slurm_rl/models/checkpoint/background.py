@@ -79,32 +79,15 @@ def write_whole(path: Path, write: Write, finish: Callable[[], None] = lambda: N
             raise
 
 
-class BackgroundWriter:
-    """One file at a time, in a thread."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-
-    def start(self, path: Path, write: Write) -> None:
-        """Begin to write, after the previous file is finished."""
-        self.join()
-        _reserve_reason(path)
-        self._thread = threading.Thread(target=_write_or_say_why, args=(path, write), name=f"write {path.name}")
-        self._thread.start()
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-
-def _reserve_reason(path: Path) -> None:
+def reserve_reason(path: Path) -> None:
+    """Write the error file in advance; raise OSError if the disk has no room for it."""
     reserved = _reserved(path)
     reserved.write_bytes(b" " * _REASON_BYTES)
     fsync_path(reserved)
 
 
-def _write_or_say_why(path: Path, write: Write) -> None:
+def write_or_report(path: Path, write: Write) -> None:
+    """Write a file, or rename its reserved error file after writing the reason; called in a thread, never raises."""
     reserved = _reserved(path)
     try:
         # The reserve is no part of the checkpoint, which may be whole with the rename that follows.
@@ -112,7 +95,7 @@ def _write_or_say_why(path: Path, write: Write) -> None:
     except Exception as error:  # no handler catches it in a thread: the waiter reads the file
         try:
             if not reserved.exists():
-                _reserve_reason(path)
+                reserve_reason(path)
             with contextlib.suppress(OSError), reserved.open("r+b") as file:
                 file.write(f"{type(error).__name__}: {error}".encode()[:_REASON_BYTES])
             reserved.rename(_reason(path))  # readers find a complete file

@@ -5,18 +5,11 @@ clock.
 """
 
 from statistics import median
-from typing import Protocol
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.save_times import FIRST_EVERY, LEAST_SAVES, Measured, choose_every, read_learned
-
-
-class Times(Protocol):
-    """Measured times of this attempt."""
-
-    def recent(self, *, save: bool) -> list[float]:
-        """Return seconds of the newest steps, or of the newest saves."""
+from slurm_rl.run_dir.step_log import StepLog
 
 
 class Cadence:
@@ -46,7 +39,7 @@ class Cadence:
         """Start from the checkpoint of this step."""
         self._last = step
 
-    def saved(self, step: int, times: Times) -> None:
+    def saved(self, step: int, times: StepLog) -> None:
         """Record a save at this step, and choose the next interval from the measured times."""
         self._last = step
         steps, stalls = times.recent(save=False), times.recent(save=True)

@@ -12,7 +12,7 @@ from slurm_rl.data.groups import Prompts
 from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.rollout.sampling import Rollouts, Sampler, SingleTurn
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightTransport
-from slurm_rl.run_dir.run_dir import RunDir, append_event
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
 
@@ -54,6 +54,30 @@ def start_engine(
         max_concurrency=_ASYNC_CALLS if any_time else 1,
         generation=generation,
     )
+
+
+def start_sampling(
+    run: RunDir, attempt: AttemptDir, config: RunConfig, cluster: Cluster, model_path: str, prompts: Prompts
+) -> tuple[list[Actor], EngineSupervisor, Sampler]:
+    """Start the rollout engines without waiting, their supervisor and the sampler."""
+    engines = start_engines(cluster, config, model_path, prompts)
+    supervisor = EngineSupervisor(
+        cluster,
+        engines,
+        functools.partial(start_engine, cluster, config, model_path, prompts),
+        run,
+        attempt,
+        start_timeout_s=config.rollout.start_timeout_s,
+        # vLLM needs free GPU memory at its start.
+        can_replace=not config.rollout.colocate,
+    )
+    return engines, supervisor, build_sampler(cluster, engines, config, supervisor)
+
+
+def wait_for_engines(cluster: Cluster, engines: Sequence[Actor], config: RunConfig, run: RunDir) -> None:
+    """Wait until the rollout engines are ready; see `wait_until_ready`."""
+    wait_until_ready(cluster, engines, config.rollout.start_timeout_s, "rollout engines", run)
+    append_event(run, "engine/ready", num_engines=len(engines))
 
 
 def build_sampler(

@@ -3,25 +3,16 @@
 A later attempt measures only the missing sets.
 """
 
-import functools
 from collections.abc import Mapping
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.groups import Prompts
 from slurm_rl.node.stop import Timer
-from slurm_rl.rollout.engine_supervisor import EngineSupervisor
 from slurm_rl.run_dir.eval_sets import describe_result, read_results
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
-from slurm_rl.trainers.grpo.build import (
-    build_sampler,
-    build_set_rollouts,
-    open_journal,
-    start_engine,
-    start_engines,
-    wait_until_ready,
-)
+from slurm_rl.trainers.grpo.build import build_set_rollouts, open_journal, start_sampling, wait_for_engines
 from slurm_rl.trainers.grpo.eval_sets import build_sets, set_metrics
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.rollout_files import log_samples
@@ -45,13 +36,8 @@ def evaluate_alone(
     Raises:
         StopRequested: at a stop signal; finished sets are kept.
     """
-    engines = start_engines(cluster, config, model_path, prompts)
-    start_timeout_s = config.rollout.start_timeout_s
-    starts = functools.partial(start_engine, cluster, config, model_path, prompts)
-    supervisor = EngineSupervisor(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
-    sampler = build_sampler(cluster, engines, config, supervisor)
-    wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
-    append_event(run, "engine/ready", num_engines=len(engines))
+    engines, supervisor, sampler = start_sampling(run, attempt, config, cluster, model_path, prompts)
+    wait_for_engines(cluster, engines, config, run)
     cluster.while_waiting = supervisor.check
     measured = read_rows(run.metrics) if run.metrics.is_file() else []
     metrics.rewind(_STEP if measured else -1, len(measured))

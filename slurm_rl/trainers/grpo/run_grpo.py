@@ -26,15 +26,14 @@ from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.common.remedy import load_plan
 from slurm_rl.trainers.grpo.build import (
     build_rollouts,
-    build_sampler,
     build_set_rollouts,
     build_transport,
     open_journal,
     start_critic,
-    start_engine,
-    start_engines,
     start_policy,
     start_reference,
+    start_sampling,
+    wait_for_engines,
     wait_until_ready,
 )
 from slurm_rl.trainers.grpo.learner import Learner
@@ -161,28 +160,12 @@ def _train(
 ) -> TrainerState:
     from slurm_rl.trainers.grpo.eval_sets import build_sets
 
-    start_timeout_s = config.rollout.start_timeout_s
-    engines = start_engines(cluster, config, model_path, prompts)
-    supervisor = EngineSupervisor(
-        cluster,
-        engines,
-        functools.partial(start_engine, cluster, config, model_path, prompts),
-        run,
-        attempt,
-        start_timeout_s=start_timeout_s,
-        # vLLM needs free GPU memory at its start.
-        can_replace=not config.rollout.colocate,
-    )
-    sampler = build_sampler(cluster, engines, config, supervisor)
-
-    def wait_for_engines() -> None:
-        wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
-        append_event(run, "engine/ready", num_engines=len(engines))
-
+    engines, supervisor, sampler = start_sampling(run, attempt, config, cluster, model_path, prompts)
+    wait = functools.partial(wait_for_engines, cluster, engines, config, run)
     if config.rollout.colocate:
         # While vLLM starts, other processes must not change the free GPU memory (determine_available_memory in
         # vllm/v1/worker/gpu_worker.py).
-        wait_for_engines()
+        wait()
         sampler.sleep()
     policy, reference, critic = _start_models(run, config, cluster, model_path)
     journal = open_journal(run, config, judges)
@@ -204,7 +187,7 @@ def _train(
         sets=build_sets(config, prompts.sets, rollouts),
     )
 
-    state = trainer.run(wait_for_engines)
+    state = trainer.run(wait)
     run.require_ours()
     policy.call("export", run.export)
     return state

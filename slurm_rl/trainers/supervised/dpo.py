@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slurm_rl.algorithms.preference import LogRatios, compute_dpo_loss, sum_by_sequence
+from slurm_rl.algorithms.losses import sum_by_sequence
+from slurm_rl.algorithms.preference import LogRatios, compute_dpo_loss
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slurm_rl.algorithms.preference import sum_by_sequence
+from slurm_rl.algorithms.losses import sum_by_sequence
 from slurm_rl.algorithms.sequences import PackedBatch
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.answers import AnswerRow

@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_rl.algorithms.preference import (
-    LogRatios,
-    bradley_terry,
-    center_scores,
-    compute_dpo_loss,
-    sum_by_sequence,
-)
+from slurm_rl.algorithms.losses import sum_by_sequence
+from slurm_rl.algorithms.preference import LogRatios, bradley_terry, center_scores, compute_dpo_loss
 from slurm_rl.config.registry import DIVERGENCES, DPO_LOSSES
 from slurm_rl.config.supervised import DPOConfig
 

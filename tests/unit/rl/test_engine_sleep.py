@@ -17,7 +17,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.grpo import run_grpo
+from slurm_rl.trainers.grpo import build, run_grpo
 from slurm_rl.trainers.grpo.batch_queue import Collected
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.learner import Learned
@@ -134,9 +134,11 @@ def test_colocated_engines_sleep_before_the_policy_starts(
     results = {"start_engines": [], "start_policy": group, "start_reference": group, "start_critic": None}
     fake: Any = Recorder(said, **results, load_text_config=SimpleNamespace(num_hidden_layers=1), choose_probe=PROBE)
     fake.results |= {"build_sampler": fake, "GRPOTrainer": fake}
-    others = ["build_sampler", "build_transport", "wait_until_ready", "tell_rows", "load_text_config", "choose_probe"]
-    for name in [*results, *others, "GRPOTrainer", "RunSaver"]:
-        monkeypatch.setattr(run_grpo, name, getattr(fake, name))
+    others = ["build_transport", "wait_until_ready", "tell_rows", "load_text_config", "choose_probe"]
+    for name in [*results, *others, "build_sampler", "GRPOTrainer", "RunSaver"]:
+        for module in (build, run_grpo):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(fake, name))
     config = load_config(["+exp=demo", "data.max_prompt_tokens=8", *words])
     monkeypatch.setattr(RunDir, "require_ours", lambda _: None)
     cluster: Any = SimpleNamespace(stop=SimpleNamespace(age_s=None))

@@ -50,7 +50,7 @@ class HereCluster:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(reward_services, "_own_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(reward_services, "find_address", lambda: ("127.0.0.1", 0))
     monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     monkeypatch.setattr(ray, "wait", lambda answers, **_: (answers, []))
     run = RunDir(tmp_path / "run")

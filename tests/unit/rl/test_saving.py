@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,7 +11,7 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
-from slurm_rl.models.checkpoint.background import BackgroundWriter
+from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report
 from slurm_rl.models.checkpoint.step_saver import parse_state
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.run_dir.save_times import Measured
@@ -22,7 +23,7 @@ class FakePolicy:
     """Writes its file when it may."""
 
     def __init__(self) -> None:
-        self.may_write, self.writer, self.broken = threading.Event(), BackgroundWriter(), False
+        self.may_write, self.writer, self.broken = threading.Event(), ThreadPoolExecutor(1), False
 
     def call(self, method: str, folder: Path, background: bool) -> list[list[Path]]:
         assert method == "save"
@@ -36,7 +37,8 @@ class FakePolicy:
                 raise OSError("the disk is gone")
             file.write(b"weights")
 
-        self.writer.start(folder / "rank-0.pt", write)
+        reserve_reason(folder / "rank-0.pt")
+        self.writer.submit(write_or_report, folder / "rank-0.pt", write)
         return [[folder / "rank-0.pt"]]
 
 

@@ -14,21 +14,22 @@ from typing import BinaryIO
 import pytest
 
 from slurm_rl.errors import CheckpointError
-from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files, write_whole
+from slurm_rl.models.checkpoint.background import reserve_reason, wait_for_files, write_or_report, write_whole
 from slurm_rl.models.checkpoint.store import CheckpointStore
 
 NUM_KILLS = 16
 
 
 def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
-    path, go_on, writer = tmp_path / "rank-0.pt", threading.Event(), BackgroundWriter()
+    path, go_on = tmp_path / "rank-0.pt", threading.Event()
 
     def write(file: BinaryIO) -> None:
         file.write(b"wh")
         assert go_on.wait(30)
         file.write(b"ole")
 
-    writer.start(path, write)
+    reserve_reason(path)
+    threading.Thread(target=write_or_report, args=(path, write)).start()
     assert not path.exists()
     go_on.set()
     wait_for_files([path], 30, threading.Event())
@@ -36,33 +37,13 @@ def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_second_file_waits_for_the_first(tmp_path: Path) -> None:
-    order: list[str] = []
-    first_may_end, writer = threading.Event(), BackgroundWriter()
-
-    def write_first(_: BinaryIO) -> None:
-        assert first_may_end.wait(30)
-        order.append("first")
-
-    def write_second(_: BinaryIO) -> None:
-        order.append("second")
-
-    writer.start(tmp_path / "a", write_first)
-    second = threading.Thread(target=writer.start, args=(tmp_path / "b", write_second))
-    second.start()
-    first_may_end.set()
-    second.join(30)
-    writer.join()
-    assert order == ["first", "second"]
-
-
 def test_a_writer_that_fails_says_why_and_leaves_no_half(tmp_path: Path) -> None:
     def refuse(file: BinaryIO) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    writer = BackgroundWriter()
-    writer.start(tmp_path / "rank-0.pt", refuse)
+    reserve_reason(tmp_path / "rank-0.pt")
+    write_or_report(tmp_path / "rank-0.pt", refuse)
     with pytest.raises(CheckpointError, match=r"No space left on device.*rank-0\.pt.*Next: make room"):
         wait_for_files([tmp_path / "rank-0.pt"], 30, threading.Event())
     assert [p.name for p in tmp_path.iterdir()] == ["rank-0.pt.error"]
@@ -81,12 +62,13 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
 
 TRAIN_FOR_EVER = """
 import itertools, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from slurm_rl.models.checkpoint.background import BackgroundWriter, wait_for_files
+from slurm_rl.models.checkpoint.background import reserve_reason, wait_for_files, write_or_report
 from slurm_rl.models.checkpoint.store import CheckpointStore
 store = CheckpointStore(Path(sys.argv[1]))
 newest = store.latest()
-state, saving, writers = bytearray(300_000), None, [BackgroundWriter() for _ in range(4)]
+state, saving, writers = bytearray(300_000), None, ThreadPoolExecutor(4)
 
 def finish(step, files):
     wait_for_files(files, 60, threading.Event())
@@ -99,9 +81,10 @@ for step in itertools.count(newest.step + 1 if newest else 0):
     if saving:
         saving.join()
     folder, files, copy = store.begin(step), [], bytes(state)
-    for rank, writer in enumerate(writers):
+    for rank in range(4):
         files.append(folder / f"rank-{rank}.pt")
-        writer.start(files[-1], lambda file, copy=copy: file.write(copy))
+        reserve_reason(files[-1])
+        writers.submit(write_or_report, files[-1], lambda file, copy=copy: file.write(copy))
     saving = threading.Thread(target=finish, args=(step, files))
     saving.start()
 """
