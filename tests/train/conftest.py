@@ -1,12 +1,30 @@
 """Models that several files of this folder read."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.plan.accelerator import accelerator_env
 
+ROOT = Path(__file__).parents[2]
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+
+
+def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Run a module of this folder with a real vLLM engine; return the found.json that it writes to `folder`."""
+    env = {var.name: var.value for var in accelerator_env("cpu")}
+    command = [sys.executable, "-m", f"tests.train.{name}", str(folder), *words]
+    env = {**os.environ, **env, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
 
 
 @pytest.fixture(scope="session")

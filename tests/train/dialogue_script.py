@@ -138,7 +138,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
         spec = SamplingSpec(1 if by_program else MEMBERS, TURN_TOKENS, 1.0, 1.0, seed=3, stop_token_ids=stops)
         groups = (play_program if by_program else play)(case, engine, spec)
         found[case.name] = describe(case, groups, policy)
-    print(json.dumps(found))
+    (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

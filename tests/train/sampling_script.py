@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
     found["one_by_one"] = [
         c.token_ids for seed, one in enumerate(crowd) for c in engine.generate([one], [seed], PLAIN)[0]
     ]
-    print(json.dumps(found))
+    (folder / "found.json").write_text(json.dumps(found))
 
 
 @torch.no_grad()

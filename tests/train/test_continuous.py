@@ -1,25 +1,15 @@
 """New weights in the middle of completions, on a real vLLM engine. One process for all."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from slurm_rl.plan.accelerator import accelerator_env
+from tests.train.conftest import run_script
 
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    env = {var.name: var.value for var in accelerator_env("cpu")}
-    folder = tmp_path_factory.mktemp("continuous")
-    command = [sys.executable, "-m", "tests.train.continuous_script", str(folder)]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
+    return run_script("continuous_script", tmp_path_factory.mktemp("continuous"))
 
 
 def test_each_token_has_the_logprob_of_its_weight_version(sampled: dict[str, Any]) -> None:

@@ -5,16 +5,11 @@ Seen: 5e-6 and less over talks, 8e-6 at worst over calls with logprobs down to -
 policy and engine are up to 1e-5 from the same model in float64, further (2.5e-5) where the model was taught at three
 times the rate: then 1.6e-5 from each other. Rate and steps were chosen among several so that this holds."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_rl.plan.accelerator import accelerator_env
+from tests.train.conftest import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -27,16 +22,8 @@ PROGRAM = "qwen3/program"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    env = {var.name: var.value for var in accelerator_env("cpu")}
-    folder = str(tmp_path_factory.mktemp("dialogues"))
-    command = [sys.executable, "-m", "tests.train.dialogue_script", folder, *TOOLS, *TALKS, PROGRAM]
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        command, env={**os.environ, **env, "PYTHONPATH": root}, capture_output=True, text=True, timeout=800
-    )
-    assert done.returncode == 0, done.stderr
-    of_cases: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return of_cases
+    folder = tmp_path_factory.mktemp("dialogues")
+    return run_script("dialogue_script", folder, *TOOLS, *TALKS, PROGRAM)
 
 
 @pytest.mark.parametrize("case", [*TOOLS, *TALKS, PROGRAM])

@@ -2,8 +2,8 @@
 
 Each cell covers the config rules, the plan, and the trainer's path from scored groups to weights on real models:
 overlong shaping, advantages, sequences, minibatches, logprobs of policy and reference, loss and step of the policy,
-values and step of the critic. It does not cover sampling, rewards and environments, whose results are recorded; the
-slow test runs some cells as a whole.
+values and step of the critic. It does not cover sampling, rewards and environments, whose results are recorded: see
+tests/examples.
 """
 
 import math

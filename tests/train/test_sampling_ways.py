@@ -1,14 +1,10 @@
 """Every way to sample, on a real vLLM engine: logprobs are of what was sampled from, and stops end completions."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from slurm_rl.plan.accelerator import accelerator_env
+from tests.train.conftest import run_script
 
 pytestmark = pytest.mark.slow
 EOS, SEVEN, STOP_TOKEN = 1, 9, 4
@@ -16,12 +12,7 @@ EOS, SEVEN, STOP_TOKEN = 1, 9, 4
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    env = {var.name: var.value for var in accelerator_env("cpu")}
-    command = [sys.executable, "-m", "tests.train.sampling_script", str(tmp_path_factory.mktemp("sampling"))]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_script("sampling_script", tmp_path_factory.mktemp("sampling"))
 
 
 @pytest.mark.parametrize(
@@ -36,22 +27,16 @@ def read(tokens: list[int]) -> str:
     return "".join("0123456789+="[token - 2] for token in tokens if token > 1)
 
 
-def test_stop_string_is_in_the_tokens_but_not_in_the_text(sampled: dict[str, Any]) -> None:
-    stopped = [one for one in sampled["stop"] if one["tokens"][-1] == SEVEN]
-    assert stopped, "none came to a 7"
+@pytest.mark.parametrize(("way", "last", "absent"), [("stop", SEVEN, ("7", "12")), ("stop_token", STOP_TOKEN, ("2",))])
+def test_stop_is_in_the_tokens_but_not_in_the_text(
+    sampled: dict[str, Any], way: str, last: int, absent: tuple[str, ...]
+) -> None:
+    stopped = [one for one in sampled[way] if one["tokens"][-1] == last]
+    assert stopped, "none came to it"
     for one in stopped:
         assert not one["truncated"]
         assert one["text"] == read(one["tokens"][:-1])
-        assert "7" not in one["text"] and "12" not in one["text"]
-
-
-def test_stop_token_is_not_in_the_text(sampled: dict[str, Any]) -> None:
-    stopped = [one for one in sampled["stop_token"] if one["tokens"][-1] == STOP_TOKEN]
-    assert stopped, "none came to the token"
-    for one in stopped:
-        assert not one["truncated"]
-        assert one["text"] == read(one["tokens"][:-1])
-        assert STOP_TOKEN not in one["tokens"][:-1]
+        assert not any(text in one["text"] for text in absent)
 
 
 def test_completion_without_stop_is_truncated(sampled: dict[str, Any]) -> None:

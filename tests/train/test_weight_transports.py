@@ -1,28 +1,18 @@
 """Small mixtures of experts get their weights through every transport; an engine that ignores them is refused."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from slurm_rl.plan.accelerator import accelerator_env
 from tests.tiny_moe import FAMILIES as MIXTURES
+from tests.train.conftest import run_script
 
 FAMILIES = [name if name == "qwen3_moe" else pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    env = {var.name: var.value for var in accelerator_env("cpu")}
-    folder = tmp_path_factory.mktemp("sync")
-    command = [sys.executable, "-m", "tests.train.sync_script", str(folder), request.param]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    results: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return results
+    return run_script("sync_script", tmp_path_factory.mktemp("sync"), request.param)
 
 
 @pytest.mark.parametrize("transport", ["store", "gloo", "adapters"])

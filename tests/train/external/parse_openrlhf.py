@@ -6,53 +6,26 @@ Its heavy imports are replaced, and its `train` by one that prints the arguments
 """
 
 import ast
-import importlib.abc
-import importlib.machinery
+import importlib.util
 import sys
-import types
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from unittest.mock import MagicMock
 
-REAL = ("openrlhf", "openrlhf.cli", "openrlhf.utils.config")
+from heavy import Replacer  # type: ignore[import-not-found]
 
-
-class Anything(types.ModuleType):
-    __path__: list[str] = []  # noqa: RUF012
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=name)
-
-
-class Replacer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an empty module for whatever is heavy."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if name == "openrlhf.utils.config":
-            file = self.root / "openrlhf/utils/config.py"
-            if file.is_file():
-                return importlib.util.spec_from_file_location(name, file)
-        if name.split(".")[0] in ("openrlhf", "ray", "torch", "deepspeed", "transformers", "flash_attn", "datasets"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return Anything(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
+HEAVY = ("openrlhf", "ray", "torch", "deepspeed", "transformers", "flash_attn", "datasets")
+CONFIG = "openrlhf.utils.config"
+"""Module that is the release's own."""
 
 
 def main() -> None:
     root, module = Path(sys.argv[1]), sys.argv[2]
     sys.argv = sys.argv[2:]
-    sys.meta_path.insert(0, Replacer(root))
+    sys.meta_path.insert(0, Replacer(lambda name: name.split(".")[0] in HEAVY))
+    config = importlib.util.spec_from_file_location(CONFIG, root / "openrlhf/utils/config.py")
+    if Path(str(config and config.origin)).is_file():
+        assert config is not None and config.loader is not None
+        sys.modules[CONFIG] = importlib.util.module_from_spec(config)
+        config.loader.exec_module(sys.modules[CONFIG])
     tree = ast.parse((root / Path(*module.split("."))).with_suffix(".py").read_text())
     shown = ast.parse("import json; print(json.dumps(args, default=lambda value: vars(value)))").body
     for node in tree.body:
@@ -62,6 +35,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import importlib.util
-
     main()

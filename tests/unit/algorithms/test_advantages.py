@@ -63,10 +63,3 @@ def test_a_group_of_equal_rewards_gets_exactly_zero(name: str) -> None:
     advantages = compute(name, rewards)
     assert advantages[:2].tolist() == [[0.0] * 3] * 2
     assert advantages[2].tolist() != [0.0] * 3
-
-
-@pytest.mark.parametrize("name", list(ADVANTAGES))
-def test_shape_and_type_stay(name: str) -> None:
-    advantages = compute(name, torch.rand(3, 4))
-    assert advantages.shape == (3, 4)
-    assert advantages.dtype == torch.float32

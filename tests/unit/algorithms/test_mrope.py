@@ -15,10 +15,6 @@ def test_the_worked_example() -> None:
     ]
 
 
-def test_text_alone_counts_from_zero_in_every_axis() -> None:
-    assert build_rope_positions(3, [], []).tolist() == [[0, 1, 2]] * 3
-
-
 def test_several_images_are_placed_as_transformers_places_them() -> None:
     """At the start, next to each other, and long ones both ways; patches merge two by two."""
     grids = [(1, 4), (3, 1), (2, 2)]

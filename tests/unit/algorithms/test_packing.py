@@ -19,10 +19,6 @@ def test_first_fit_decreasing_by_hand() -> None:
     assert pack_by_tokens([2, 4, 3, 2], 6) == [[0, 1], [2, 3]]
 
 
-def test_a_sequence_longer_than_the_budget_stands_alone() -> None:
-    assert pack_by_tokens([1, 9, 1], 4) == [[1], [0, 2]]
-
-
 def test_nothing_to_pack() -> None:
     assert pack_by_tokens([], 4) == []
     assert distribute([], 3, 4) == [[], [], []]
@@ -55,10 +51,6 @@ def test_tight_bins_fewer_than_the_workers_are_filled_up_with_empty_ones() -> No
 def test_a_sequence_longer_than_the_budget_does_not_stop_the_spreading() -> None:
     # First-fit would put both of 2 together and leave the third worker idle.
     assert distribute([9, 2, 2], 3, 4) == [[[0]], [[1]], [[2]]]
-
-
-def test_fewer_sequences_than_workers_leaves_empty_micro_batches() -> None:
-    assert distribute([7], 3, 10) == [[[0]], [[]], [[]]]
 
 
 @given(lengths=LENGTHS, budget=BUDGET)

@@ -1,12 +1,4 @@
-from slurm_rl.algorithms.totals import add_totals
 from slurm_rl.trainers.grpo.step_metrics import training_metrics
-
-
-def test_sums_add_up_and_maxima_do_not() -> None:
-    totals: dict[str, float] = {}
-    for more in ({"loss": 1.0, "mismatch/max": 0.5}, {"loss": 2.0, "mismatch/max": 0.25, "kl": 1.0}):
-        add_totals(totals, more)
-    assert totals == {"loss": 3.0, "mismatch/max": 0.5, "kl": 1.0}
 
 
 def test_means_are_over_tokens_and_maxima_over_minibatches() -> None:

@@ -17,7 +17,7 @@ from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import reserve_reason, wait_for_files, write_or_report, write_whole
 from slurm_rl.models.checkpoint.store import CheckpointStore
 
-NUM_KILLS = 16
+NUM_KILLS = 20
 
 
 def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
@@ -60,6 +60,20 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
         wait_for_files([tmp_path / "rank-7.pt"], 3600, given_up)
 
 
+SAVE_FOR_EVER = """
+import itertools, sys
+from pathlib import Path
+from slurm_rl.models.checkpoint.store import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+newest = store.latest()
+for step in itertools.count(newest.step + 1 if newest else 0):
+    folder = store.begin(step)
+    for rank in range(4):
+        (folder / f"rank-{rank}.pt").write_bytes(bytes([step % 256]) * 300_000)
+    store.commit(step, {"step": step})
+    print(step, flush=True)
+    store.prune(keep=2)
+"""
 TRAIN_FOR_EVER = """
 import itertools, sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -90,14 +104,13 @@ for step in itertools.count(newest.step + 1 if newest else 0):
 """
 
 
-def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [SAVE_FOR_EVER, TRAIN_FOR_EVER], ids=["foreground", "background"])
+def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path, code: str) -> None:
     """What was announced is never lost, and every byte of what is found is of its own step."""
     root, chance = tmp_path / "checkpoints", random.Random(0)
     announced, left_behind = -1, 0
     for _ in range(NUM_KILLS):
-        child = subprocess.Popen(
-            [sys.executable, "-c", TRAIN_FOR_EVER, str(root)], stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        child = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True, bufsize=1)
         assert child.stdout is not None
         first = child.stdout.readline()
         assert first, "the child ended by itself"
@@ -112,12 +125,15 @@ def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> Non
         assert newest is not None
         assert store.skipped == []
         assert announced <= newest.step <= announced + 1
+        assert newest.meta == {"step": newest.step}
         for rank in range(4):
             assert (newest.path / f"rank-{rank}.pt").read_bytes() == bytes([newest.step % 256]) * 300_000
     assert left_behind >= NUM_KILLS // 4, "the kills must land inside saves to prove anything"
+    CheckpointStore(root).begin(10**6)
+    assert len(list(root.glob(".step-*"))) == 1
 
 
 def test_needs_the_standard_library_alone() -> None:
     # -S: nothing that was installed can be imported.
-    code = "import slurm_rl.models.checkpoint.background"
+    code = "import slurm_rl.models.checkpoint.background, slurm_rl.models.checkpoint.store"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])

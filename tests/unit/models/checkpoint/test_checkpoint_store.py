@@ -3,10 +3,7 @@
 import errno
 import os
 import random
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,6 @@ import pytest
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint import store as checkpoints
 from slurm_rl.models.checkpoint.store import CheckpointStore
-
-NUM_KILLS = 24
 
 
 def save(store: CheckpointStore, step: int, size: int = 1000) -> Path:
@@ -189,58 +184,6 @@ def test_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/checkpoints"):
         CheckpointStore(tmp_path / "file" / "checkpoints").begin(1)
-
-
-SAVE_FOR_EVER = """
-import itertools, sys
-from pathlib import Path
-from slurm_rl.models.checkpoint.store import CheckpointStore
-store = CheckpointStore(Path(sys.argv[1]))
-newest = store.latest()
-for step in itertools.count(newest.step + 1 if newest else 0):
-    folder = store.begin(step)
-    for rank in range(4):
-        (folder / f"rank-{rank}.pt").write_bytes(bytes([step % 256]) * 300_000)
-    store.commit(step, {"step": step})
-    print(step, flush=True)
-    store.prune(keep=2)
-"""
-
-
-def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path) -> None:
-    """What was announced is never lost: after each kill the newest is the announced one or the one after it."""
-    root, chance = tmp_path / "checkpoints", random.Random(0)
-    announced, left_behind = -1, 0
-    for _ in range(NUM_KILLS):
-        child = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOR_EVER, str(root)], stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert child.stdout is not None
-        first = child.stdout.readline()
-        assert first, "the child ended by itself"
-        time.sleep(chance.uniform(0, 0.1))
-        child.send_signal(signal.SIGKILL)
-        lines = [first, *child.stdout.readlines()]
-        child.wait()
-        announced = max(announced, *(int(line) for line in lines if line.endswith("\n")))
-        left_behind += any(root.glob(".step-*"))
-
-        store = CheckpointStore(root)
-        newest = store.latest()
-        assert newest is not None
-        assert store.skipped == []
-        assert announced <= newest.step <= announced + 1
-        assert newest.meta == {"step": newest.step}
-        assert (newest.path / "rank-3.pt").read_bytes() == bytes([newest.step % 256]) * 300_000
-    assert left_behind >= NUM_KILLS // 4, "the kills must land inside saves to prove anything"
-    CheckpointStore(root).begin(10**6)
-    assert len(list(root.glob(".step-*"))) == 1
-
-
-def test_needs_the_standard_library_alone() -> None:
-    code = "import slurm_rl.models.checkpoint.store"
-    # -S: nothing that was installed can be imported.
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])
 
 
 def test_prune_spares_the_best(store: CheckpointStore) -> None:

@@ -59,7 +59,7 @@ class CutOff:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/bucket/run"
-    return f"memory://{secrets.token_hex(4)}/run"
+    return memory()
 
 
 def make(root: Path, step: int) -> Path:
@@ -75,6 +75,19 @@ def make(root: Path, step: int) -> Path:
 def open_run(root: Path, url: str) -> tuple[RunDir, RemoteSaver]:
     run = RunDir(root)
     return run, RemoteSaver(run, CheckpointStore(run.checkpoints), RemoteFolder(url, key=lambda: KEY, retry_s=()))
+
+
+def copied(root: Path, url: str, *steps: int) -> RemoteSaver:
+    """Make checkpoints of a run and copy them."""
+    _, saver = open_run(root, url)
+    for step in steps:
+        make(root, step)
+        saver.copy(step)
+    return saver
+
+
+def memory() -> str:
+    return f"memory://{secrets.token_hex(4)}/run"
 
 
 def fetched_step(root: Path, url: str) -> int | None:
@@ -100,10 +113,10 @@ def test_what_is_uploaded_comes_back_with_every_byte_and_only_once(tmp_path: Pat
 @pytest.mark.parametrize("half", [False, True])
 def test_a_copy_that_was_cut_off_at_any_write_is_never_taken_for_whole(tmp_path: Path, half: bool) -> None:
     make(tmp_path / "a", 1), make(tmp_path / "a", 2)
-    num_changes = copy_two(tmp_path / "a", f"memory://{secrets.token_hex(4)}/run", 0, half=half)
+    num_changes = copy_two(tmp_path / "a", memory(), 0, half=half)
     assert num_changes == 7, "the old marker, four files, the manifest, the marker"
     for fails_at in range(1, num_changes + 1):
-        url = f"memory://{secrets.token_hex(4)}/run"
+        url = memory()
         with pytest.raises(CheckpointError, match="PowerCutError"):
             copy_two(tmp_path / "a", url, fails_at, half=half)
         assert fetched_step(tmp_path / f"b{fails_at}", url) == 1
@@ -122,17 +135,13 @@ def copy_two(root: Path, url: str, fails_at: int, *, half: bool) -> int:
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_removal_that_was_cut_off_leaves_the_newest_and_no_half_one(tmp_path: Path, half: bool) -> None:
-    for step in (1, 2, 3):
-        make(tmp_path / "a", step)
     for fails_at in (1, 2, 3, 4):
-        url = f"memory://{secrets.token_hex(4)}/run"
-        _, saver = open_run(tmp_path / "a", url)
-        for step in (1, 2, 3):
-            saver.copy(step)
+        url = memory()
+        saver = copied(tmp_path / f"a{fails_at}", url, 1, 2, 3)
         saver.remote.fs = CutOff(saver.remote.fs, fails_at, half=half)
         with pytest.raises(CheckpointError, match="PowerCutError"):
             saver.prune(1, ())
-        _, saver = open_run(tmp_path / "a", url)
+        _, saver = open_run(tmp_path / f"a{fails_at}", url)
         for step in saver.remote.steps():
             saver.remote.download(f"step-{step}", tmp_path / f"d{fails_at}-{step}", tmp_path / "e")
         assert fetched_step(tmp_path / f"b{fails_at}", url) == 3
@@ -141,10 +150,8 @@ def test_a_removal_that_was_cut_off_leaves_the_newest_and_no_half_one(tmp_path: 
 
 
 def test_damage_after_the_upload_is_found_and_the_one_before_taken(tmp_path: Path) -> None:
-    url = f"memory://{secrets.token_hex(4)}/run"
-    make(tmp_path / "a", 1), make(tmp_path / "a", 2)
-    _, saver = open_run(tmp_path / "a", url)
-    saver.copy(1), saver.copy(2)
+    url = memory()
+    saver = copied(tmp_path / "a", url, 1, 2)
     path = f"{saver.remote.root}/step-2/files/policy/rank-1.pt"
     saver.remote.fs.pipe_file(path, b"\0" + saver.remote.fs.cat_file(path)[1:])
     assert fetched_step(tmp_path / "b", url) == 1
@@ -185,10 +192,8 @@ def forge(saver: RemoteSaver, step: int, change: Callable[[dict[str, Any]], Any]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_that_names_a_file_elsewhere_is_passed_over_and_nothing_of_it_written(tmp_path: Path, name: str) -> None:
-    url, name = f"memory://{secrets.token_hex(4)}/run", name.replace("/TMP", str(tmp_path))
-    make(tmp_path / "a", 1), make(tmp_path / "a", 2)
-    _, saver = open_run(tmp_path / "a", url)
-    saver.copy(1), saver.copy(2)
+    url, name = memory(), name.replace("/TMP", str(tmp_path))
+    saver = copied(tmp_path / "a", url, 1, 2)
     evil = b"evil"
     if name.strip("/") not in ("", "files"):
         saver.remote.fs.pipe_file(f"{saver.remote.root}/step-2/{name}", evil)
@@ -217,20 +222,15 @@ def test_a_copy_that_names_a_file_elsewhere_is_passed_over_and_nothing_of_it_wri
     ],
 )
 def test_a_manifest_that_is_none_costs_its_copy_alone(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    url = f"memory://{secrets.token_hex(4)}/run"
-    make(tmp_path / "a", 1), make(tmp_path / "a", 2)
-    _, saver = open_run(tmp_path / "a", url)
-    saver.copy(1), saver.copy(2)
+    url = memory()
+    saver = copied(tmp_path / "a", url, 1, 2)
     saver.remote.fs.pipe_file(f"{saver.remote.root}/step-2/files/x", b"x")
     forge(saver, 2, change)
     assert fetched_step(tmp_path / "b", url) == 1
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"memory://{secrets.token_hex(4)}/run"
-    make(tmp_path / "a", 1)
-    _, saver = open_run(tmp_path / "a", url)
-    saver.copy(1)
+    saver = copied(tmp_path / "a", memory(), 1)
     saver.remote.fs.pipe_file(f"{saver.remote.root}/step-1/files/policy/rank-1.pt", bytes(10_000_000))
     with pytest.raises(CheckpointError, match="bytes that were written"):
         saver.remote.download("step-1", tmp_path / "folder", tmp_path / "beside")
@@ -250,21 +250,13 @@ def test_a_copy_that_finds_no_room_here_ends_the_start_and_is_not_passed_over(tm
 
 
 def test_pruning_keeps_the_newest_and_the_spared(tmp_path: Path, url: str) -> None:
-    _, saver = open_run(tmp_path / "a", url)
-    for step in range(1, 6):
-        make(tmp_path / "a", step)
-        saver.copy(step)
+    saver = copied(tmp_path / "a", url, 1, 2, 3, 4, 5)
     saver.remote._remove_if_there(f"{saver.remote.root}/step-2/complete.json")
     assert saver.remote.prune(2, {1}) == [3, 2]
     assert saver.remote.steps() == [5, 4, 1]
-
-
-def test_nothing_is_removed_while_no_copy_is_whole(tmp_path: Path, url: str) -> None:
-    _, saver = open_run(tmp_path / "a", url)
-    make(tmp_path / "a", 1)
-    saver.copy(1)
-    saver.remote._remove_if_there(f"{saver.remote.root}/step-1/complete.json")
-    assert saver.remote.prune(1) == []
+    for step in (1, 4, 5):
+        saver.remote._remove_if_there(f"{saver.remote.root}/step-{step}/complete.json")
+    assert saver.remote.prune(1) == [], "nothing is removed while no copy is complete"
 
 
 def test_a_run_on_a_new_machine_gets_rows_prompts_and_reference_too(tmp_path: Path, url: str) -> None:
@@ -294,9 +286,7 @@ def test_a_copy_of_other_prompts_is_not_taken(tmp_path: Path, url: str) -> None:
 
 
 def test_an_older_copy_is_not_fetched(tmp_path: Path, url: str) -> None:
-    _, saver = open_run(tmp_path / "a", url)
-    make(tmp_path / "a", 3)
-    saver.copy(3)
+    copied(tmp_path / "a", url, 3)
     assert not open_run(tmp_path / "b", url)[1].fetch_newer(3)
 
 
@@ -322,10 +312,7 @@ def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(
 
 def test_what_another_wrote_is_passed_over_and_written_over(tmp_path: Path, url: str) -> None:
     """Whole, with a marker that fits, signed with another key or for another step."""
-    _, saver = open_run(tmp_path / "a", url)
-    for step in (1, 2, 3):
-        make(tmp_path / "a", step)
-        saver.copy(step)
+    saver = copied(tmp_path / "a", url, 1, 2, 3)
     make(tmp_path / "evil", 9)
     evil = RemoteFolder(url, key=lambda: "another", retry_s=())
     evil.upload("step-9", tmp_path / "evil" / "checkpoints" / "step-9")
@@ -372,7 +359,7 @@ def test_a_copy_that_was_cut_off_is_made_good_by_the_next_start(tmp_path: Path, 
 def test_a_failed_write_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
     make(tmp_path / "a", 1)
-    url = f"memory://{secrets.token_hex(4)}/run"
+    url = memory()
     folder = RemoteFolder(url, key=lambda: KEY)
     folder.fs = CutOff(folder.fs, 2, half=True)
     folder.upload("step-1", tmp_path / "a" / "checkpoints" / "step-1")
