@@ -1,7 +1,7 @@
 """Shapes of popular models, so that a plan can estimate memory before a download.
 
-known_models.csv has the numbers of each model's config.json on the hub; tests/unit/plan/test_known_models.py compares
-them with published parameter counts.
+known_models.csv has the numbers of each model's config.json on the hub, and in its last column the billions of
+parameters of the model card or paper, which tests/unit/plan/test_known_models.py compares.
 """
 
 import csv
@@ -19,6 +19,7 @@ def load_known() -> dict[str, ModelShape]:
     for row in csv.DictReader(text.splitlines()):
         owner, names = row.pop("owner"), row.pop("names").split()
         is_tied = row.pop("is_tied") == "1"
+        del row["billions"]
         shape = ModelShape(is_tied=is_tied, **{key: int(value) for key, value in row.items()})
         known |= {f"{owner}/{name}".lower(): shape for name in names}
     return known

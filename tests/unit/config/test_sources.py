@@ -44,11 +44,6 @@ def test_source_inherits_columns_it_does_not_set() -> None:
     assert parse_config(config.model_dump(mode="json")) == config
 
 
-def test_each_source_without_sources_is_the_config() -> None:
-    config = load_config(["+exp=demo"])
-    assert each_source(config) == {"": config}
-
-
 def test_source_has_its_own_environment_reward_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("game.py").write_text("class Guess: ...\n")
@@ -142,11 +137,6 @@ def test_correction_depends_on_the_sampling_of_sources(key: str) -> None:
     assert load(word(key)).correction_kind == "token_tis"
     own = [f"+data.sources.{name}.{key}={load().rollout.model_dump()[key]}" for name in ("games", "sums")]
     assert load(f"rollout.{key}={SAMPLING[key]}", *own).correction_kind is None
-
-
-def test_correction_ignores_temperatures_of_sources() -> None:
-    config = load(word("temperature"), "algorithm.kl.coef=0.1", "algorithm.correction.kind=null")
-    assert config.correction_kind is None
 
 
 def test_parse_config_skips_rules_of_new_runs_for_saved_configs() -> None:

@@ -47,10 +47,6 @@ def test_group_set_twice_is_refused() -> None:
         load_config(["+data=gsm8k", "data=math"])
 
 
-def test_normalise_words_keeps_options_of_a_sweep() -> None:
-    assert normalise_words(["+algorithm=dapo,gspo", "+exp=a,b"]) == ["algorithm=dapo,gspo", "exp=a,b"]
-
-
 def test_own_run_has_no_settings_of_the_demo() -> None:
     config = load_config([*OWN, "+cluster=nvidia_h100"])
     assert (config.name, config.optim.lr, config.warmup.num_steps) == ("run", 1e-6, 0)

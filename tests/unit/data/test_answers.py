@@ -108,16 +108,6 @@ def test_pairs_of_a_parquet_file_without_prompts_or_margins(tmp_path: Path) -> N
     assert (row.prompt, row.chosen, row.rejected, row.margin) == ([USER], [HELLO], [BYE], 0.0)
 
 
-def test_a_row_of_a_parquet_file_without_its_answer_is_named(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    file = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.table({"chosen": ["a", "b"], "rejected": ["c", None], "prompt": ["d", "e"]}), file)
-    with pytest.raises(DataError, match=r"rows\.parquet row 1: 'rejected' must be text"):
-        load_pairs(DataConfig(train=str(file), num_eval=0))
-
-
 QUESTION = {"role": "user", "content": "Who?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}

@@ -163,18 +163,6 @@ def test_chats_for_a_model_without_a_template_are_refused() -> None:
         score_ids(build_tokenizer(None), item)
 
 
-def test_images_are_refused_rather_than_read_as_their_placeholders() -> None:
-    tokenizer = build_tokenizer(CHATML)
-    seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
-    with pytest.raises(DataError, match="the model must support"):
-        encode_scored([seen], "Me", tokenizer, template=ChatTemplate(tokenizer))
-
-
-def test_training_names_what_the_tokenizer_cannot_write() -> None:
-    with pytest.raises(DataError, match=r"row 3: .*'Z'"):
-        encode_for_training("Hi", "Zoo", "row 3", tokenizer=build_tokenizer(None), template=None)
-
-
 def test_scoring_gives_the_template_the_variables_of_training() -> None:
     tokenizer = build_tokenizer(
         CHATML.replace("{{ m.content }}", "{% if t is defined %}{{ t }}{% endif %}{{ m.content }}")

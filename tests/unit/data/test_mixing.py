@@ -29,11 +29,6 @@ def test_each_block_has_its_quotas_and_no_source_is_ever_a_row_away_from_its_sha
             assert abs(quotas.before(block)[name] - block * BLOCK * share) < 1
 
 
-def test_weights_that_divide_a_block_are_exact_in_each() -> None:
-    quotas = Quotas({"a": 0.7, "b": 0.2, "c": 0.1})
-    assert [quotas.of(block) for block in range(3)] == [{"a": 700, "b": 200, "c": 100}] * 3
-
-
 def test_a_thirds_remainder_is_carried() -> None:
     quotas = Quotas({"a": 1, "b": 1, "c": 1})
     assert [tuple(quotas.of(block).values()) for block in range(3)] == [

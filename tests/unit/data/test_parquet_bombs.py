@@ -8,7 +8,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.data.records import DataSource, read_records
 from slurm_rl.errors import DataError
 
@@ -99,28 +98,6 @@ def test_a_row_of_more_values_than_python_should_hold_is_refused(tmp_path: Path,
     assert next(records)[1] == {"input": [[] if is_empty else 0]}
     with pytest.raises(DataError, match="at most 256 MB; got 274 MB in row 1"):
         next(records)
-
-
-def test_values_of_a_fixed_size_count_with_it(tmp_path: Path) -> None:
-    """A thousand times one megabyte, once in the file."""
-    path = tmp_path / "bomb.parquet"
-    value = pyarrow.array([b"x" * (1 << 20)], pyarrow.binary(1 << 20))
-    items = pyarrow.DictionaryArray.from_arrays(pyarrow.nulls(2000, pyarrow.int32()).fill_null(0), value)
-    rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 2000], pyarrow.int32()), items)
-    pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path, compression="zstd", store_schema=False)
-    assert path.stat().st_size < 100_000
-    with pytest.raises(DataError, match="row group must decode to at most 1024 MB; got 2000 MB"):
-        list(read_records(source_of(path)))
-
-
-def test_lists_are_read_as_what_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    rows = [
-        {"input": [{"role": "user", "content": "a"}, {"role": "b", "content": None}], "images": [b"1", b""], "n": [1]},
-        {"input": [], "images": None, "n": [2, 3]},
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert list(read_parquet_rows(path, lambda names: names)) == rows
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [["a"], ["b", "c"]]], ids=["texts", "lists"])

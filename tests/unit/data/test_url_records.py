@@ -26,14 +26,6 @@ def test_rows_of_a_url_are_those_of_the_file(tmp_path: Path) -> None:
     assert load_rows(put(ROWS), DataConfig()) == load_rows(tmp_path / "rows.jsonl", DataConfig())
 
 
-def test_a_json_list_and_parquet_are_read_too(tmp_path: Path) -> None:
-    assert len(load_rows(put('[{"prompt": "a", "answer": "b"}]', "rows.json"), DataConfig())) == 1
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"prompt": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
-    assert len(load_rows(f"file://{tmp_path}/rows.parquet", DataConfig())) == 1
-
-
 def test_a_wrong_row_is_named_by_its_url_and_line() -> None:
     url = put(ROWS + "no json\n")
     with pytest.raises(DataError) as caught:

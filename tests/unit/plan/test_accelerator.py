@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.accelerator import NOSET_FLAGS, AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
 
 KINDS: list[AcceleratorKind] = ["nvidia", "amd", "cpu"]
 
@@ -38,15 +38,6 @@ def test_flight_recorder_writes_to_the_trace_dir(kind: AcceleratorKind) -> None:
     env = as_dict(accelerator_env(kind, trace_dir="/run/x/attempts/0"))
     assert env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/run/x/attempts/0/nccl_trace_rank_"
     assert env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000" and env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-
-
-def test_only_amd_sets_the_noset_flags() -> None:
-    assert set(NOSET_FLAGS) <= set(as_dict(accelerator_env("amd")))
-    assert not set(NOSET_FLAGS) & set(as_dict(accelerator_env("nvidia")))
-
-
-def test_cpu_disables_dynamo() -> None:
-    assert as_dict(accelerator_env("cpu"))["TORCHDYNAMO_DISABLE"] == "1"
 
 
 def test_ray_env_scales_with_the_nodes() -> None:

@@ -63,38 +63,23 @@ PYXIS = (
     "--site-option=1",
 )
 
-# (runtime, accelerator) -> srun arguments and argv.
-GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **{("none", accelerator): ((), ARGV) for accelerator in ("nvidia", "amd", "cpu")},
-    **{("pyxis", accelerator): (PYXIS, ARGV) for accelerator in ("nvidia", "amd", "cpu")},
-    ("apptainer", "nvidia"): ((), ("apptainer", "exec", "--no-home", "--nv", *APPTAINER_TAIL)),
-    ("apptainer", "amd"): ((), ("apptainer", "exec", "--no-home", "--rocm", *APPTAINER_TAIL)),
-    ("apptainer", "cpu"): ((), ("apptainer", "exec", "--no-home", *APPTAINER_TAIL)),
-    ("podman", "nvidia"): (
-        (),
-        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", "--ulimit=host", "--user=0:0", *BINDS, *NAMES, *TAIL),
-    ),
-    ("podman", "amd"): (
-        (),
-        (
-            *("podman", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri"),
-            *("--group-add=keep-groups", "--ulimit=host", "--user=0:0", *BINDS, *NAMES, *TAIL),
-        ),
-    ),
-    ("podman", "cpu"): ((), ("podman", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL)),
-    ("docker", "nvidia"): (
-        (),
-        ("docker", "run", *RUN, "--gpus=all", "--ulimit=memlock=-1", "--user=0:0", *BINDS, *NAMES, *TAIL),
-    ),
-    ("docker", "amd"): (
-        (),
-        (
-            *("docker", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri", "--group-add=video"),
-            *("--ulimit=memlock=-1", "--user=0:0", *BINDS, *NAMES, *TAIL),
-        ),
-    ),
-    ("docker", "cpu"): ((), ("docker", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL)),
+ARGVS = {
+    "none": ARGV,
+    "pyxis": ARGV,
+    "apptainer": ("apptainer", "exec", "--no-home", *APPTAINER_TAIL),
+    "podman": ("podman", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL),
+    "docker": ("docker", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL),
 }
+"""Runtime -> argv without a GPU."""
+GPU_WORDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("apptainer", "nvidia"): ("--nv",),
+    ("apptainer", "amd"): ("--rocm",),
+    ("podman", "nvidia"): ("--device=nvidia.com/gpu=all", "--ulimit=host"),
+    ("podman", "amd"): ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups", "--ulimit=host"),
+    ("docker", "nvidia"): ("--gpus=all", "--ulimit=memlock=-1"),
+    ("docker", "amd"): ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=video", "--ulimit=memlock=-1"),
+}
+CASES = [(runtime, accelerator) for runtime in RUNTIMES for accelerator in ("nvidia", "amd", "cpu")]
 
 
 def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
@@ -105,17 +90,15 @@ def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
     )
 
 
-@pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
+@pytest.mark.parametrize(("runtime", "accelerator"), CASES)
 def test_wrap_equals_the_expected_argv(runtime: str, accelerator: str) -> None:
-    result = wrapped(runtime, accelerator)
-    assert (result.srun_args, result.argv) == GOLDEN[runtime, accelerator]
+    result, more = wrapped(runtime, accelerator), GPU_WORDS.get((runtime, accelerator), ())
+    assert result.srun_args == (PYXIS if runtime == "pyxis" else ())
+    assert tuple(word for word in result.argv if word not in more) == ARGVS[runtime]
+    assert set(more) <= set(result.argv)
 
 
-def test_every_runtime_has_an_expected_argv() -> None:
-    assert {runtime for runtime, _ in GOLDEN} == set(RUNTIMES)
-
-
-@pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
+@pytest.mark.parametrize(("runtime", "accelerator"), CASES)
 def test_argv_has_no_values_of_variables_and_no_privileges(runtime: str, accelerator: str) -> None:
     result = wrapped(runtime, accelerator)
     words = [*result.srun_args, *result.argv]

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.config.load import load_config, section_defaults
@@ -13,7 +13,6 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
-from slurm_rl.plugins.export.dstack import quote_for_hydra
 
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=4, version="0")
 printable = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), min_size=1, max_size=40)
@@ -28,14 +27,6 @@ def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
     )
     tree["cluster"] |= {"launcher": "slurm", **cluster}
     return build_plan(parse_config(tree), run_dir, FACTS)
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(printable.filter(lambda text: "${" not in text))
-def test_override_becomes_one_argument(comment: str) -> None:
-    config = load_config(["+exp=demo", "+cluster=slurm_cpu", f"cluster.slurm.comment={quote_for_hydra(comment)}"])
-    argv = sbatch_argv(build_plan(config, "/runs/a", FACTS).sbatch)
-    assert argv.count(f"--comment={comment}") == 1
 
 
 @given(printable)

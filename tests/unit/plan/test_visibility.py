@@ -46,36 +46,9 @@ def test_amd_sets_noset_flags_unless_the_user_did() -> None:
     assert {name: change.set.get(name) for name in NOSET_FLAGS} == {NOSET_FLAGS[0]: "1", NOSET_FLAGS[1]: None}
 
 
-def test_amd_uuids_become_indices() -> None:
-    env = {ROCR: f"{UUIDS[2]},{UUIDS[0].upper()}"}
-    assert masks_after(env, "amd", 2, UUIDS) == {HIP: "2,0"}
-
-
-def test_amd_uuids_in_a_device_cgroup_that_shows_only_them() -> None:
-    assert masks_after({ROCR: f"{UUIDS[2]},{UUIDS[3]}"}, "amd", 2, UUIDS[2:]) == {HIP: "0,1"}
-
-
-def test_amd_uuids_mixed_with_indices() -> None:
-    assert masks_after({ROCR: f"0,{UUIDS[3]}"}, "amd", 2, UUIDS) == {HIP: "0,3"}
-
-
 def test_amd_uuids_without_a_device_list_stay_in_rocr() -> None:
     env = {ROCR: f"{UUIDS[2]},{UUIDS[0]}", CUDA: f"{UUIDS[2]},{UUIDS[0]}"}
     assert masks_after(env, "amd", 2) == {ROCR: f"{UUIDS[2]},{UUIDS[0]}", HIP: "0,1"}
-
-
-def test_amd_node_wide_numbers_in_a_device_cgroup() -> None:
-    assert masks_after({ROCR: "6,7"}, "amd", 2, UUIDS[:2]) == {HIP: "0,1"}
-
-
-def test_amd_without_a_mask_counts_the_open_devices() -> None:
-    assert masks_after({"SLURM_GPUS_ON_NODE": "8"}, "amd", 4, UUIDS) == {HIP: "0,1,2,3"}
-
-
-def test_amd_is_idempotent() -> None:
-    for env in ({ROCR: "4,5"}, {ROCR: f"{UUIDS[1]}"}, {}):
-        once = normalise_gpu_visibility(env, "amd", 1).apply(env)
-        assert normalise_gpu_visibility(once, "amd", 1).apply(once) == once
 
 
 def test_amd_contradicting_masks_are_refused() -> None:
