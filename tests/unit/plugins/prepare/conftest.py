@@ -3,16 +3,36 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from slurm_rl.__main__ import main
+from slurm_rl.plugins.prepare import dataset
+from slurm_rl.rewards import check_references
+from slurm_rl.rewards.math_answer import check_reference
 from tests.unit.plugins.prepare.hub_server import Hub
 
 ROOT = Path(__file__).parents[4]
-Prepare = Callable[..., subprocess.CompletedProcess[str]]
 _HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "numpy", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Prepare = Callable[..., Done]
 
 
 @pytest.fixture
@@ -30,18 +50,55 @@ def own_env(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def prepare(own_env: dict[str, str], tmp_path: Path) -> Prepare:
-    """Runs the verb in a process of its own, since huggingface_hub reads its environment on import.
-
-    The packages that a login node lacks cannot be imported.
-    """
+def prepare_on_login_node(own_env: dict[str, str], tmp_path: Path) -> Prepare:
+    """Runs the verb in its own process, which cannot import the packages that a login node lacks."""
     script = f"import sys\nfor n in {_HEAVY!r}: sys.modules[n] = None\n"
     script += "from slurm_rl.__main__ import main\nsys.exit(main(sys.argv[1:]))"
 
-    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> Done:
         argv = [sys.executable, "-c", script, "prepare", *words]
-        return subprocess.run(
-            argv, cwd=tmp_path, env={**own_env, **env}, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = subprocess.run(argv, cwd=tmp_path, env=own_env, capture_output=True, text=True, timeout=300)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def prepare(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    """Runs the verb in this process, with the hub's settings that the library reads from HF_* on import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    settings = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "hf/hub"),
+        "HF_TOKEN_PATH": str(tmp_path / "hf/token"),
+    }
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
+    for module in (dataset, check_references):
+        monkeypatch.setattr(module, "find_unscorable", find_unscorable)
+
+    def run(*words: str, offline: bool = False, token: str | None = None) -> Done:
+        out, err = StringIO(), StringIO()
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(constants, "HF_HUB_OFFLINE", offline)
+            if token:
+                patch.setenv("HF_TOKEN", token)
+            code = main(["prepare", *words])
+        return Done(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+def find_unscorable(answers: Iterable[str], check: str = "", total_s: float = 0.0) -> dict[str, str]:
+    """Check in this process; test_golds.py covers the pool of processes."""
+    found = {}
+    for answer in answers:
+        try:
+            check_reference(answer)
+        except Exception as error:
+            found[answer] = str(error)
+    return found

@@ -5,6 +5,7 @@ def test_find_unscorable_tries_each_answer_once_and_names_the_bad_ones() -> None
     found = find_unscorable(["$1$", "#### 72", "$50\\%$", "$\\boxed{\\frac{1}{2}}$", "#### 72", "$1$"])
     assert list(found) == ["#### 72"]
     assert "LaTeX" in found["#### 72"]
+    assert find_unscorable(["#### 72"], total_s=-1.0) == {}, "it stops after its time"
 
 
 def test_find_unscorable_of_an_answer_that_hangs_or_kills_costs_itself_only() -> None:
@@ -14,7 +15,3 @@ def test_find_unscorable_of_an_answer_that_hangs_or_kills_costs_itself_only() ->
         "dies": "the verifier died of it",
         "raises": "RecursionError: deep",
     }
-
-
-def test_find_unscorable_stops_after_its_time() -> None:
-    assert find_unscorable(["raises"], "tests.unit.plugins.prepare.odd_judge:judge_oddly", total_s=-1.0) == {}

@@ -33,10 +33,9 @@ def test_a_hub_name_is_read_and_then_needs_no_network(hub: Hub, own_env: dict[st
     files = gsm8k(test=[{"question": "What is 7?", "answer": "#### 7"}])
     hub.repos["datasets/org/name"] = {name.replace("main/", "data/"): data for name, data in files.items()}
     lines = [" 3 1 What is 1+1?", f"{COMMIT} 3 1 What is 1+1?"]
-    assert load(own_env, tmp_path, "", COMMIT) == lines
+    *read, wrong = load(own_env, tmp_path, "", COMMIT, "v9")
+    assert read == lines
+    assert wrong.startswith("DataError data set org/name") and "v9" in wrong
     hub.log.clear()
     assert load({**own_env, "HF_HUB_OFFLINE": "1"}, tmp_path, "") == lines[:1]
     assert hub.log == []
-    (wrong,) = load(own_env, tmp_path, "v9")
-    assert wrong.startswith("DataError data set org/name")
-    assert "v9" in wrong

@@ -8,7 +8,6 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.prompts import load_rows
 from slurm_rl.errors import DataError
 from slurm_rl.launch.runs.checks import check_inputs
-from tests.unit.plugins.prepare import small_sets
 from tests.unit.plugins.prepare.conftest import Prepare
 from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
 from tests.unit.plugins.prepare.small_sets import THEIRS, VERMULTI, jsonl, mathv60k, mathv60k_row, pack, picture
@@ -52,7 +51,7 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
     assert "already there" in again.stderr
     assert again.stdout == done.stdout
     # Nor does it need the network to be allowed.
-    assert prepare("mathv60k", "--root", "there", HF_HUB_OFFLINE="1").returncode == 0
+    assert prepare("mathv60k", "--root", "there", offline=True).returncode == 0
 
 
 def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
@@ -153,29 +152,8 @@ def test_an_archive_with_a_folder_around_it_is_understood(hub: Hub, prepare: Pre
     assert str(tmp_path / "data/mathv60k/images/mathv60k/a/0.png") in json.dumps(row)
 
 
-def test_an_archive_that_leaves_the_folder_is_refused_and_writes_nothing(
-    hub: Hub, prepare: Prepare, tmp_path: Path
-) -> None:
-    hub.repos[VERMULTI] = {**mathv60k(2), TAR: pack({"../../../evil.txt": b"evil"})}
-    done = prepare("mathv60k")
-    assert done.returncode == 2
-    assert "'../../../evil.txt'" in done.stderr
-    assert not list(tmp_path.rglob("evil.txt"))
-
-
 def test_a_lack_of_a_file_in_the_repository_is_named(hub: Hub, prepare: Prepare) -> None:
     hub.repos[VERMULTI] = {"other.txt": b"x"}
     done = prepare("mathv60k")
     assert done.returncode == 2
     assert f"must hold {ROWS}; got other.txt" in done.stderr
-
-
-def test_a_folder_with_other_files_is_not_written_to(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
-    hub.repos[VERMULTI] = small_sets.mathv60k(2)
-    mine = tmp_path / "data/mathv60k/train.jsonl"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    done = prepare("mathv60k")
-    assert done.returncode == 2
-    assert "with other files in it" in done.stderr
-    assert mine.read_text() == "mine"

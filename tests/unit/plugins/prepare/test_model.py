@@ -45,7 +45,7 @@ def test_a_model_comes_as_a_plain_folder_once(hub: Hub, prepare: Prepare, tmp_pa
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["name"], manifest["commit"]) == (REPO, COMMIT)
     asked = len(hub.log)
-    assert prepare("model", REPO, "--root", "models", HF_HUB_OFFLINE="1").stdout == done.stdout
+    assert prepare("model", REPO, "--root", "models", offline=True).stdout == done.stdout
     assert prepare("model", REPO, "--root", "models").returncode == 0
     assert len(hub.log) == asked
 
@@ -90,7 +90,9 @@ def test_a_model_that_is_not_whole_is_refused(
     assert not (tmp_path / "data" / REPO / "manifest.json").exists()
 
 
-def test_shards_of_an_older_revision_do_not_stay(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_shards_of_an_older_revision_do_not_stay(
+    hub: Hub, prepare: Prepare, prepare_on_login_node: Prepare, tmp_path: Path
+) -> None:
     hub.repos[KEY] = model()
     assert prepare("model", REPO).returncode == 0
     folder = tmp_path / "data" / REPO
@@ -102,7 +104,8 @@ def test_shards_of_an_older_revision_do_not_stay(hub: Hub, prepare: Prepare, tmp
         "tokenizer.json": b"{}",
         "model.safetensors": weights(),
     }
-    assert prepare("model", REPO).returncode == 0
+    # In another process: the library remembers the files of a commit.
+    assert prepare_on_login_node("model", REPO).returncode == 0
     assert sorted(path.name for path in folder.glob("*.safetensors*")) == ["model.safetensors"]
     assert (folder / "config.json").read_bytes() == b'{"model_type": "qwen2"}'
 
@@ -134,10 +137,10 @@ def test_offline_a_model_is_taken_from_the_cache(hub: Hub, prepare: Prepare, tmp
         path.write_bytes(content)
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text(COMMIT)
-    done = prepare("model", REPO, HF_HUB_OFFLINE="1")
+    done = prepare("model", REPO, offline=True)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "data" / REPO / "config.json").is_symlink()
     (cache / "snapshots" / COMMIT / "model-00002-of-00002.safetensors").unlink()
-    done = prepare("model", REPO, "--root", "other", HF_HUB_OFFLINE="1")
+    done = prepare("model", REPO, "--root", "other", offline=True)
     assert done.returncode == 2
     assert hub.log == []

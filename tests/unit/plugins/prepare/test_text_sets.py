@@ -17,9 +17,9 @@ def read(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare_on_login_node: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
-    done = prepare("gsm8k")
+    done = prepare_on_login_node("gsm8k")
     assert done.returncode == 0, done.stderr
     for split in ("train", "test"):
         rows = read(tmp_path / f"data/gsm8k/{split}.jsonl")
@@ -37,12 +37,15 @@ def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare: Prepare, tmp_path: P
         ([{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": None}], ["row 1", "'answer'"]),
         ([{"question": "a", "solution": "#### 1"}], ["must have the column 'answer'", "question, solution"]),
         ([{"question": 1, "answer": "#### 1"}], ["row 0", "'question'"]),
+        (None, ["must be a parquet file"]),
     ],
 )
 def test_a_bad_row_of_gsm8k_is_named(
-    rows: list[dict[str, object]], said: list[str], hub: Hub, prepare: Prepare
+    rows: list[dict[str, object]] | None, said: list[str], hub: Hub, prepare: Prepare
 ) -> None:
-    hub.repos[GSM8K] = gsm8k(test=rows)
+    hub.repos[GSM8K] = gsm8k(test=rows or [])
+    if rows is None:
+        hub.repos[GSM8K]["main/test-00000-of-00001.parquet"] = b"PAR1 but not really PAR1"
     done = prepare("gsm8k")
     assert done.returncode == 2
     assert [word for word in ["main/test-00000-of-00001.parquet", *said] if word not in done.stderr] == []
@@ -59,13 +62,6 @@ def test_a_full_disk_is_named_and_what_is_there_stays(hub: Hub, prepare: Prepare
         filler.unlink()
         assert prepare("gsm8k", "--root", str(disk)).returncode == 0
         assert len(read(disk / "gsm8k/train.jsonl")) == 3
-
-
-def test_a_file_that_is_no_parquet_is_named(hub: Hub, prepare: Prepare) -> None:
-    hub.repos[GSM8K] = {**gsm8k(), "main/test-00000-of-00001.parquet": b"PAR1 but not really PAR1"}
-    done = prepare("gsm8k")
-    assert done.returncode == 2
-    assert "must be a parquet file" in done.stderr
 
 
 def test_a_data_set_without_rows_is_an_error(hub: Hub, prepare: Prepare) -> None:

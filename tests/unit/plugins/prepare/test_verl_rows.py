@@ -6,7 +6,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from slurm_rl.errors import DataError
 from slurm_rl.plugins.prepare.dataset import Question, Row, VerlForm
 from slurm_rl.plugins.prepare.verl_rows import render_row, write_parquet
 from tests.unit.plugins.prepare.conftest import Prepare
@@ -78,16 +77,3 @@ def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
     assert write_parquet(tmp_path, "a.parquet", rows()).rows == 2500
     assert asked[0] < asked[1999] < asked[2499]
     assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
-
-
-def test_rows_that_fail_leave_what_was_there(tmp_path: Path) -> None:
-    write_parquet(tmp_path, "a.parquet", [row(1)])
-    before = (tmp_path / "a.parquet").read_bytes()
-
-    def rows() -> Iterator[Row]:
-        yield row(2)
-        raise DataError("no row may be bad", seen="one")
-
-    with pytest.raises(DataError):
-        write_parquet(tmp_path, "a.parquet", rows())
-    assert (tmp_path / "a.parquet").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
