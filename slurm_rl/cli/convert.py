@@ -1,8 +1,9 @@
 """`convert`: write a checkpoint of a run as a Hugging Face model."""
 
 import argparse
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
@@ -22,27 +23,16 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or directory.path / f"export-step-{checkpoint.step}"
     if out.exists():
         raise ConfigError("--out must name a new folder", seen=str(out), action="choose another, or remove it")
-    write = prepare(directory, checkpoint, max_bytes=int(args.max_shard_gb * 1e9))
-    count = write(out, is_checked=not args.no_check)
+    size = int(args.max_shard_gb * 1e9)
+    count = prepare(directory, checkpoint, max_shard_bytes=size, check_logits=not args.no_check)(out)
     print(f"step {checkpoint.step}: {count:,} parameters in {out}")
     return 0
 
 
-class Write(Protocol):
-    """Writes a checkpoint as a Hugging Face model into a new folder; returns the number of parameters."""
-
-    def __call__(self, out: Path, *, is_checked: bool) -> int:
-        """
-        Args:
-            is_checked: load the result to compare its logits.
-        """
-
-
-def prepare(directory: RunDir, checkpoint: Checkpoint, *, max_bytes: int = 5_000_000_000) -> Write:
-    """Return the function that converts a checkpoint.
-
-    Args:
-        max_bytes: of one file.
+def prepare(
+    directory: RunDir, checkpoint: Checkpoint, *, max_shard_bytes: int = 5_000_000_000, check_logits: bool = True
+) -> Callable[[Path], int]:
+    """Return the function that converts a checkpoint into a new folder and returns the number of parameters.
 
     Raises:
         MissingLibraryError: this machine has no torch or transformers.
@@ -50,15 +40,8 @@ def prepare(directory: RunDir, checkpoint: Checkpoint, *, max_bytes: int = 5_000
     engine = import_heavy("slurm_rl.models.convert", "convert needs torch and transformers")
     config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
     model_path = config.model.path or str(directory.model)
-
-    def write(out: Path, *, is_checked: bool) -> int:
-        folder = checkpoint.path / "policy"
-        count: int = engine.convert_checkpoint(
-            folder, model_path, config.model, out, max_bytes, check_logits=is_checked
-        )
-        return count
-
-    return write
+    policy, options = checkpoint.path / "policy", {"max_shard_bytes": max_shard_bytes, "check_logits": check_logits}
+    return functools.partial(engine.convert_checkpoint, policy, model_path, config.model, **options)
 
 
 def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:

@@ -71,9 +71,8 @@ def _find_model(run: RunDir, step: int | None) -> _Model:
     if step is None and (run.export / "config.json").is_file():
         return _Model(str(run.export), None, "export")
     checkpoint = convert.find_checkpoint(run, step)
-    write = convert.prepare(run, checkpoint)
     source = _load(run).model.path or str(run.model)
-    return _Model(source, lambda folder: write(folder, is_checked=True), f"step-{checkpoint.step}")
+    return _Model(source, convert.prepare(run, checkpoint), f"step-{checkpoint.step}")
 
 
 def _configure(run: RunDir, model: _Model, overrides: list[str], config_dir: str | None) -> RunConfig:

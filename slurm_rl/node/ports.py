@@ -16,7 +16,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from slurm_rl.errors import BringUpError
 
@@ -60,7 +60,7 @@ class PortPlan:
     def all_ports(self) -> list[int]:
         """Return every port that may be bound."""
         ranges = [*range(self.spare_min, self.spare_max + 1), *range(self.worker_min, self.worker_max + 1)]
-        return [value for name, value in asdict(self).items() if name in _NAMED] + ranges
+        return [getattr(self, name) for name in _NAMED] + ranges
 
 
 _RANGES = ("spare_min", "spare_max", "worker_min", "worker_max")

@@ -63,13 +63,13 @@ def is_port_open(host: str, port: int) -> bool:
         return False
 
 
-def comes_true(condition: Callable[[], bool], within_s: float = _SAME_CAUSE_S, poll_s: float = POLL_S) -> bool:
+def comes_true(condition: Callable[[], bool], within_s: float = _SAME_CAUSE_S) -> bool:
     """Poll the condition and return whether it became true in time."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(poll_s)
+        time.sleep(POLL_S)
     return True
 
 

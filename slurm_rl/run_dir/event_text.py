@@ -32,7 +32,6 @@ PHRASES: dict[str, str] = {  # in the order of a run
     "node/notice": "a machine received a termination notice",
     "node/left": "a machine left",
     "attempt/started": "attempt started",
-    "attempt/brought_up": "startup times in seconds",
     "node/started": "node started",
     "node/failed": "a node failed",
     "node/died": "the agent of a node died",

@@ -33,8 +33,6 @@ class Work:
     total: float | None = None
     unit: str = "B"
     """B for bytes; otherwise the word after the number."""
-    begun: float = 0.0
-    """Amount done earlier, of a resumed download."""
     done: float = 0.0
 
     def describe(self, seconds: float) -> str:
@@ -48,10 +46,10 @@ class Work:
         'comparing: 20 s so far'
         """
         parts = [self._amount()] if self.done or self.total else []
-        speed = (self.done - self.begun) / seconds if seconds > 0 else 0.0
+        speed = self.done / seconds if seconds > 0 else 0.0
         if self.total:
             parts.append(f"{min(1.0, self.done / self.total):.0%}")
-        if self.done > self.begun:
+        if self.done:
             parts.append(f"{_scale(speed)}/s" if self.unit == "B" else f"{speed:,.3g} {self.unit}/s")
         if self.total and speed > 0:
             parts.append(f"{_clock(max(0.0, self.total - self.done) / speed)} left")
@@ -97,7 +95,6 @@ def measure(
     total: float | None = None,
     *,
     unit: str = "B",
-    begun: float = 0.0,
     poll: Callable[[], float] | None = None,
     is_shown: bool = True,
 ) -> Iterator[Advance]:
@@ -106,12 +103,11 @@ def measure(
     Args:
         what: label; control characters are removed.
         total: None: unknown.
-        begun: amount done earlier.
         poll: returns the amount done, for work that does not report it.
         is_shown: False for all but one of several ranks with the same work.
     """
     plain = "".join(char if char.isprintable() else "?" for char in what)
-    work, lock, over = Work(plain, total, unit, begun, begun), threading.Lock(), threading.Event()
+    work, lock, over = Work(plain, total, unit), threading.Lock(), threading.Event()
 
     def advance(amount: float) -> None:
         with lock:

@@ -8,18 +8,18 @@ new one, never a part. Standard library only: the node agent imports it.
       code/                         the snapshot of slurm_rl that every attempt runs
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
-      job.json end.json             the launcher's job; its outcome
-      learned.json                  times of saves and of lost attempts, over all attempts
+      job.json end.json             the launcher's job; its outcome, the last file that the controller writes
+      learned.json                  times of saves and of lost attempts, over all attempts; see save_times.py
       lease/                        the lock of the controller: see run_lock.py
       remedy.json                   smaller micro-batches after an attempt ran out of memory
       machines.json                 address of the head, on machines without Slurm
-      prompts.json                  number and checksum of the prompts
+      prompts.json                  number and checksum of the prompts, which a resumed run must find again
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder per attempt
       attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see run_dir/step_log.py
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object per line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
-      journal/                      turns of episodes in progress
+      journal/                      turns of episodes in progress; see rollout/turn_log.py
       samples.jsonl                 a few completions of each logged step, for the report
       checkpoints/step-<k>/         see models/checkpoint/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
@@ -68,31 +68,24 @@ class RunDir:
         self.reference = self.path / "reference"
         """The reference policy, when the warm-up made it; of DPO, its logprobs of all answers."""
         self.prompts = self.path / "prompts.json"
-        """Number and checksum of the prompts, which a resumed run must find again."""
         self.end = self.path / "end.json"
-        """How the job ended, written by the controller as its last act."""
         self.learned = self.path / "learned.json"
-        """Times measured by saves and lost attempts; see run_dir/save_times.py."""
         self.lease = self.path / "lease"
         self.submitit = self.path / "submitit"
         self.job = self.path / "job.json"
         self.machines = self.path / "machines.json"
-        """Without Slurm: address of the head, and names of the other machines."""
         self.attempts = self.path / "attempts"
         self.events = self.path / "events.jsonl"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
         self.nodes = self.path / "nodes.jsonl"
-        """Evidence against nodes; which of them stay out of the next attempt follows from it."""
         self.checkpoints = self.path / "checkpoints"
         self.rollouts = self.path / "rollouts"
         self.journal = self.path / "journal"
-        """Turns of episodes under way; see rollout/turn_log.py."""
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.export = self.path / "export"
         self.remedy = self.path / "remedy.json"
-        """Smaller micro-batches, once an attempt was out of memory."""
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.reserve = self.path / ".reserve"

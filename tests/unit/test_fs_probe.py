@@ -22,8 +22,10 @@ from tests.slurm.cluster.waiting import wait_until
 SUPERVISED = """
 import os, subprocess, sys, time
 from pathlib import Path
+from slurm_rl.launch.controller import supervisor
 from slurm_rl.launch.controller.supervisor import STOP_SIGNALS, Supervisor
 
+supervisor.LOST_S = 0.5
 disk, told = Path(sys.argv[1]), Path(sys.argv[2])
 
 def work():
@@ -32,7 +34,7 @@ def work():
         (disk / "a").write_text("a")
         time.sleep(0.05)
 
-sys.exit(Supervisor(work, disk, patience_s=5, on_death=print, on_hang=told.write_text, clean_up=int, lost_s=0.5).main())
+sys.exit(Supervisor(work, disk, patience_s=5, on_death=print, on_hang=told.write_text, clean_up=int).main())
 """
 
 

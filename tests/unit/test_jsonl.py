@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.launch.controller.watch import PhaseWatch
 from slurm_rl.run_dir.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, report_damage
 from slurm_rl.run_dir.run_dir import append_row as append_row_of
@@ -95,17 +94,15 @@ def test_a_cut_off_line_is_an_event_and_damage_is_told_by_its_number(tmp_path: P
     ]
 
 
-def test_a_run_whose_events_are_torn_or_damaged_comes_up_again(tmp_path: Path) -> None:
-    """As a resume does: the controller writes after what is there, and follows what the nodes write."""
+def test_append_event_after_torn_and_damaged_lines_keeps_whole_rows(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     append_event(run, "attempt/started", attempt=1, job="a", slurm_restarts=0)
     with run.events.open("ab") as file:
         file.write(b'{"kind": "tr{"kind": 1}\n[1]\n{"time": 17, "kind": "checkpo')
     append_event(run, "attempt/started", attempt=2, job="b", slurm_restarts=0)
     append_event(run, "trainer/started", attempt=2)
-    PhaseWatch(run, run.attempt(2), lambda: None).look()
     kinds = [row["kind"] for row in read_rows(run.events)]
-    assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started", "attempt/brought_up"]
+    assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started"]
 
 
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:

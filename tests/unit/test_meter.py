@@ -37,8 +37,8 @@ def polled(values: list[float]) -> tuple[Callable[[], float], threading.Event]:
 
 
 def test_a_line_says_what_how_much_how_fast_and_how_long_still() -> None:
-    work = Work("model.safetensors", 15.2e9, begun=1e9, done=3.1e9)
-    assert work.describe(10.0) == "model.safetensors: 3.1 of 15.2 GB, 20%, 210.0 MB/s, 58 s left"
+    work = Work("model.safetensors", 15.2e9, done=3.1e9)
+    assert work.describe(10.0) == "model.safetensors: 3.1 of 15.2 GB, 20%, 310.0 MB/s, 39 s left"
     assert Work("answers", 400, "answers", done=100).describe(50.0) == (
         "answers: 100 of 400 answers, 25%, 2 answers/s, 2 min 30 s left"
     )

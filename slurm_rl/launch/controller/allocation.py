@@ -93,10 +93,6 @@ class Allocation(Protocol):
         """Start `wrap_copy`; return None without a machine. Raises SlurmRLError or OSError if it fails."""
         return None
 
-    def granted_at(self) -> float | None:
-        """Return the start of the allocation, in seconds since 1970; None if it is the start of the first attempt."""
-        return None
-
     def holding(self) -> dict[str, Any]:
         """Return the scheduler's facts on this start of the job, for the goodput ledger: `nodes`, `queued_since` and
         `start_time`, the times in seconds since 1970."""

@@ -94,7 +94,6 @@ class Supervisor:
         on_death: Callable[[str], None],
         on_hang: Callable[[str], None],
         clean_up: Callable[[], None],
-        lost_s: float = LOST_S,
         steady_s: float = _STEADY_S,
     ) -> None:
         """
@@ -105,14 +104,13 @@ class Supervisor:
             on_death: called with the name of the signal that killed the child.
             on_hang: called with the cause in a child process, for _TRY_S; ends processes that are not descendants.
             clean_up: removes files of the descendants, after `on_hang`.
-            lost_s: timeout of a probe of the folder after a stop request.
             steady_s: lifetime of a child that resets the count of killed children.
         """
         self.work, self.folder, self.patience_s = work, folder, patience_s
         self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
         self.child = 0
         self.asked: int | None = None
-        self.watch = SubprocessProbe(folder, lost_s)
+        self.watch = SubprocessProbe(folder, LOST_S)
         self.steady_s = steady_s
 
     def main(self) -> int:

@@ -116,14 +116,6 @@ class SlurmAllocation(Allocation):
     def start_copy(self, attempt: AttemptDir) -> Nodes | None:
         return start_slurm_copy(self.plan, attempt, self.chosen, self.job_key, os.environ)
 
-    def granted_at(self) -> float | None:
-        try:
-            # Slurm sets SLURM_JOB_START_TIME only since 23.02; squeue always knew.
-            job = query_jobs([self.job_key]).get(self.job_key)
-        except SlurmRLError:
-            return None
-        return None if job is None else job.start_time
-
     def holding(self) -> dict[str, Any]:
         times: dict[str, float] = {}
         with contextlib.suppress(SlurmRLError):

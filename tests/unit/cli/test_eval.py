@@ -47,7 +47,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Path]]:
     found: list[tuple[int, Path]] = []
 
     def prepare(run: RunDir, checkpoint: Any) -> Callable[..., object]:
-        return lambda folder, *, is_checked: found.append((checkpoint.step, folder))
+        return lambda folder: found.append((checkpoint.step, folder))
 
     monkeypatch.setattr(convert, "find_checkpoint", lambda folder, step: SimpleNamespace(step=step or 20))
     monkeypatch.setattr(convert, "prepare", prepare)

@@ -130,7 +130,7 @@ def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, 
     hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
     write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
     nodes = subprocess.Popen(["sleep", "600"])
-    allocation: Any = SimpleNamespace(num_agents=hurried.num_nodes, granted_at=lambda: None)
+    allocation: Any = SimpleNamespace(num_agents=hurried.num_nodes)
     watch = AttemptWatch(RunDir(attempt.path), hurried, attempt, nodes, allocation)
     watch.look(is_stopped=False)
     assert nodes.wait() == -signal.SIGTERM and watch.is_late
