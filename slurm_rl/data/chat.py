@@ -69,9 +69,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
         """Render the messages; raise DataError, with the row's name, if the template refuses them."""
-
-        from slurm_rl.data.chat import convert_calls
-
         messages = convert_calls(messages, self.tokenizer, name)
         try:
             return str(

@@ -12,14 +12,11 @@ device lists, protocols) are left to the user. `plan` prints the rows, and clust
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-from slurm_rl.errors import ConfigError
 
 if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
@@ -103,12 +100,6 @@ def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> li
     """Return the variables with the user's overrides, sorted by name; None removes a variable."""
     merged = {var.name: var for var in base}
     for name, value in overrides.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ConfigError(
-                "the name of an environment variable must consist of letters, digits and _",
-                seen=repr(name),
-                action="write NAME: value, one variable per line",
-            )
         merged.pop(name, None)
         if value is not None:
             merged[name] = EnvVar(name, value, "set by the user")

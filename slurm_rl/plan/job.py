@@ -205,7 +205,7 @@ class JobPlan:
             "node_groups": tuple(NodeGroup(**group) for group in tree.get("node_groups", ())),
             "ray": RayPlan(**tree["ray"]),
             "limits": LimitsPlan(**tree["limits"]),
-            "preflight": PreflightPlan.from_json(tree.get("preflight", {})),
+            "preflight": PreflightPlan(**tree.get("preflight", {})),
             "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
             "external": _read_external(external) if external else None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.launchers import LAUNCHERS
 
@@ -21,10 +21,6 @@ class PreflightPlan:
     max_excluded_share: float = 0.1
     site_dir: str | None = None
     """Folder shared by all runs of the site."""
-
-    @staticmethod
-    def from_json(tree: dict[str, Any]) -> PreflightPlan:
-        return PreflightPlan(**tree)
 
 
 def build_preflight(config: RunConfig) -> PreflightPlan:

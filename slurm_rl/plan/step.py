@@ -21,17 +21,8 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
         words: further arguments of the agent.
     """
     agent = [plan.python, "-u", "-m", "slurm_rl.node.agent", "--run-dir", plan.run_dir, "--attempt", str(attempt)]
-    return wrap(
-        [*agent, *words],
-        {"PYTHONPATH": f"{plan.run_dir}/code"},
-        own_mounts(plan, plan.run_dir),
-        ContainerPlan.from_json(plan.container),
-        accelerator=plan.accelerator,
-        name=f"srl-{job_key}-{attempt}",
-        inherited=[*plan.secret_names, HOSTS_VARIABLE],
-        user=user,
-        rdma=plan.num_nodes > 1,
-    )
+    name, inherited = f"srl-{job_key}-{attempt}", [*plan.secret_names, HOSTS_VARIABLE]
+    return _wrap(plan, [*agent, *words], plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 
 def copy_argv(plan: JobPlan, attempt: int) -> list[str]:
@@ -157,10 +148,9 @@ _LEAST_STOP_S = 10
 
 def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any]:
     """Return Ray's JobSubmitRequest for the driver in the uploaded working directory, without secrets."""
-    python = plan.python
     return {
         "submission_id": job_id,
-        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.launch.ray.allocation', job_id])}",
+        "entrypoint": f"exec {shlex.join([plan.python, '-u', '-m', 'slurm_rl.launch.ray.allocation', job_id])}",
         "runtime_env": {
             "working_dir": package_uri,
             "env_vars": {

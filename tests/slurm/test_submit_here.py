@@ -49,19 +49,6 @@ def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_d
     assert list(shared_dir.glob("runs/*")) == [run]
 
 
-@pytest.mark.slow
-def test_the_first_component_of_a_heterogeneous_job_is_the_allocation(cluster: Cluster, shared_dir: Path) -> None:
-    parts = ("-N2", "--mem=2G", ":", "-N1", "--mem=1G")
-    job = sbatch(cluster, shared_dir, *parts, str(TEMPLATE), *overrides(shared_dir))
-    run = shared_dir / "runs" / f"plain-{job}"
-    wait_for_step(run)
-    assert json.loads((run / "plan.json").read_text())["num_nodes"] == 2
-    assert "running: on " in cli(cluster, shared_dir, "status", str(run)).stdout
-    assert cli(cluster, shared_dir, "resume", str(run)).returncode == 2
-    assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
-    assert wait_for_end(run)["state"] == "interrupted"
-
-
 def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: Path) -> None:
     job = sbatch(cluster, shared_dir, "-N1", str(TEMPLATE), "+exp=demo", "+cluster=nvidia_h100", "optim.lrr=1")
     log = shared_dir / f"slurm_rl-{job}.log"

@@ -143,17 +143,6 @@ def test_a_run_is_what_its_directory_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert slurm_rl.Run(find_run([str(run.path)]).path).state == run.state
 
 
-def test_pandas_takes_the_metrics(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    directory = make_run(tmp_path)
-    for step in (1, 2):
-        append_row(directory.metrics, {"step": step, "stage": "grpo", "reward/mean": step / 10})
-    append_row(directory.metrics, {"step": 2, "stage": "eval", "accuracy/sampled": 0.5})
-    table = pandas.DataFrame(slurm_rl.Run(tmp_path).metrics())
-    assert list(table.columns) == ["step", "stage", "reward/mean", "accuracy/sampled"]
-    assert table.query("stage == 'grpo'")["reward/mean"].tolist() == [0.1, 0.2]
-
-
 def test_what_is_no_run_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
     make_run(tmp_path / "first")
     with pytest.raises(slurm_rl.errors.RunDirError, match=r"did you mean .*first\?"):

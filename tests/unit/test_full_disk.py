@@ -27,7 +27,7 @@ from slurm_rl.node.stop import run_to_outcome
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.io_errors import describe_disk, reserve_space
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json, write_last
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
 
@@ -81,12 +81,6 @@ def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -
         wait_for_files([path], NEVER, threading.Event())
 
 
-def test_without_room_for_a_reason_nothing_is_begun(disk: Path) -> None:
-    fill(disk)
-    with pytest.raises(OSError, match="No space"):
-        reserve_reason(disk / "rank-0.pt")
-
-
 def test_saving_leaves_no_folder_after_an_error_in_its_block(tmp_path: Path) -> None:
     saver = StepSaver(RunDir(tmp_path / "run"), 2)
     with pytest.raises(CheckpointError, match="No space left on device"), saver.saving(1, {}) as (folder, _):
@@ -132,12 +126,6 @@ def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> Non
     threading.Timer(0.2, stopped.set).start()
     with pytest.raises(CheckpointError, match="before the run stops"):
         saver.wait()
-
-
-def test_a_full_disk_costs_an_event_and_nothing_else(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fill(disk)
-    append_event(RunDir(disk), "a/b", step=3)
-    assert '"step": 3' in capfd.readouterr().err
 
 
 def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:

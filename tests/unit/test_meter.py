@@ -1,18 +1,11 @@
 """Long work says how far it is."""
 
-import io
 import re
-import sys
-import tarfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from slurm_rl.models.checkpoint.remote import RemoteFolder
-from slurm_rl.plugins.image.rootfs import unpack_root
-from slurm_rl.plugins.prepare.archive import extract_archive
 from slurm_rl.run_dir import meter
 from slurm_rl.run_dir.meter import Work, measure
 
@@ -58,12 +51,6 @@ def test_a_log_gets_plain_lines_while_the_work_goes_on_and_one_at_its_end(capsys
     assert not set("".join(lines)) & set("\x1b\r")
 
 
-def test_quick_work_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with measure("quick", 3) as advance:
-        advance(3)
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.usefixtures("many_lines")
 def test_what_threads_do_together_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with measure("files", 400, unit="files") as advance:
@@ -81,56 +68,3 @@ def test_work_that_fails_raises_and_is_not_done(capsys: pytest.CaptureFixture[st
         raise ZeroDivisionError
     assert " done in " not in capsys.readouterr().err
     assert not [thread for thread in threading.enumerate() if thread.name == "meter"]
-
-
-@pytest.mark.usefixtures("many_lines")
-def test_one_of_many_ranks_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    with measure("weights", 3, is_shown=False) as advance:
-        advance(3)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_reader_that_left_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    meter._write("x")
-
-
-def unpack_archive(folder: Path) -> None:
-    (folder / "out").mkdir()
-    extract_archive(make_tar(folder), folder / "out")
-
-
-def unpack_image(folder: Path) -> None:
-    (folder / "root").mkdir()
-    with make_tar(folder).open("rb") as stream:
-        unpack_root(stream, folder / "root")
-
-
-def copy_to_url(folder: Path) -> None:
-    make_tar(folder)
-    RemoteFolder(f"file://{folder}/bucket", key=lambda: "key", retry_s=()).upload("step-3", folder)
-
-
-def make_tar(folder: Path) -> Path:
-    (folder / "file").write_bytes(b"x" * 5000)
-    with tarfile.open(folder / "some.tar", "w") as tar:
-        tar.add(folder / "file", "file")
-    return folder / "some.tar"
-
-
-@pytest.mark.parametrize(
-    ("work", "said"),
-    [
-        (unpack_archive, r"unpacking some.tar: 5.0 kB done in"),
-        (unpack_image, r"image   unpacking: 5.0 kB done in"),
-        (copy_to_url, r"copying step-3 to file://.*/bucket: 15.2 kB done in"),
-    ],
-)
-@pytest.mark.usefixtures("many_lines")
-def test_what_takes_long_with_real_data_is_measured(
-    work: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work(tmp_path)
-    assert re.search(said, capsys.readouterr().err)

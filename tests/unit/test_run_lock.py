@@ -279,29 +279,6 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
     assert 5 < number < 49
 
 
-def test_of_many_that_take_a_run_at_once_one_gets_it(tmp_path: Path) -> None:
-    for number in range(10):
-        folder = tmp_path / str(number)
-        start, got, refused = threading.Barrier(4), list[RunLock](), list[str]()
-
-        def try_it(who: int) -> None:
-            start.wait()  # noqa: B023
-            try:
-                own = replace(FAR, job=str(who), machine=str(who))
-                got.append(acquire(folder, own, **{**QUICK, "silence_s": 60.0}))  # noqa: B023
-            except LeaseError as error:
-                refused.append(str(error))  # noqa: B023
-
-        threads = [threading.Thread(target=try_it, args=(who,)) for who in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(got) == 1 and len(refused) == 3
-        with got[0]:
-            pass
-
-
 def test_a_file_system_without_locks_or_links_costs_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

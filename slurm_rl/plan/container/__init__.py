@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,10 +168,6 @@ def wrap(
     Raises:
         ConfigError: the runtime cannot express a path, or two mounts have one target.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        raise ConfigError(
-            "a container's name must consist of letters, digits, _ . and -", seen=repr(name), action="rename the run"
-        )
     request = Request(
         argv=tuple(with_setup(container.setup, argv, shell="/bin/sh")),
         env=dict(env),

@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
@@ -34,15 +32,8 @@ CHAT = [
 
 @pytest.fixture
 def tokenizer() -> Any:
-    """One token a character; the ends of ChatML are special."""
-    characters = sorted(set("<|>_\n: xt/" + "abcdefghijklmnopqrstuvwxyzHWM"))
-    special = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>"]
-    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special, *characters])}))
-    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    words.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=special[2:]
-    )
+    """One token per character; the marks of ChatML are special."""
+    return build_tokenizer("qwen3")
 
 
 def learned(encoded: EncodedAnswer, tokenizer: Any) -> str:
@@ -110,8 +101,8 @@ def test_encode_for_training_of_a_reward_model_refuses_tools(tokenizer: Any) -> 
 
 def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:
     encoded = encode_answer("Hi", "Hello", tokenizer, template=None, name="row 3")
-    assert learned(encoded, tokenizer) == "Hello<eos>"
-    assert tokenizer.decode(encoded.token_ids) == "HiHello<eos>"
+    assert learned(encoded, tokenizer) == "Hello<|im_end|>"
+    assert tokenizer.decode(encoded.token_ids) == "HiHello<|im_end|>"
 
 
 def test_a_template_that_never_ends_a_turn_is_refused(tokenizer: Any) -> None:
@@ -125,8 +116,8 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer: Any) ->
 
 
 def test_characters_without_a_token_are_named(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*'Z'"):
-        encode_answer("Hi", "Zoo", tokenizer, template=None, name="row 3")
+    with pytest.raises(DataError, match=r"row 3: .*'\\u4e2d'"):
+        encode_answer("Hi", "\u4e2d", tokenizer, template=None, name="row 3")
 
 
 def test_messages_need_the_template(tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What follows calls of tools in the tokens, with the real templates of the families."""
+"""Tokens after replies and tool calls, with the chat templates of the families."""
 
 from typing import Any
 
@@ -133,3 +133,57 @@ def test_what_gemma_waits_at_is_said_where_it_was_not_sampled() -> None:
     assert find_tail(chat) == "<|tool_response>"
     cut, waited = turns.render([result(0, "7")]), turns.render([result(0, "7")], waits)
     assert cut == [waits, *waited] and chat.tokenizer.decode(waited).startswith("response:add{")
+
+
+HIDING = "{% for m in messages %}{% if not loop.last or m.role == 'assistant' %}{{ m.content }};{% endif %}{% endfor %}"
+COUNTING = "{% for m in messages %}{{ m.content }}<|im_end|>{{ messages[1].content | length }}{% endfor %}"
+
+
+def renderer(family: str = "qwen3", template: str | None = None) -> TurnRenderer:
+    tokenizer = build_tokenizer(family)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return TurnRenderer(tokenizer, ChatTemplate(tokenizer))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3_2", "gemma3", "gemma4"])
+def test_render_equals_the_whole_conversation(family: str) -> None:
+    parts = renderer(family)
+    tokenizer = parts.tokenizer
+    said = [("user", "guess"), ("assistant", "5"), ("user", "higher"), ("assistant", "6"), ("user", "lower")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    end = tokenizer.convert_tokens_to_ids(END[family])
+    tokens = parts.begin(messages[:1])
+    for reply, observation in (("5", "higher"), ("6", "lower")):
+        tokens += [*tokenizer(reply, add_special_tokens=False)["input_ids"], end, *parts.render(observation, end)]
+    assert tokenizer.decode(tokens) == tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_render_adds_the_end_of_turn_if_it_was_not_sampled() -> None:
+    parts = renderer()
+    end = parts.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    cut, ended = parts.render("no", last_token=20), parts.render("no", last_token=end)
+    assert cut == [end, *ended]
+    text = parts.tokenizer.decode(cut)
+    assert text == "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(("template", "word"), [(HIDING, "no observation"), (COUNTING, "another text behind")])
+def test_template_that_rewrites_a_conversation_is_refused(template: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        renderer(template=template)
+
+
+def test_render_without_a_template_appends_the_text() -> None:
+    tokenizer = build_tokenizer("qwen3")
+    plain = TurnRenderer(tokenizer, None)
+    assert tokenizer.decode(plain.render("higher", 5)) == "higher" and plain.render("") == []
+    with pytest.raises(DataError, match=r"data\.chat_template=false"):
+        plain.render([{"role": "user", "content": "no"}])
+
+
+def test_render_keeps_an_observation_that_contains_the_placeholder_of_the_reply() -> None:
+    parts = renderer()
+    text = parts.tokenizer.decode(parts.render("so Zwischenruf and more"))
+    assert text.startswith("<|im_end|>\n<|im_start|>user\nso Zwischenruf and more<|im_end|>")
