@@ -62,14 +62,14 @@ def measure(folder: Path, packing: bool, chunks: bool, num_steps: int, num_seque
     from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.algorithms.sequences import TrainSequence
     from slurm_rl.config.algorithm import AlgorithmConfig
-    from slurm_rl.config.model import ModelConfig, TinyModelConfig
+    from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
     from slurm_rl.models.policy import PolicyEngine
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import TinyModel, build_tiny_model
 
     characters = "".join(chr(0x4E00 + i) for i in range(VOCABULARY))
     if not folder.is_dir():
-        build_tiny_model(TinyModelConfig(characters=characters, context_length=1024), 0, folder)
+        build_tiny_model(TinyModel(characters=characters, context_length=1024), 0, folder)
     policy = PolicyConfig(num_workers=1, logprob_chunk_tokens=CHUNK_TOKENS if chunks else None)
     engine = PolicyEngine(folder, ModelConfig(path=str(folder)), policy, OptimConfig(lr=1e-4), temperature=1.0)
     random = np.random.default_rng(0)

@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.grpo_tasks import threads
 from benchmarks.grpo_vs_trl import Curve, build_clock, build_config, read_curve, run_watched, tokens_per_s
 from benchmarks.guessing_world import RESPONSE, TEMPLATE, TURNS, TrlGuess
-from slurm_rl.config.model import TinyModelConfig
+from tests.tiny_models import TinyModel
 
 # `dumy{}` is what TRL probes a template with.
-TINY = TinyModelConfig(characters="0123456789:<>=dumy{}", context_length=64)
+TINY = TinyModel(characters="0123456789:<>=dumy{}", context_length=64)
 PROMPTS, GROUP, ROWS = 32, 8, 1000
 LONGEST = TURNS + 2 * (TURNS - 1)
 """Tokens of an episode: its replies, and between them what is said and `:`."""
@@ -52,7 +52,7 @@ def parse_args() -> argparse.Namespace:
 
 def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
     """Ours, then TRL's, from one start."""
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     out = args.out / str(seed)
     out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slurm_rl.config.model import TinyModelConfig
+from tests.tiny_models import TinyModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ VOCABULARY = 151_936
 class Task:
     """One row of the comparison."""
 
-    tiny: TinyModelConfig
+    tiny: TinyModel
     max_prompt: int
     max_completion: int
     prompts_per_step: int
@@ -69,11 +69,9 @@ SPARING = (
 )  # fmt: skip
 # With a model this small an engine is mostly Python, which takes one core.
 TWO_ENGINES = ("rollout.num_engines=2",)
-SHORT = Task(
-    TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
-)
+SHORT = Task(TinyModel(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES)
 ONE_GROUP = (*SPARING, "policy.micro_batch_tokens=1024")
-PROMPTS = Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", ONE_GROUP)
+PROMPTS = Task(TinyModel(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", ONE_GROUP)
 LARGE = (*SPARING, "policy.micro_batch_tokens=4096")
 TASKS = {
     "short": SHORT,
@@ -112,7 +110,7 @@ def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
     from slurm_rl.models.policy import PolicyEngine
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     build_tiny_model(task.tiny, seed, out / "init")
     optim = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -145,11 +143,11 @@ def widen(task: Task, examples: Sequence[Tensor], narrow: Path, out: Path) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens, too
     characters = task.tiny.characters + "".join(chr(0x10000 + i) for i in range(further))
-    build_tiny_model(task.tiny.model_copy(update={"characters": characters}), 0, out)
+    build_tiny_model(replace(task.tiny, characters=characters), 0, out)
     model, wide = (AutoModelForCausalLM.from_pretrained(folder, dtype="float32") for folder in (narrow, out))
     known, rows = (each.get_input_embeddings().weight.data for each in (model, wide))
     with torch.no_grad():

@@ -41,8 +41,7 @@ def write_model(folder: Path, gb: float, *, hidden_size: int = 1024, vocab_size:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.models.tiny import build_character_tokenizer
+    from tests.tiny_models import TinyModel, build_character_tokenizer
 
     config = Qwen2Config(
         hidden_size=hidden_size,
@@ -63,7 +62,7 @@ def write_model(folder: Path, gb: float, *, hidden_size: int = 1024, vocab_size:
         for parameter in model.parameters():
             parameter.normal_(std=0.02)
     model.save_pretrained(folder, max_shard_size="1GB")
-    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+    build_character_tokenizer(TinyModel()).save_pretrained(folder)
 
 
 def measure(folder: Path, backend: str, num_ranks: int, *, whole: bool = False) -> list[LoadPeak]:

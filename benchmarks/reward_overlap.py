@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.tiny_models import TinyModel
+
 SLEEP_S = 0.2
 WORKERS = 16
 
@@ -59,7 +61,7 @@ def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
         "checkpoint.interval=1000000", "eval.greedy=false", "data.num_eval=8",
         # So large that training takes as long as the reward: a step needs the batch that was asked for one step ago, so
         # k=1 can hide what fits beside one step's training, and half of what goes beyond.
-        "model.tiny.hidden_size=512", "model.tiny.num_layers=8",
+        TinyModel(hidden_size=512, num_layers=8).word,
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

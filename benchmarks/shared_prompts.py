@@ -17,10 +17,10 @@ import numpy as np
 from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     loss_fn, seconds = build_policy_loss(AlgorithmConfig(), None), {False: [0.0], True: [0.0]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        build_tiny_model(TinyModelConfig(context_length=args.prompt + args.completion), 0, path)
+        build_tiny_model(TinyModel(context_length=args.prompt + args.completion), 0, path)
         model = ModelConfig(path=str(path), gradient_checkpointing=False)
         engines = {
             share: PolicyEngine(path, model, PolicyConfig(prefix_sharing=share), OptimConfig(lr=1e-4), temperature=1.0)

@@ -99,11 +99,10 @@ def write_rows(args: argparse.Namespace) -> None:
 
 
 def build_model(args: argparse.Namespace) -> None:
-    from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import TinyModel, build_tiny_model
 
     letters = "".join(map(chr, range(32, 127)))
-    tiny = TinyModelConfig(characters=letters, hidden_size=args.hidden_size, num_layers=4, context_length=LONGEST)
+    tiny = TinyModel(characters=letters, hidden_size=args.hidden_size, num_layers=4, context_length=LONGEST)
     build_tiny_model(tiny, args.seed, args.out / "start")
 
 

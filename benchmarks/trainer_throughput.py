@@ -107,13 +107,12 @@ def build_model(shape: Shape, length: int, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.models.tiny import build_character_tokenizer
+    from tests.tiny_models import TinyModel, build_character_tokenizer
 
     config = Qwen2Config(**dataclasses.asdict(shape), tie_word_embeddings=True, max_position_embeddings=length)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+    build_character_tokenizer(TinyModel()).save_pretrained(folder)
 
 
 def build_sequences(shape: Shape, num_tokens: int, length: int) -> list[Any]:

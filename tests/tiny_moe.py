@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.model import TinyModelConfig
+from tests.tiny_models import TinyModel
 
 _EXPERTS = {"num_experts_per_tok": 2}
 
@@ -53,9 +53,9 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def build_tiny_moe(config: TinyModelConfig, folder: Path, family: str = "qwen3_moe") -> Path:
+def build_tiny_moe(config: TinyModel, folder: Path, family: str = "qwen3_moe") -> Path:
     """Write the model; two of its eight experts take each token."""
-    from slurm_rl.models.tiny import build_character_tokenizer, draw_weights, shape_of
+    from tests.tiny_models import build_character_tokenizer, draw_weights, shape_of
 
     tokenizer = build_character_tokenizer(config)
     build = FAMILIES[family](shape_of(config, tokenizer))

@@ -16,16 +16,14 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.docs.markdown import DOCS, read_blocks
+from tests.tiny_models import SMALL_MODEL
 
 ROOT = Path(__file__).parents[1]
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
 OVERRIDES = (
     "+exp=demo",
-    "model.tiny.hidden_size=64",
-    "model.tiny.num_layers=2",
-    "model.tiny.num_heads=2",
-    "model.tiny.num_kv_heads=1",
+    SMALL_MODEL,
     "policy.num_threads=1",
     "data.largest_addend=9",
     "data.num_eval=20",

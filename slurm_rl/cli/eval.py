@@ -80,7 +80,7 @@ def _configure(run: RunDir, model: _Model, overrides: list[str], config_dir: str
     source = _load(run)
     tree = compose([*overrides, "eval.only=true"], config_dir=config_dir)
     inherit(tree, source, overrides)
-    tree["model"] |= {"path": model.path, "tiny": None, "tiny_vl": None}
+    tree["model"] |= {"path": model.path, "from_config": None}
     if not any(word.startswith("name=") for word in overrides):
         tree["name"] = f"{source.name}-{model.name}-eval"
     return parse_config(tree, is_run=True)

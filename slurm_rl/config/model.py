@@ -1,6 +1,7 @@
 """Config of the model: weights, tokenizer, number format, attention, adapters."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -8,40 +9,7 @@ from pydantic import BeforeValidator, Field
 from slurm_rl.config.section import PositiveFloat, PositiveInt, Section
 from slurm_rl.errors import ConfigError
 
-
-class TinyVLConfig(Section):
-    """Small randomly initialized Qwen-VL with a byte tokenizer, for tests and dry runs."""
-
-    family: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
-    """Architecture."""
-    hidden_size: PositiveInt = 64
-    """Width of the residual stream; a head has hidden_size / num_heads."""
-    num_layers: PositiveInt = 2
-    """Transformer blocks of the language model."""
-    num_heads: PositiveInt = 2
-    """Attention heads of the language model and of the vision tower."""
-    num_kv_heads: PositiveInt = 1
-    """Key-value heads; num_heads must be a multiple."""
-    vision_hidden_size: PositiveInt = 32
-    """Width of the vision tower; must be a multiple of 4 * num_heads."""
-    vision_num_layers: PositiveInt = 2
-    """Blocks of the vision tower."""
-    context_length: PositiveInt = 1024
-    """Longest sequence, prompt and completion together, in tokens; an image of 56 x 56 pixels has 4."""
-
-    def problems(self) -> Iterator[str]:
-        if self.hidden_size % (32 * self.num_heads):
-            # Rotary positions of three axes share the head, and kernels require a multiple of 32.
-            yield f"hidden_size must be a multiple of 32 * num_heads; got {self.hidden_size} and {self.num_heads}"
-        if self.num_heads % self.num_kv_heads:
-            yield f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
-        if self.vision_hidden_size % (4 * self.num_heads):
-            yield (
-                "vision_hidden_size must be a multiple of 4 * num_heads; "
-                f"got {self.vision_hidden_size} and {self.num_heads}"
-            )
-
-
+_UNTRAINED = Path(__file__).parents[1] / "models" / "untrained"
 _DType = Literal["auto", "float32", "bfloat16"]
 
 
@@ -57,32 +25,6 @@ def fill_auto(model: dict[str, Any], *, has_gpus: bool) -> dict[str, Any]:
     {'path': 'a', 'dtype': 'bfloat16'}
     """
     return {**model, "dtype": "bfloat16" if has_gpus else "float32"} if model.get("dtype", "auto") == "auto" else model
-
-
-class TinyModelConfig(Section):
-    """Small randomly initialized Qwen3 with a character tokenizer, for demos and tests."""
-
-    characters: str = "0123456789+="
-    """Vocabulary: one token per character, plus padding and end of text."""
-    chat_template: str | None = None
-    """Jinja chat template; null: prompts are plain text. With env.tools the characters must cover the output of tools;
-    printable ASCII is safe."""
-    hidden_size: PositiveInt = 128
-    """Width of the residual stream."""
-    num_layers: PositiveInt = 3
-    """Transformer blocks."""
-    num_heads: PositiveInt = 4
-    """Attention heads; hidden_size must be a multiple."""
-    num_kv_heads: PositiveInt = 2
-    """Key-value heads; num_heads must be a multiple."""
-    context_length: PositiveInt = 64
-    """Longest sequence, prompt and completion together, in tokens."""
-
-    def problems(self) -> Iterator[str]:
-        if self.hidden_size % self.num_heads:
-            yield f"hidden_size must be a multiple of num_heads; got {self.hidden_size} and {self.num_heads}"
-        if self.num_heads % self.num_kv_heads:
-            yield f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
 
 
 class LoraConfig(Section):
@@ -136,11 +78,10 @@ class ModelConfig(Section):
     """Weights, tokenizer and number format of the policy."""
 
     path: str | None = None
-    """Hugging Face model folder or hub name; null: build `tiny` or `tiny_vl`."""
-    tiny: TinyModelConfig | None = None
-    """Small model to build in the run directory instead of loading one."""
-    tiny_vl: TinyVLConfig | None = None
-    """Small vision-language model to build instead of loading one."""
+    """Hugging Face model folder or hub name."""
+    from_config: str | None = None
+    """Start from random weights, drawn with `seed`: a folder with config.json and tokenizer, or tiny_qwen3 or
+    tiny_qwen2_5_vl of this package. Instead of `path`."""
     init_from: str | None = None
     """Folder with safetensors that replace the initial weights; optimizer state and data position are not loaded."""
     dtype: Annotated[
@@ -167,11 +108,10 @@ class ModelConfig(Section):
 
     def problems(self) -> Iterator[str]:
         # rules/task.py reports a missing model together with other missing keys.
-        if [self.path, self.tiny, self.tiny_vl].count(None) < 2:
+        if self.path is not None and self.from_config is not None:
             yield (
-                "only one of model.path, model.tiny and model.tiny_vl can be set; "
-                f"got path={self.path!r}, tiny={'set' if self.tiny else 'null'} "
-                f"and tiny_vl={'set' if self.tiny_vl else 'null'}. Next: model=hf model.path=..., to load a model"
+                f"only one of model.path and model.from_config can be set; got {self.path!r} and {self.from_config!r}. "
+                "Next: model=hf model.path=..., to load a model"
             )
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             yield (
@@ -179,7 +119,10 @@ class ModelConfig(Section):
                 "Next: lower model.min_pixels, or raise model.max_pixels"
             )
 
-    def require_tiny(self) -> TinyModelConfig:
-        if self.tiny is None:
-            raise ConfigError("model.tiny must be set to build a model", seen=self.path)
-        return self.tiny
+    @property
+    def source(self) -> str | None:
+        """Folder or hub name whose config.json and tokenizer the model has."""
+        if self.path is not None or self.from_config is None:
+            return self.path
+        shipped = _UNTRAINED / self.from_config
+        return str(shipped) if shipped.is_dir() else self.from_config

@@ -115,7 +115,15 @@ def resolve_spec(spec: str) -> str:
 
 # Files and folders, or names of the hub and of built-in data.
 _PATHS = (
-    *("data.train", "data.eval", "model.path", "model.init_from", "critic.init_from", "reference.path"),
+    *(
+        "data.train",
+        "data.eval",
+        "model.path",
+        "model.from_config",
+        "model.init_from",
+        "critic.init_from",
+        "reference.path",
+    ),
     "reward.model.path",
 )
 _OWN_PATHS = ("train", "eval", "data", "reward.model.path")

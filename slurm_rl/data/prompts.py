@@ -212,33 +212,13 @@ def _clean(message: Message) -> Message:
 _SHOWN = 10
 
 
-def check_characters(rows: Iterable[PromptRow], vocabulary: str, *, longest: int | None, with_answers: bool) -> None:
-    """Check rows against a vocabulary of one token per character, as of the tiny model, without a tokenizer.
-
-    Args:
-        longest: limit for a prompt in tokens, or None.
-        with_answers: the answers are tokenized too (warm-up).
-    """
-    known = set(vocabulary)
-    for row in rows:
-        # Messages need a chat template, which the tiny model has none of; the error of that is another's.
-        prompts = [row.prompt] if isinstance(row.prompt, str) else []
-        for text in [*prompts, row.answer] if with_answers else prompts:
-            if not known.issuperset(text):
-                refuse_lost(row.name, text, show_characters(c for c in text if c not in known))
-        for text in prompts:
-            if longest is not None and len(text) > longest:
-                raise too_long(row.name, text, len(text), longest)
-
-
 def refuse_lost(name: str, text: str, lost: str) -> None:
     """Raise DataError where characters of a row's text are lost; `lost` shows them, "" when there are none."""
     if lost:
         raise DataError(
             f"{name}: the tokenizer must be able to encode every character",
             seen=f"{lost} in {shorten(text)!r}",
-            action="remove the characters, or choose a model whose tokenizer has them; "
-            "the tiny model has those of model.tiny.characters",
+            action="remove the characters, or choose a model whose tokenizer has them",
         )
 
 

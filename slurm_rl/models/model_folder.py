@@ -18,15 +18,11 @@ def model_folder(run: RunDir, config: RunConfig) -> str:
 
 
 def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """Return that folder; build the tiny model if it is configured."""
+    """Return that folder; draw random weights first if `model.from_config` is set."""
     if config.model.path is None and not run.model.is_dir():
-        from slurm_rl.models.tiny import build_tiny_model
-        from slurm_rl.models.tiny_vl import build_tiny_vl
+        from slurm_rl.models.untrained.draw import draw_model
 
-        if config.model.tiny_vl is not None:
-            build_tiny_vl(config.model.tiny_vl, config.seed, run.model)
-        else:
-            build_tiny_model(config.model.require_tiny(), config.seed, run.model)
+        draw_model(config.model, config.seed, run.model)
     return model_folder(run, config)
 
 

@@ -134,7 +134,7 @@ def _algorithm(config: RunConfig) -> str:
 
 def _model(config: RunConfig, shape: ModelShape | None) -> str:
     model = config.model
-    name = model.path or ("a tiny Qwen3, built for the run" if model.tiny else "a tiny Qwen-VL, built for the run")
+    name = model.path or f"{model.from_config} with random weights"
     size = "" if shape is None else f", {_count(shape.num_parameters)} parameters"
     trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.rank} trained"
     if model.lora is not None and shape is not None and shape.num_experts > 1:

@@ -86,14 +86,13 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
 
 def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
     """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size."""
-    tiny = config.model.tiny
-    size = shape.head_dim if shape else tiny.hidden_size // tiny.num_heads if tiny else None
+    size = shape.head_dim if shape else None
     if config.has_engines and config.cluster.accelerator == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
         raise ConfigError(
             "without a GPU a rollout engine's attention heads must be of a size that vLLM has a kernel for: "
             + ", ".join(map(str, CPU_HEAD_SIZES)),
             seen=f"heads of {size}",
-            action="change model.tiny.hidden_size or num_heads" if tiny else "choose another model, or use a GPU",
+            action="choose another model, or use a GPU",
         )
 
 

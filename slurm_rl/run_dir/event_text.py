@@ -186,7 +186,7 @@ def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:
 
 
 def find_model(config_text: str) -> str:
-    """Return the model's path in the config, or the size of the one that was built."""
+    """Return the model's path in the config, or where the one with random weights is from."""
     config = _parse(config_text)
     if isinstance(config, dict) and config.get("external"):
         return str(config["external"].get("model") or f"of task={config.get('task')}")
@@ -195,8 +195,7 @@ def find_model(config_text: str) -> str:
         return "unknown"
     if model.get("path"):
         return str(model["path"])
-    tiny = model.get("tiny") or {}
-    return f"built for this run ({tiny.get('num_layers', '?')} layers, width {tiny.get('hidden_size', '?')})"
+    return f"{model.get('from_config')}, random weights"
 
 
 def only_evaluates(config_text: str) -> bool:

@@ -7,7 +7,7 @@ new one, never a part. Standard library only: the node agent imports it.
       config.yaml plan.json         the user's config, the plan derived from it
       code/                         the snapshot of slurm_rl that every attempt runs
       secrets/                      0700; the Ray token of each attempt, 0600
-      model/ reference/             built for this run: the tiny model; the policy after the warm-up
+      model/ reference/             built for this run: a model with random weights; the policy after the warm-up
       job.json end.json             the launcher's job; its outcome, the last file that the controller writes
       learned.json                  times of saves and of lost attempts, over all attempts; see save_times.py
       lease/                        the lock of the controller: see run_lock.py

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 HERE = ("policy.num_threads=1", "ray.dashboard=false", "logging.wandb.mode=disabled")
 """Of every run of a test."""
-SMALL = tuple(f"model.tiny.{size}" for size in ("hidden_size=64", "num_layers=2", "num_heads=2", "num_kv_heads=1"))
 Words = Sequence[str]
 
 

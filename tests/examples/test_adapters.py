@@ -13,10 +13,10 @@ import pytest
 
 from tests.adapters_python import adapters_python
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL, read_commands
+from tests.examples.kit import EXAMPLES, HERE, ROOT, read_commands
 from tests.whole_run import exact_rows
 
-SIZES = (*HERE, *SMALL, "trainer.num_steps=2", "data.num_eval=8", "eval.interval=2", "eval.num_samples=1")
+SIZES = (*HERE, "trainer.num_steps=2", "data.num_eval=8", "eval.interval=2", "eval.num_samples=1")
 SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=40", "env.agent_concurrency=2")
 
 

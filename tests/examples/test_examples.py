@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.examples.kit import EXAMPLES, SMALL, read_commands, run_readme
+from tests.examples.kit import EXAMPLES, read_commands, run_readme
+from tests.tiny_models import SMALL_MODEL
 from tests.unit.plugins.prepare.hub_server import Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
 from tests.whole_run import exact_rows
@@ -78,7 +79,7 @@ def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
-    sizes = (*SMALL, "model.dtype=bfloat16")
+    sizes = (SMALL_MODEL, "model.dtype=bfloat16")
     ppo = (*sizes, "reward.model.dtype=bfloat16", "trainer.num_steps=3", "trainer.prompts_per_step=16")
     run_readme("ppo_reward_model", tmp_path, {"sums_rm_tiny": sizes, "sums_ppo_tiny": ppo})
     first, *_, last = rows_of(tmp_path / "runs/sums_rm", "eval")
@@ -92,7 +93,7 @@ def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
     sizes = (
-        *SMALL,
+        SMALL_MODEL,
         "supervised.max_steps=4",
         "optim.warmup_steps=1",
         "data.largest_addend=19",

@@ -8,13 +8,14 @@ from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import SMALL, run_readme
+from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
 from tests.killed_game.story import check_kept, read_left
+from tests.tiny_models import shrink
 from tests.whole_run import exact_rows
 
 # Of the model that it begins with: until it says digits where it is to.
-FIRST = (*SMALL, "supervised.max_steps=60")
+FIRST = (shrink("calculator/model"), "supervised.max_steps=60")
 HEATED = ("+data.sources.games.temperature=0.6", "+data.sources.calculator.temperature=1.3")
 """A mismatch of one of them, or of the source without, would be tenths of a nat."""
 SOURCES = {"sums": 5, "games": 10, "calculator": 10}

@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import SMALL, run_readme
+from tests.examples.kit import run_readme
+from tests.tiny_models import shrink
 from tests.whole_run import exact_rows
 
-SIZES = (*SMALL, "trainer.num_steps=2", "data.num_eval=10", "eval.interval=2", "eval.num_samples=1")
+SIZES = (
+    shrink("guessing_game/model"),
+    "trainer.num_steps=2",
+    "data.num_eval=10",
+    "eval.interval=2",
+    "eval.num_samples=1",
+)
 SIZES += ("trainer.prompts_per_step=8", "algorithm.group_size=4", "env.agent_concurrency=2")
 
 

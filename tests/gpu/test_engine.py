@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from tests.gpu.layout_rank import CHARACTERS, build_sequences
+from tests.tiny_models import TinyModel
 
 LENGTHS = [(3, 20), (10, 5), (40, 17), (2, 1)]
 """(prompt, completion) tokens of each sequence."""
@@ -19,11 +20,11 @@ LENGTHS = [(3, 20), (10, 5), (40, 17), (2, 1)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     path = tmp_path_factory.mktemp("gpu") / "model"
     # Flash attention wants heads of a multiple of 8.
-    build_tiny_model(TinyModelConfig(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, path)
+    build_tiny_model(TinyModel(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, path)
     return path
 
 

@@ -25,12 +25,11 @@ def run_layout(num_ranks: int, backend: str, folder: Path, out: Path) -> list[di
 
 @pytest.mark.parametrize("backend", LAYOUTS)
 def test_two_gpus_take_the_steps_of_one(backend: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
-    from slurm_rl.config.model import TinyModelConfig
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import TinyModel, build_tiny_model
 
     need(2, num_gpus)
     folder = tmp_path / "model"
-    build_tiny_model(TinyModelConfig(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, folder)
+    build_tiny_model(TinyModel(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, folder)
     one = run_layout(1, "fsdp2", folder, tmp_path / "one.json")
     two = run_layout(2, backend, folder, tmp_path / "two.json")
     distance = max(abs(a[key] / b[key] - 1) for a, b in zip(one, two, strict=True) for key in ("loss", "grad_norm"))

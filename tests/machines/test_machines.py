@@ -126,4 +126,4 @@ def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
     worker = machines.start(2, dstack(machines, 1), *words, apart=True)
     assert (head.wait(), worker.wait()) == (2, 2), head.output
     assert "run_dir must be one folder on all machines" in head.output
-    assert "rollout-0 on node 1 loads the tiny model from there" in worker.output
+    assert "rollout-0 on node 1 loads the model from there" in worker.output

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.plan.accelerator import accelerator_env
+from tests.tiny_models import TinyModel
 
+SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 ROOT = Path(__file__).parents[2]
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 
 
 def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny Qwen3, which no test may change."""
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     build_tiny_model(SMALL, seed=0, folder=folder)

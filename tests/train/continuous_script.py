@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rollout.weights.weight_record import pack_weights
+from tests.tiny_models import TinyModel, build_tiny_model
 from tests.unit.models.test_store_address import free_port
 
 CONTEXT = 512
-TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)
+TINY = TinyModel(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9], [10, 11, 12, 13])]
 
 

@@ -23,7 +23,7 @@ from slurm_rl.algorithms.packing import distribute
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import PromptRow, Text
@@ -32,14 +32,14 @@ from slurm_rl.data.tool_syntax import ToolSyntax, as_calls, find_tail, write_cal
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import draw_weights, shape_of
 from tests.templates import END, build_tokenizer
+from tests.tiny_models import TinyModel, draw_weights, shape_of
 from tests.train.dialogue_worlds import AGAIN, TURNS
 
 WORLDS = Path(__file__).with_name("dialogue_worlds.py")
 CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
 STEPS, ROW_TOKENS = 390, 4096
-SHAPE = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
+SHAPE = TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
 """What a first reply may be; those but the first with the two syntaxes that most models have."""
 BADLY = ("qwen3", "llama3_2")

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from slurm_rl.algorithms.sequences import TokenPrompt
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.models.load_model import load_model
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.rollout.vllm.engine import VLLMEngine
+from tests.tiny_models import TinyModel, build_tiny_model
 
 CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]
@@ -34,7 +34,7 @@ WAYS = {
 
 
 def main(folder: Path) -> None:
-    build_tiny_model(TinyModelConfig(hidden_size=64, num_heads=2, num_kv_heads=1), 0, folder / "m")
+    build_tiny_model(TinyModel(hidden_size=64, num_heads=2, num_kv_heads=1), 0, folder / "m")
     config = ModelConfig(path=str(folder / "m"))
     model = load_model(folder / "m", config).eval()
     rollout = RolloutConfig(max_num_seqs=16, engine_args={"max_num_batched_tokens": 96})

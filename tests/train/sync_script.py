@@ -12,7 +12,7 @@ import torch
 
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.models.policy import PolicyEngine
@@ -26,6 +26,7 @@ from slurm_rl.rollout.weights.weight_record import SentWeights
 from slurm_rl.trainers.grpo.build import start_engine
 from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.train_workers import PolicyWorker
+from tests.tiny_models import TinyModel
 from tests.tiny_moe import build_tiny_moe
 from tests.train.continuous_script import OneEngine
 from tests.unit.models.test_store_address import free_port
@@ -92,7 +93,7 @@ def receive_without_use(extension: Any, weights: Any) -> None:
 
 
 def main(folder: Path, family: str) -> None:
-    shape = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    shape = TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
     build_tiny_moe(shape, folder / "m", family)
     config = load_config(
         [

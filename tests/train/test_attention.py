@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, logging
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models import attention
@@ -22,12 +22,12 @@ from slurm_rl.models.load_model import load_model
 from slurm_rl.models.model_folder import tell_rows
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.row_check import RowCheck, check_rows
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
 from slurm_rl.run_dir.event_text import describe_event, read_events
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.image_kit import build_sequence, write_image
 from tests.live_bytes import LiveBytes
+from tests.tiny_models import TinyVL, build_tiny_model
 from tests.train import flash_stand_in
 from tests.train.model_families import CPU, FAMILIES, PAGE, build_model, build_sequences
 
@@ -173,7 +173,7 @@ def test_an_engine_takes_the_same_steps(folder: Path, fields: dict[str, Any], sc
 @pytest.mark.parametrize(("family", "way"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
 def test_images_are_read_the_same(family: Any, way: str, tmp_path: Path) -> None:
     """The tower attends to each image as a whole, the text to what is before it."""
-    build_tiny_vl(TinyVLConfig(family=family), 0, tmp_path / "model")
+    build_tiny_model(TinyVL(family=family), 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
     model, images = load_model(tmp_path / "model", config), load_image_reader(tmp_path / "model", config)
     assert images is not None

@@ -10,14 +10,14 @@ from transformers import AutoModelForSequenceClassification
 
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import ModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.reward_model import ScoreStatistics
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.workers.critic import build_critic_loss, read_before
+from tests.tiny_models import TinyVL, build_tiny_model
 
 
 def build_critic(folder: Path, init_from: Path | None = None, seed: int = 1) -> PolicyEngine:
@@ -84,7 +84,7 @@ def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
 
 
 def test_critic_of_architecture_without_classifier_is_refused_by_name(tmp_path: Path) -> None:
-    build_tiny_vl(TinyVLConfig(family="qwen2_5_vl"), seed=0, folder=tmp_path / "vl")
+    build_tiny_model(TinyVL(family="qwen2_5_vl"), seed=0, folder=tmp_path / "vl")
     with pytest.raises(ConfigError, match=r"a sequence classifier; got qwen2_5_vl in .*\+algorithm=grpo"):
         build_critic(tmp_path / "vl")
 

@@ -20,16 +20,16 @@ from torch import Tensor, multiprocessing
 from slurm_rl.algorithms.packing import distribute
 from slurm_rl.algorithms.schedule import schedule_lr
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
 from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 from tests.unit.models.test_store_address import free_port
 
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
 OPTIM = OptimConfig(lr=2e-3, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6, warmup_steps=2, schedule="cosine")
 OTHER_OPTIM = OptimConfig(lr=1e-3, betas=(0.5, 0.8), max_grad_norm=0.2, eps=1e-6)

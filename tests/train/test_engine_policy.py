@@ -4,6 +4,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.models.checkpoint.background import wait_for_files
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.workers.train_workers import PolicyWorker
+from tests.tiny_models import build_tiny_model
 from tests.train.conftest import SMALL
 
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
@@ -222,7 +223,7 @@ def test_what_is_saved_in_the_background_is_the_state_of_that_moment(folder: Pat
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    build_tiny_model(SMALL.model_copy(update={"hidden_size": 64}), 0, tmp_path / "other")
+    build_tiny_model(replace(SMALL, hidden_size=64), 0, tmp_path / "other")
     (tmp_path / "saved").mkdir()
     build_engine(tmp_path / "other").save(tmp_path / "saved")
     engine = build_engine(folder)

@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_character_tokenizer
+from tests.tiny_models import TinyModel, build_character_tokenizer
 
 WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)
@@ -45,7 +45,7 @@ FAMILIES = {
 def build_folder(config: PreTrainedConfig, folder: Path) -> Path:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+    build_character_tokenizer(TinyModel()).save_pretrained(folder)
     return folder
 
 

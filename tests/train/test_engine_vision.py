@@ -10,16 +10,16 @@ import torch
 from slurm_rl.algorithms.mrope import build_rope_positions
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import DataError
 from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import ImageReader, load_image_reader
 from tests.image_kit import build_sequence, write_image
+from tests.tiny_models import TinyVL, build_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module", params=["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl") / request.param
-    build_tiny_vl(TinyVLConfig(family=request.param), seed=0, folder=folder)
+    build_tiny_model(TinyVL(family=request.param), seed=0, folder=folder)
     return folder
 
 

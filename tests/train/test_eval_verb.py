@@ -7,7 +7,8 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import HERE, SMALL
+from tests.examples.kit import HERE
+from tests.tiny_models import SMALL_MODEL
 from tests.whole_run import run_cli
 
 SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
@@ -25,7 +26,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
-    words = ("+exp=demo", "data.train=''", *SMALL, *SETS, "rollout.max_num_seqs=64", *HERE)
+    words = ("+exp=demo", "data.train=''", SMALL_MODEL, *SETS, "rollout.max_num_seqs=64", *HERE)
     run_cli(tmp_path, "eval", *words, "run_dir=runs/alone")
     found = measured(tmp_path, "alone")
     assert found["set/sums/prompts"] == 25 and found["set/sums/failed"] == 0 and found["set/sums/length_mean"] > 1
@@ -36,7 +37,7 @@ def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_sft_is_measured_the_same_twice_and_a_checkpoint_of_it_too(tmp_path: Path) -> None:
-    run_cli(tmp_path, *TRAIN, *SMALL, "policy.num_threads=1", "logging.wandb.mode=disabled")
+    run_cli(tmp_path, *TRAIN, SMALL_MODEL, "policy.num_threads=1", "logging.wandb.mode=disabled")
     words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *HERE)
     for name in ("first", "again"):
         run_cli(tmp_path, "eval", *words, f"run_dir=runs/{name}")

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trainer_throughput import SHAPES, build_model
-from slurm_rl.config.model import TinyModelConfig
-from slurm_rl.models.tiny import build_character_tokenizer, build_tiny_model
 from tests.gpu.cases import CASES, device_words, fill
 from tests.gpu.conftest import why_not
 from tests.gpu.layout_rank import CHARACTERS, LAYOUTS
 from tests.gpu.models import name_all_tokens
 from tests.gpu.test_layouts import run_layout
+from tests.tiny_models import TinyModel, build_character_tokenizer, build_tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +34,7 @@ def test_without_gpus_all_of_it_is_skipped_and_says_why() -> None:
 def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    build_character_tokenizer(TinyModelConfig(characters=CHARACTERS)).save_pretrained(tmp_path)
+    build_character_tokenizer(TinyModel(characters=CHARACTERS)).save_pretrained(tmp_path)
     name_all_tokens(tmp_path / "tokenizer.json", 1000)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == 1000
@@ -46,7 +45,7 @@ def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_layouts_take_the_steps_of_one_rank_here_too(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    build_tiny_model(TinyModelConfig(characters=CHARACTERS, hidden_size=64, num_heads=4), 0, folder)
+    build_tiny_model(TinyModel(characters=CHARACTERS, hidden_size=64, num_heads=4), 0, folder)
     one = run_layout(1, "fsdp2", folder, tmp_path / "one.json")
     for backend in LAYOUTS:
         for a, b in zip(one, run_layout(2, backend, folder, tmp_path / backend), strict=True):

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.whole_run import OVERRIDES, exact_rows, find_processes, finish, start_run
+from tests.whole_run import exact_rows, find_processes, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -24,10 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Of a run whose completions a model scores, with a head that begins at random."""
     from slurm_rl.models.policy import PolicyEngine
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import SMALL, build_tiny_model
 
     folder = tmp_path_factory.mktemp("judge")
-    build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 0, folder / "model")
+    build_tiny_model(SMALL, 0, folder / "model")
     config = ModelConfig(path=str(folder / "model"))
     engine = PolicyEngine(
         folder / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1

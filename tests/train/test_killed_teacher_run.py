@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.train.test_engine_run import wait_for_phase
-from tests.whole_run import OVERRIDES, exact_rows, find_processes, finish, start_run
+from tests.whole_run import exact_rows, find_processes, finish, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -19,10 +18,10 @@ WORDS = ("+algorithm=distill", "algorithm.kl.coef=1.0", "warmup.num_steps=0", "r
 @pytest.fixture(scope="module")
 def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Of a policy that learns from another model with its tokens; both begin at random."""
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import SMALL, build_tiny_model
 
     teacher = tmp_path_factory.mktemp("teacher") / "model"
-    build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 1, teacher)
+    build_tiny_model(SMALL, 1, teacher)
     return (*WORDS, f"reference.path={teacher}", "job.max_failures=1")
 
 

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 from transformers.utils import logging
 
 from slurm_rl.algorithms.sequences import FloatArray
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.convert import convert_checkpoint
@@ -18,8 +18,7 @@ from slurm_rl.models.load_model import require_whole_files
 from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
-from slurm_rl.models.tiny_vl import build_tiny_vl
+from tests.tiny_models import TinyModel, TinyVL, build_tiny_model
 from tests.train.model_families import FAMILIES, build_model
 from tests.train.test_engine_lora import build_sequences, cross_entropy, logprobs_of
 
@@ -34,9 +33,9 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bases")
-    build_tiny_model(TinyModelConfig(characters="0123456789"), seed=0, folder=root / "tiny")
+    build_tiny_model(TinyModel(characters="0123456789"), seed=0, folder=root / "tiny")
     for family in VISION:
-        build_tiny_vl(TinyVLConfig(family=family), seed=0, folder=root / family)
+        build_tiny_model(TinyVL(family=family), seed=0, folder=root / family)
     return root
 
 

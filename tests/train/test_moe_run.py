@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.tiny_models import SMALL
 from tests.tiny_moe import build_tiny_moe
 from tests.whole_run import OVERRIDES, exact_rows, finish, kill_trainer, start_run
 
@@ -22,9 +22,8 @@ WORDS = (
 
 
 def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None:
-    tiny = load_config(OVERRIDES).model.require_tiny()
-    model = build_tiny_moe(tiny, tmp_path / "model")
-    base = [word for word in OVERRIDES if not word.startswith("model.tiny")]
+    model = build_tiny_moe(SMALL, tmp_path / "model")
+    base = [word for word in OVERRIDES if not word.startswith("model.")]
     words = ("model=hf", f"model.path={model}", *WORDS)
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
     finish(start_run(whole, *words, base=base))

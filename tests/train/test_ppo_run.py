@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.whole_run import OVERRIDES, exact_rows, finish, kill_trainer, start_run
+from tests.whole_run import exact_rows, finish, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +43,9 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
     from slurm_rl.models.policy import PolicyEngine
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import SMALL, build_tiny_model
 
-    tiny = load_config(OVERRIDES).model.require_tiny()
-    build_tiny_model(tiny, 0, tmp_path / "model")
+    build_tiny_model(SMALL, 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
     PolicyEngine(
         tmp_path / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1

@@ -18,22 +18,21 @@ from slurm_rl.algorithms.shaping import shape_overlong
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.cli.common import compose_run
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.trainers.grpo.learner import Learner
 from slurm_rl.workers.critic import Critic, CriticWorker
 from slurm_rl.workers.train_workers import PolicyWorker, TrainWorker, WorkerGroup
 from tests.image_kit import write_image
+from tests.tiny_models import TinyModel, TinyVL, build_tiny_model
 from tests.train.preset_kinds import KINDS, PRESETS, build_groups, with_logprobs
 
-TEXT = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+TEXT = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 GROUP_SIZE = 4
 REFUSED = {("images", "ppo"): "a critic or a reward model needs a text model"}
 """Cells that `plan` refuses, with its words."""
@@ -99,7 +98,7 @@ def find_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mod
             paths = [folder / f"{name}-{seed}" for seed in range(2)]
             for seed, path in enumerate(paths):
                 if name == "images":
-                    build_tiny_vl(TinyVLConfig(family="qwen2_5_vl"), seed=seed, folder=path)
+                    build_tiny_model(TinyVL(family="qwen2_5_vl"), seed=seed, folder=path)
                 else:
                     build_tiny_model(TEXT, seed=seed, folder=path)
             found[name] = Models(paths[0], paths[1], LoraConfig(rank=4) if name == "lora" else None)

@@ -11,7 +11,6 @@ import torch
 import yaml
 
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
@@ -21,7 +20,6 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.load_model import load_tokenizer
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
@@ -30,8 +28,9 @@ from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.supervised.objective import micro_batches_of
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective, train
+from tests.tiny_models import TinyModel, build_tiny_model
 
-TINY = TinyModelConfig(
+TINY = TinyModel(
     characters="".join(map(chr, range(32, 127))), hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1
 )
 WORDS = [

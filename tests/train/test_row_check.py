@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurm_rl.algorithms.packing import build_packed_batch
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.forward import RowReader
@@ -16,7 +16,7 @@ from slurm_rl.models.head import _BENDS, apply_head
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.row_check import build_probe, check_rows
 from slurm_rl.models.row_layout import build_row_layout
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 from tests.train.model_families import CPU, build_model, build_sequences
 
 
@@ -44,7 +44,7 @@ def test_the_trial_leaves_the_model_as_it_was() -> None:
 
 def test_an_engine_reads_what_leaks_one_a_row(tmp_path: Path) -> None:
     """Logprobs before and after a step, of a model whose convolutions run over the boundary."""
-    build_tiny_model(TinyModelConfig(), 0, tmp_path)  # for its tokenizer
+    build_tiny_model(TinyModel(), 0, tmp_path)  # for its tokenizer
     build_model("lfm2").save_pretrained(tmp_path)
     config, policy = ModelConfig(path=str(tmp_path)), PolicyConfig(num_threads=1)
     engine = PolicyEngine(tmp_path, config, policy, OptimConfig(lr=1e-2), temperature=1.0)

@@ -14,7 +14,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.row_layout import require_maskable
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import build_tiny_model
 from tests.train.conftest import SMALL
 from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, cross_entropy
 

@@ -13,17 +13,16 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.load_memory import BACKENDS, measure, write_model
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.frozen import FrozenModel
 from slurm_rl.models.load_model import load_model, open_model
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_character_tokenizer
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.weight_files import find_weights
 from tests.tiny_llama import build_tiny_llama
+from tests.tiny_models import TinyModel, TinyVL, build_character_tokenizer, build_tiny_model
 from tests.unit.models.test_store_address import free_port
 
 KINDS: dict[str, tuple[ModelConfig, int | None]] = {
@@ -52,7 +51,7 @@ def build_moe(folder: Path, num_experts: int) -> None:
             num_experts_per_tok=2,
         )
     ).save_pretrained(folder)
-    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+    build_character_tokenizer(TinyModel()).save_pretrained(folder)
 
 
 def load(folder: Path, backend: str, kind: str, num_ranks: int) -> dict[str, Tensor]:
@@ -92,7 +91,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     """A model in bfloat16, and what two ranks made of it."""
     folder, out = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out")
     build_tiny_llama(folder)
-    build_tiny_vl(TinyVLConfig(), 0, folder / "vl")
+    build_tiny_model(TinyVL(), 0, folder / "vl")
     build_moe(folder / "moe", num_experts=11)
     multiprocessing.spawn(_load_on_rank, (folder, free_port(), out), 2)  # type: ignore[no-untyped-call]
     return folder, [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(2)]

@@ -23,14 +23,12 @@ from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
+from tests.tiny_models import TinyModel
 from tests.unit.models.test_store_address import free_port
 from tests.whole_run import exact_rows
 
 SMALL = [
-    "model.tiny.hidden_size=32",
-    "model.tiny.num_layers=2",
-    "model.tiny.num_heads=2",
-    "model.tiny.num_kv_heads=1",
+    TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1).word,
     "data.largest_addend=9",
     "data.num_eval=20",
     "supervised.batch_size=16",
@@ -248,7 +246,7 @@ GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
         ("sft", {"prompt": "1+1=", "answer": "two"}, [], [":17", "'t'"]),
         ("sft", {"prompt": "1+1=", "answer": "2" * 20}, [], [":17", "25 tokens", "data.overlong_prompts"]),
         ("sft", GOOD, ["supervised.batch_size=40"], ["17 rows < 40", "supervised.batch_size"]),
-        ("dpo-cached", GOOD, ["supervised.max_tokens=60", "model.tiny.context_length=64"], []),
+        ("dpo-cached", GOOD, ["supervised.max_tokens=60"], []),
     ],
 )
 def test_bad_input_ends_with_status_2_and_names_the_row(

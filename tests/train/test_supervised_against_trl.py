@@ -21,21 +21,21 @@ import torch
 
 from slurm_rl.algorithms.schedule import count_steps
 from slurm_rl.config.data import DataConfig
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.models.load_model import load_tokenizer
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.trainers.supervised.objective import Example, add_cached_logprobs, load_live_reference, micro_batches_of
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective
+from tests.tiny_models import TinyModel, build_tiny_model
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-TINY = TinyModelConfig(
+TINY = TinyModel(
     characters="".join(map(chr, range(32, 127))),
     hidden_size=32,
     num_layers=2,

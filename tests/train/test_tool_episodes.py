@@ -7,10 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Details, Group, SamplingSpec, Trajectory
 from slurm_rl.data.prompts import PromptRow
@@ -20,7 +18,7 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import read_schemas
 from slurm_rl.errors import ConfigError
-from slurm_rl.models.tiny import build_character_tokenizer
+from slurm_rl.models.load_model import load_tokenizer
 from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.endpoint.conversation import DialogueRenderer
@@ -74,8 +72,7 @@ def pool() -> Iterator[EnvironmentPool]:
 
 
 def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Group], Engine]:
-    tiny = yaml.safe_load((EXAMPLE / "exp/calls_tiny.yaml").read_text())["model"]["tiny"]
-    tokenizer = build_character_tokenizer(TinyModelConfig(**tiny))
+    tokenizer = load_tokenizer(EXAMPLE / "model")
     template = ChatTemplate(tokenizer, {}, pool.schemas)
     syntax = ToolSyntax.of(template, None)
     assert syntax.parser == "pythonic" and syntax.opening == "["
@@ -148,8 +145,7 @@ class Asked:
 
 def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[str]]:
     """A program's question with a tool, and what it was told then."""
-    tiny = yaml.safe_load((EXAMPLE / "exp/calls_tiny.yaml").read_text())["model"]["tiny"]
-    tokenizer = build_character_tokenizer(TinyModelConfig(**tiny))
+    tokenizer = load_tokenizer(EXAMPLE / "model")
     engine = Asked(tokenizer, replies)
     renderer = DialogueRenderer(tokenizer, ChatTemplate(tokenizer), parser)
     question: Any = {"role": "user", "content": "481+937="}

@@ -12,13 +12,13 @@ from torch import multiprocessing
 
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
 from tests.image_kit import build_sequence, write_image
+from tests.tiny_models import TinyVL, build_tiny_model
 from tests.unit.models.test_store_address import free_port
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def run_worker(rank: int, port: int, root: Path) -> None:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("vision")
-    build_tiny_vl(TinyVLConfig(), seed=0, folder=root / "model")
+    build_tiny_model(TinyVL(), seed=0, folder=root / "model")
     write_image(root / "wide.png", 1, 140, 60)
     write_image(root / "tall.png", 2, 60, 110)
     run: Callable[..., object] = multiprocessing.spawn

@@ -11,7 +11,7 @@ from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import ModelConfig, TinyVLConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Group, SamplingSpec
@@ -19,13 +19,13 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.models.load_model import load_tokenizer
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.tiny_vl import build_tiny_vl
 from slurm_rl.models.vision import load_image_reader
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
 from tests.image_kit import write_image
+from tests.tiny_models import TinyVL, build_tiny_model
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
 ENVIRONMENT = {
@@ -59,7 +59,7 @@ class Pair:
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("vl")
-    build_tiny_vl(TinyVLConfig(family=request.param), seed=0, folder=folder / "model")
+    build_tiny_model(TinyVL(family=request.param), seed=0, folder=folder / "model")
     # Bounds other than those of the model's file: both must be told.
     config = ModelConfig(path=str(folder / "model"), min_pixels=40 * 40, max_pixels=28 * 28 * 20)
     wide, tall = write_image(folder / "1.png", 1, 200, 60), write_image(folder / "2.png", 2, 60, 170)

@@ -24,16 +24,6 @@ def task_problems(config: RunConfig) -> Iterator[str]:
             f"only the tasks {', '.join(EXTERNAL_TASKS)} have a section external; got "
             f"task={config.task} with {has}. Next: {words}, or an experiment that sets both"
         )
-    tiny, name = config.model.tiny or config.model.tiny_vl, "tiny" if config.model.tiny else "tiny_vl"
-    if tiny is not None and config.external is None and config.max_sequence_tokens > tiny.context_length:
-        keys, seen = "supervised.max_tokens", str(config.supervised.max_tokens)
-        if config.task == "grpo":
-            keys = "data.max_prompt_tokens + rollout.max_tokens"
-            seen = f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens}"
-        yield (
-            f"{keys} must be <= model.{name}.context_length; got {seen} > {tiny.context_length}. "
-            "Next: lower it, or raise the context"
-        )
     if config.supervised.patience is not None and not (config.eval.interval and config.data.num_eval):
         yield (
             "supervised.patience counts evaluations, so it needs eval.interval and data.num_eval above 0; got "
@@ -95,7 +85,7 @@ def missing_keys(config: RunConfig) -> Iterator[str]:
         return
     model = config.model
     needed: dict[str, tuple[object, str]] = {
-        "model.path": (model.path or model.tiny or model.tiny_vl, "model.path=Qwen/Qwen3-4B"),
+        "model.path": (model.source, "model.path=Qwen/Qwen3-4B"),
     }
     if config.eval.only:
         needed["eval.sets"] = (config.eval.sets, "+eval.sets.mine.data=my.jsonl")

@@ -102,7 +102,7 @@ def why_run_dir_must_be_shared(plan: JobPlan, *, builds_model: bool) -> str | No
     if trained:
         return f"{_describe(trained[0])} writes its part of the checkpoints there"
     if elsewhere and builds_model:
-        return f"{_describe(elsewhere[0])} loads the tiny model from there"
+        return f"{_describe(elsewhere[0])} loads the model from there"
     return None
 
 

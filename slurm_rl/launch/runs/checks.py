@@ -140,6 +140,7 @@ def _check_after(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> None:
     folders = {
         "model.path": config.model.path,
+        "model.from_config": None if config.model.path else config.model.source,
         "model.init_from": config.model.init_from,
         "critic.init_from": config.critic.init_from,
         "reference.path": config.reference.path,
@@ -150,12 +151,13 @@ def _check_model(config: RunConfig) -> None:
         if value and comes is not None and expand_user(value).absolute() == comes:
             continue
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
-        if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
+        is_local = value and (field == "model.from_config" or value.startswith(("/", "./", "../", "~")))
+        if value and is_local and not expand_user(value).is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
         if value and expand_user(value).is_dir():
             check_weight_files(field, expand_user(value))
-    if config.model.path:
-        _check_pad_token(expand_user(config.model.path))
+    if config.model.source:
+        _check_pad_token(expand_user(config.model.source))
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)
@@ -168,7 +170,7 @@ def _check_classifier(config: RunConfig) -> None:
         wanted = "algorithm.advantage=gae trains a critic" if needs_critic else "task=rm trains a reward model"
         raise ConfigError(
             "a critic or a reward model needs a text model: transformers has no classifier of a vision-language one",
-            seen=f"{config.model.path or 'model.tiny_vl'}, and {wanted}",
+            seen=f"{config.model.source}, and {wanted}",
             action="choose a text model, or an algorithm without a critic, such as +algorithm=grpo",
         )
 
@@ -228,7 +230,6 @@ def _tell_all(lines: Iterable[str], tell: Tell) -> None:
 def _check_prompts(config: RunConfig, tell: Tell) -> None:
     from slurm_rl.data.images import check_sources, list_images
     from slurm_rl.data.load_data import load_prompts
-    from slurm_rl.data.prompts import check_characters
 
     split = load_prompts(config.data, with_info=config.env.is_on)
     rows = [*split.train, *split.held_out]
@@ -242,9 +243,3 @@ def _check_prompts(config: RunConfig, tell: Tell) -> None:
     check_sources(images)
     if config.data.train != "addition" and not config.env.is_on:
         check_references(config.reward, rows, tell)
-    tiny = config.model.tiny
-    if tiny is not None and not uses_chat_template(config):
-        longest = config.data.max_prompt_tokens if config.data.overlong_prompts == "refuse" else None
-        known = tiny.characters
-        check_characters(split.train, known, longest=longest, with_answers=config.warmup.num_steps > 0)
-        check_characters(split.held_out, known, longest=longest, with_answers=False)

@@ -87,17 +87,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-# Linear layers of models/tiny.py.
-_TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-
-
 def check_lora_targets(model: ModelConfig) -> None:
     """Refuse targets that are no linear layers, if the weights are on this machine."""
-    if model.lora is None:
+    if model.lora is None or model.path is None:
         return
-    known = set(_TINY) if model.path is None else read_linear_names(expand_user(model.path))
+    known = read_linear_names(expand_user(model.path))
     if known is not None:
-        model.lora.choose_targets(known, model.path or "the tiny model")
+        model.lora.choose_targets(known, model.path)
 
 
 def read_linear_names(folder: Path) -> set[str] | None:
@@ -146,8 +142,7 @@ def _expected(model: ModelConfig) -> dict[str, list[int]]:
     """Return shapes by name; without visible weights only that of the embedding, which differs between most models."""
     if model.path is not None and (shapes := read_shapes(expand_user(model.path))):
         return shapes
-    # That of tiny_vl is rounded up.
-    shape = None if model.tiny_vl is not None else find_shape(model)
+    shape = find_shape(model)
     return {} if shape is None else {_EMBEDDING: [shape.vocab_size, shape.hidden_size]}
 
 

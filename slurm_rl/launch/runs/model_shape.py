@@ -17,18 +17,12 @@ from slurm_rl.plan.memory import ModelShape, parse_shape
 from slurm_rl.run_dir.run_dir import RunDir
 
 _AGAIN = "fetch it again"
-_NUM_SPECIAL = 2
-_NUM_BYTES = 288
-"""Tokens of the vocabulary of bytes, special ones included, rounded up."""
 
 
 def find_shape(model: ModelConfig) -> ModelShape | None:
     """Return the shape; None for an unknown family or hub name. Raises ConfigError for an invalid config.json."""
-    if model.path is None:
-        return _shape_of_tiny(model)
-    if (planned := find_planned(model.path)) is not None:
-        return find_shape(planned)
-    return find_shape_at(model.path)
+    planned = find_planned(model.path)
+    return find_shape(planned) if planned is not None else find_shape_at(model.source)
 
 
 def find_shape_at(path: str | None) -> ModelShape | None:
@@ -41,47 +35,24 @@ def find_shape_at(path: str | None) -> ModelShape | None:
 
 def sees_images(model: ModelConfig) -> bool | None:
     """Return True for a vision-language model; None if its config.json is not on this machine."""
-    if model.path is None:
-        return model.tiny_vl is not None
     if (planned := find_planned(model.path)) is not None:
         return sees_images(planned)
-    tree = _load_config(model)
-    if tree is not None:
-        return "vision_config" in tree
-    shape = find_known(model.path)
+    found = None if model.source is None else find_config(model.source)
+    if found is not None:
+        return "vision_config" in read_object(found)
+    shape = find_known(model.source or "")
     return None if shape is None else shape.vision_parameters > 0
 
 
-def find_planned(path: str) -> ModelConfig | None:
+def find_planned(path: str | None) -> ModelConfig | None:
     """Return the model that a run will export to this path; None for other paths and existing exports."""
+    if path is None:
+        return None
     folder = expand_user(path).absolute()
     run = RunDir(folder.parent)
     if folder != run.export or folder.exists() or not run.config.is_file():
         return None
     return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))).model
-
-
-def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
-    """Return the shape of a model that models/tiny.py or tiny_vl.py will build, without its small vision tower."""
-    tiny = model.tiny or model.tiny_vl
-    if tiny is None:
-        return None
-    return ModelShape(
-        num_layers=tiny.num_layers,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=3 * tiny.hidden_size,
-        vocab_size=_NUM_SPECIAL + len(model.tiny.characters) if model.tiny else _NUM_BYTES,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.hidden_size // tiny.num_heads,
-        is_tied=True,
-        context_length=tiny.context_length,
-    )
-
-
-def _load_config(model: ModelConfig) -> dict[str, Any] | None:
-    path = None if model.path is None else find_config(model.path)
-    return None if path is None else read_object(path)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -115,11 +86,11 @@ def uses_chat_template(config: RunConfig) -> bool | None:
 
 def model_has_template(model: ModelConfig) -> bool | None:
     """Return whether the model's tokenizer has a chat template; None if it is not on this machine."""
-    if model.path is None:
-        return model.tiny is None or model.tiny.chat_template is not None
+    if model.source is None:
+        return True
     if (planned := find_planned(model.path)) is not None:
         return model_has_template(planned)
-    found = find_config(model.path)
+    found = find_config(model.source)
     if found is None or not (found.parent / "tokenizer_config.json").is_file():
         return None
     return has_template(found.parent)
@@ -147,7 +118,7 @@ def check_template(config: RunConfig) -> None:
     if needing and model_has_template(config.model) is False:
         raise ConfigError(
             f"{needing[0]} needs a tokenizer with a chat template",
-            seen=f"{config.model.path or 'a tiny model'} without one",
+            seen=f"{config.model.source} without one",
             action="choose an instruction-tuned model, or remove the key",
         )
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.tiny_models import TinyModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -23,10 +23,10 @@ NUM_STEPS = 400
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The preset as shipped, but for a model, data and a machine of this size."""
-    from slurm_rl.models.tiny import build_tiny_model
+    from tests.tiny_models import build_tiny_model
 
     folder = tmp_path_factory.mktemp("trl")
-    build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=1), seed=0, folder=folder / "model")
+    build_tiny_model(TinyModel(hidden_size=32, num_layers=1), seed=0, folder=folder / "model")
     (folder / "data").mkdir()
     rows = [{"prompt": f"{n}+{n + 1}=", "completion": str(2 * n + 1)} for n in range(64)]
     (folder / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

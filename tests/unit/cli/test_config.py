@@ -52,13 +52,11 @@ def test_the_keys_are_those_that_pydantic_has_with_its_defaults() -> None:
     assert set(found) <= set(list_keys())
     # Sections that are null in the demo.
     assert {name.rpartition(".")[0] for name in set(list_keys()) - set(found)} == {
-        "model.tiny_vl",
         "model.lora",
         "data.curriculum",
         "external",
     }
     assert list_keys()["critic.optim.lr"].default == RunConfig.model_fields["critic"].default.optim.lr
-    assert list_keys()["model.tiny.num_layers"].default == 3
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_eval_of_a_run_takes_over_its_settings(
     assert (config.data.max_prompt_tokens, config.rollout.max_tokens, config.rollout.temperature) == (20, 9, 0.5)
     assert config.reward == load_config(TRAINED).reward and list(config.eval.sets) == ["own"]
     assert config.data.train == "" and config.rollout.num_engines is None and config.warmup.num_steps == 0
-    assert config.eval.only and config.name == "addition-step-80-eval" and config.model.tiny is None
+    assert config.eval.only and config.name == "addition-step-80-eval" and config.model.from_config is None
 
 
 @pytest.mark.parametrize(

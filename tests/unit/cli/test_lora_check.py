@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.model_checks import check_lora_targets, read_linear_names
 from slurm_rl.plan.memory import parse_shape
+from tests.unit.plan.test_layout import QWEN25_7B
 
 
 def write_header(path: Path, shapes: dict[str, list[int]]) -> None:
@@ -27,9 +30,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def model(path: Path | None, *targets: str) -> ModelConfig:
-    tiny = TinyModelConfig() if path is None else None
-    return ModelConfig(path=path and str(path), tiny=tiny, lora=LoraConfig(target_modules=targets))
+def model(path: Path, *targets: str) -> ModelConfig:
+    return ModelConfig(path=str(path), lora=LoraConfig(target_modules=targets))
 
 
 def test_matrices_inside_blocks_are_what_can_be_adapted(folder: Path) -> None:
@@ -41,12 +43,6 @@ def test_matrices_inside_blocks_are_what_can_be_adapted(folder: Path) -> None:
 def test_others_are_refused_with_those_that_are(folder: Path, target: str) -> None:
     with pytest.raises(ConfigError, match=rf"got {target}\. Next: choose from up, wqkv, or all-linear"):
         check_lora_targets(model(folder, "up", target))
-
-
-def test_a_model_built_here_is_checked_too() -> None:
-    check_lora_targets(model(None, "q_proj", "down_proj"))
-    with pytest.raises(ConfigError, match=r"got wqkv\. Next: choose from down_proj"):
-        check_lora_targets(model(None, "wqkv"))
 
 
 def test_a_name_that_is_not_here_is_left_to_the_node(tmp_path: Path) -> None:
@@ -81,3 +77,10 @@ def test_adapter_parameters_of_a_mixture_exclude_its_experts() -> None:
     mixture = parse_shape({**config, "intermediate_size": 128, "num_experts": 8})
     assert dense is not None and mixture is not None
     assert dense.adapter_parameters(4) - mixture.adapter_parameters(4) == 2 * 4 * 3 * (64 + 128)
+
+
+def test_what_is_checked_before_a_run_includes_it(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(QWEN25_7B))
+    words = ["+exp=demo", "model=hf", f"model.path={folder}", "+lora=attention"]
+    with pytest.raises(ConfigError, match=r"got k_proj, o_proj, .*choose from up, wqkv"):
+        check_inputs(load_config(words), print)

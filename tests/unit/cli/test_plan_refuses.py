@@ -1,7 +1,6 @@
 """`plan` refuses what `submit` refuses, in the same words, after it has printed the plan."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "broken" / "tokenizer_config.json").write_text("[")
     (tmp_path / "reward.py").write_text("def score(queries, prompts, labels): ...\n")
     (tmp_path / "rl.sqsh").write_bytes(b"no squashfs")
-    (tmp_path / "words.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n')
-    (tmp_path / "long.jsonl").write_text('{"prompt": "1234567", "answer": "1"}\n')
-    (tmp_path / "said.jsonl").write_text('{"prompt": "1", "answer": "-1"}\n')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("")
     (tmp_path / "run").mkdir()
@@ -36,11 +32,7 @@ REFUSED = {
     "a tokenizer that is no JSON": ["model=hf", "model.path=./broken"],
     "weights to begin with that are not there": ["model.init_from=/nowhere"],
     "a data file that is not there": ["+data=gsm8k", "data.train=/nowhere.jsonl", "data.max_prompt_tokens=16"],
-    "a prompt that the tiny model cannot write": ["data.train=words.jsonl", "data.num_eval=0"],
-    "a prompt that is too long for the tiny model": ["data.train=long.jsonl", "data.num_eval=0"],
-    "an answer that the tiny model cannot write": ["data.train=said.jsonl", "data.num_eval=0"],
     "a reward function that is not in its file": ["reward.function=reward.py:other"],
-    "LoRA targets that are no layers": ["+lora=attention", "model.lora.target_modules=[no_such_layer]"],
     "an image that is none": ["container.runtime=pyxis", "container.image={folder}/rl.sqsh"],
     "an image that is not there": ["container.runtime=pyxis", "container.image={folder}/other.sqsh"],
     "a run directory with a run": ["run_dir={folder}/run"],
@@ -60,26 +52,6 @@ def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: py
     assert plan.err == submit.err != ""
     assert plan.out.startswith("run\n")
     assert sorted(folder.rglob("*")) == before, "neither leaves anything"
-
-
-SAYS_OF_TINY = [
-    (["data.train=words.jsonl"], r"words.jsonl:1: .*every character; got '>' in '1>'.*model.tiny.characters"),
-    (["data.train=long.jsonl"], r"long.jsonl:1: .*max_prompt_tokens = 6; got 7 tokens"),
-    (["data.train=said.jsonl"], r"said.jsonl:1: .*got '-' in '-1'"),
-    (["data.train=said.jsonl", "warmup.num_steps=0"], None),
-    (["data.train=long.jsonl", "data.overlong_prompts=leave_out"], None),
-    (["data.train=words.jsonl", "model.tiny.characters='1>'"], None),
-]
-
-
-@pytest.mark.parametrize(("words", "says"), SAYS_OF_TINY, ids=[" ".join(words) for words, _ in SAYS_OF_TINY])
-def test_rows_are_held_to_the_vocabulary_of_the_tiny_model(
-    words: list[str], says: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["plan", "+exp=demo", "data.num_eval=0", *words])
-    error = capsys.readouterr().err
-    assert code == (0 if says is None else 2), error
-    assert says is None or re.search(says, error), error
 
 
 def test_as_json_the_refusals_are_no_part_of_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.model_checks import check_same_model
+from tests.tiny_models import TinyModel
 from tests.unit.cli.test_lora_check import write_header
 from tests.unit.plan.test_layout import LLAMA3_70B, QWEN25_7B
 
@@ -45,7 +46,8 @@ def test_weights_of_another_size_are_refused_with_both_shapes(model: ModelConfig
 
 
 def test_a_model_that_is_built_here_is_compared_by_its_embedding(tmp_path: Path) -> None:
-    tiny = ModelConfig(tiny=TinyModelConfig(characters="abcd", hidden_size=8))
+    folder = TinyModel(characters="abcd", hidden_size=8).write(tmp_path / "source")
+    tiny = ModelConfig(from_config=str(folder))
     with pytest.raises(ConfigError, match=r"\[6, 8\].*embed_tokens\.weight \[9, 4\]"):
         check_same_model("critic.init_from", write_other(tmp_path), tiny)
 

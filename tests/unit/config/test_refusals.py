@@ -85,7 +85,6 @@ SOURCES = [
 ]
 SUPERVISED = [
     ([*RM, "data.image_key=image"], "data.image_key is not for task=rm"),
-    ([*SFT, "supervised.max_tokens=65"], "supervised.max_tokens must be <= model.tiny.context_length; got 65 > 64"),
     ([*DPO, "dpo.loss=ipo", "dpo.label_smoothing=0.1"], "dpo.label_smoothing is for dpo.loss="),
     ([*DPO, "dpo.loss=exo_pair"], "needs dpo.label_smoothing > 0"),
     ([*DPO, "dpo.loss=bco_pair", "dpo.reference=none"], "dpo.reference=none adds a term to both answers"),
@@ -113,7 +112,7 @@ UNKNOWN = [
     ([*DEMO, "cluster.env.FOO=1"], r"add an entry: \+cluster.env.FOO=<value>"),
     ([*DEMO, "cluster.env={FOO:1}"], r"add an entry: \+cluster.env.<name>=<value>"),
     ([*DEMO, "cluster.slurm.extra={switches: 1}"], r"\+cluster.slurm.extra.<name>"),
-    (["model=hf", "model.path=/m", "model.tiny.num_heads=2"], "model.tiny is null with these groups"),
+    (["model=hf", "model.path=/m", "model.lora.rank=2"], "model.lora is null with these groups"),
     (["exp=command", "external.argv=[a]", "external.model=m"], r"where it has, write \+external.model=<value>"),
     ([*MIXED, "data.sources.sums.env.timeout_s=9"], r"write \+data.sources.sums.env.timeout_s=<value>"),
     ([*MIXED, "+data.sources.sums.env.timout_s=9"], "did you mean"),

@@ -37,7 +37,7 @@ def test_user_overrides_win_over_the_experiment() -> None:
     assert config.cluster.network_interface == "ib0"
     assert load_config(["reward=math", "+exp=grpo_mathv60k", "+cluster=amd_mi300"]).reward.verifiers == {"math": 1.0}
     assert load_config(["network=ib", "+exp=demo", "+cluster=runpod"]).cluster.network_interface == "ib0"
-    assert load_config(["+exp=demo", "model=tiny_qwen2_5_vl"]).model.tiny is None
+    assert load_config(["+exp=demo", "model=tiny_qwen2_5_vl"]).model.from_config == "tiny_qwen2_5_vl"
 
 
 def test_group_set_twice_is_refused() -> None:

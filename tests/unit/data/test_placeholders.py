@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from slurm_rl.algorithms.sequences import ImageSpan
-from slurm_rl.config.model import TinyVLConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.placeholders import collapse_placeholders, expand_placeholders
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import DataError
 from tests.image_kit import write_image
+from tests.tiny_models import TinyVL
 
 
 class AreaCounter:
@@ -67,10 +67,10 @@ def encode(tokenizer: Any, rows: list[PromptRow], counter: AreaCounter | None) -
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from slurm_rl.models.tiny_vl import build_byte_tokenizer
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from slurm_rl.models.load_model import load_tokenizer
 
-    return build_byte_tokenizer(TinyVLConfig().context_length)
+    return load_tokenizer(TinyVL().write(tmp_path_factory.mktemp("model")))
 
 
 def message(*parts: Any) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ import torch
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed import fake_pg
 
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models import fsdp2
 from slurm_rl.models.fsdp2 import FSDP2Backend
 from slurm_rl.models.load_model import load_model
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 
-SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 NUM_MICRO_BATCHES = 3
 
 

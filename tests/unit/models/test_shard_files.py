@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.convert import require_same_logits
 from slurm_rl.models.export import export_model, goes_one_by_one, write_shards
 from slurm_rl.models.load_model import load_tokenizer
 from slurm_rl.models.saved_weights import cut
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 
 NUM_TENSORS, TENSOR_BYTES = 24, 4000
 
@@ -65,7 +64,7 @@ def test_what_fits_is_one_file_without_an_index(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=6, num_heads=2, num_kv_heads=1), 0, folder)
+    build_tiny_model(TinyModel(hidden_size=32, num_layers=6, num_heads=2, num_kv_heads=1), 0, folder)
     return folder
 
 

@@ -113,7 +113,6 @@ def test_layout_that_cannot_fit_is_refused_with_both_numbers(
 @pytest.mark.parametrize(
     ("words", "shape", "seen"),
     [
-        (["model.tiny.num_heads=8"], None, "heads of 16"),
         (["model=hf", "model.path=/m"], dataclasses.replace(QWEN25_7B, head_dim=72), "heads of 72"),
     ],
 )
@@ -121,7 +120,7 @@ def test_head_size_without_a_cpu_kernel_is_refused(words: list[str], shape: Mode
     facts = SubmitFacts("/usr/bin/python3", 8, "test", shape)
     with pytest.raises(ConfigError, match=seen):
         build_plan(load_config(["+exp=demo", *words]), "/runs/a", facts)
-    build_plan(load_config(["+exp=sft_tiny", "model.tiny.num_heads=8"]), "/runs/a", facts)
+    build_plan(load_config(["+exp=sft_tiny", *words]), "/runs/a", facts)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.placement import find_idle
 from slurm_rl.plan.render import render_plan
+from tests.tiny_models import TinyModel
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml"))
@@ -124,8 +125,8 @@ def test_dedicated_critic_gets_a_quarter_of_the_gpus(nodes: int, quarter: int) -
 
 
 def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
-    words = ["+exp=demo", "+cluster=nvidia_h100", "model.tiny.num_heads=12", "model.tiny.hidden_size=384"]
-    words += ["rollout.tensor_parallel_size=3", "model.tiny.num_kv_heads=3"]
+    words = ["+exp=demo", "+cluster=nvidia_h100", TinyModel(num_heads=12, hidden_size=384, num_kv_heads=3).word]
+    words += ["rollout.tensor_parallel_size=3"]
     with pytest.raises(ConfigError, match=r"every GPU must be used; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
         plan_of(load_config(words))
     assert "idle: 2 GPUs, from GPU 6 of node 0" in render_plan(plan_of(load_config([*words, "policy.num_workers=3"])))

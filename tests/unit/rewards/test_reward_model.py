@@ -12,11 +12,9 @@ from pebble import ProcessExpired
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardConfig, RewardModelConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.reward_model import ScoreStatistics, describe_scores
-from slurm_rl.models.tiny import build_character_tokenizer
 from slurm_rl.rewards.classifier import load_model, require_loadable, specify_model
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
@@ -24,8 +22,9 @@ from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 from slurm_rl.workers.critic import Critic, CriticWorker, read_unit
 from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
+from tests.tiny_models import TinyModel, build_character_tokenizer
 
-TOKENIZER = build_character_tokenizer(TinyModelConfig())
+TOKENIZER = build_character_tokenizer(TinyModel())
 
 
 def build_model(

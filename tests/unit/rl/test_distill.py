@@ -1,5 +1,6 @@
 """A teacher in the advantages: each token by its own distance, against a formula written apart and a direct forward."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,19 @@ from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.frozen import FrozenModel
 from slurm_rl.models.model_folder import require_same_tokens
-from slurm_rl.models.tiny import build_tiny_model
+from tests.tiny_models import TinyModel, build_tiny_model
 from tests.unit.rl.batch_kit import make_group
 
 LENGTHS = [[3, 5, 2], [1, 4, 6]]
 REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]
 GROUPS = [make_group(index, *pair) for index, pair in enumerate(zip(REWARDS, LENGTHS, strict=True))]
 SAMPLED = [np.asarray(item.logprobs) for group in GROUPS for item in group.completions]
-TINY = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1)
+TINY = TinyModel(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1)
 
 
 def draw_teacher() -> list[FloatArray]:
@@ -78,7 +79,7 @@ def test_advantages_are_a_direct_forward_of_the_teacher(tmp_path: Path) -> None:
 def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
     build_tiny_model(TINY, 0, tmp_path / "policy")
     build_tiny_model(TINY, 1, tmp_path / "same")
-    build_tiny_model(TINY.model_copy(update={"characters": "0123456789=+"}), 1, tmp_path / "other")
+    build_tiny_model(replace(TINY, characters="0123456789=+"), 1, tmp_path / "other")
     policy = str(tmp_path / "policy")
     require_same_tokens("reference.path", str(tmp_path / "same"), policy, False)
     with pytest.raises(

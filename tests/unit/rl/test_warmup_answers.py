@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.errors import DataError
-from slurm_rl.models.tiny import build_character_tokenizer
 from slurm_rl.trainers.grpo.prompts import encode_answers
 from tests.templates import build_tokenizer
+from tests.tiny_models import TinyModel, build_character_tokenizer
 
 
 def build_row(answer: str, **fields: Any) -> PromptRow:
@@ -18,13 +17,13 @@ def build_row(answer: str, **fields: Any) -> PromptRow:
 
 
 def test_encode_answers_of_plain_text_ends_with_the_end_of_text() -> None:
-    tokenizer = build_character_tokenizer(TinyModelConfig(characters="ab"))
+    tokenizer = build_character_tokenizer(TinyModel(characters="ab"))
     assert encode_answers([build_row("ab"), build_row("b")], tokenizer, template=None) == [[2, 3, 1], [3, 1]]
 
 
 def test_encode_answers_names_the_row_of_a_character_without_a_token() -> None:
-    tokenizer = build_character_tokenizer(TinyModelConfig(characters="ab"))
-    with pytest.raises(DataError, match=r"my.jsonl:2: .*got 'c' in 'abc'.*model.tiny.characters"):
+    tokenizer = build_character_tokenizer(TinyModel(characters="ab"))
+    with pytest.raises(DataError, match=r"my.jsonl:2: .*got 'c' in 'abc'"):
         encode_answers([build_row("a"), build_row("abc")], tokenizer, template=None)
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
-from slurm_rl.models.tiny import build_tiny_model
 from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync, choose_tolerance
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
 from slurm_rl.workers.ray_driver import Actor
+from tests.tiny_models import TinyModel, build_tiny_model
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
@@ -179,7 +179,7 @@ def test_trimmed_mean_never_drops_nan(place: int) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """A tiny model's folder, its weights, and those after a supervised start as the demo has it, but shorter."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_model(TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
+    build_tiny_model(TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
     model = load_model(folder, ModelConfig(path=str(folder)))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)

@@ -13,12 +13,13 @@ from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.launch.runs.start import plan_in
 from slurm_rl.launch.slurm.exclude import with_dependency
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.tiny_models import TinyModel
 
 
 @pytest.fixture
 def first(tmp_path: Path) -> RunDir:
     """A run that was submitted to Slurm and has not ended."""
-    config, run = load_config(["+exp=sft_tiny", "model.tiny.num_layers=5"]), RunDir(tmp_path / "first")
+    config, run = load_config(["+exp=sft_tiny", TinyModel(num_layers=5).word]), RunDir(tmp_path / "first")
     create_run(run, config, plan_in(config, run))
     record_job(run, "slurm", "7")
     return run

@@ -77,7 +77,7 @@ def test_a_folder_must_be_shared_when_another_node_trains_or_loads_from_it() -> 
     )
     sampling = plan_of("rollout.num_engines=1")
     assert [actor.node for actor in sampling.actors] == [0, 1]
-    assert "loads the tiny model" in str(why_run_dir_must_be_shared(sampling, builds_model=True))
+    assert "loads the model" in str(why_run_dir_must_be_shared(sampling, builds_model=True))
     assert why_run_dir_must_be_shared(sampling, builds_model=False) is None
     assert why_run_dir_must_be_shared(plan_of("cluster.num_nodes=1"), builds_model=True) is None
 

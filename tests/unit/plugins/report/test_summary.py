@@ -140,7 +140,7 @@ def test_wall_time_leaves_the_queue_out() -> None:
     ("config", "model"),
     [
         ("model: {path: org/m}", "org/m"),
-        ("model: {path: null, tiny: {num_layers: 3, hidden_size: 128}}", "built for this run (3 layers, width 128)"),
+        ("model: {path: null, from_config: tiny_qwen3}", "tiny_qwen3, random weights"),
         ("model: {path: null}\nexternal: {argv: [x], model: org/m}", "org/m"),
         ("task: command\nexternal: {argv: [x], model: null}", "of task=command"),
         ("", "unknown"),

@@ -1,0 +1,48 @@
+"""Models that start from random weights."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.user_parts import with_absolute_files
+from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.checks import check_inputs
+from slurm_rl.models.untrained.draw import draw_model
+from tests.tiny_models import SMALL, TinyModel, TinyVL
+
+
+@pytest.mark.parametrize("shape", [SMALL, TinyVL()])
+def test_seed_decides_the_weights_and_files_of_weights_are_ignored(shape: TinyModel | TinyVL, tmp_path: Path) -> None:
+    source = shape.write(tmp_path / "source")
+    config = ModelConfig(from_config=str(source))
+    draw_model(config, 0, tmp_path / "a")
+    drawn = load_file(tmp_path / "a" / "model.safetensors")
+    save_file(drawn, source / "model-00001-of-00002.safetensors")
+    for seed, name in ((0, "b"), (1, "c")):
+        draw_model(config, seed, tmp_path / name)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert weights[0] == weights[1] != weights[2]
+    assert not list((tmp_path / "b").glob("model-*"))
+
+
+def test_a_model_with_weights_and_one_without_are_not_both_named() -> None:
+    with pytest.raises(ConfigError, match=r"only one of model.path and model.from_config.*Next: model=hf"):
+        load_config(["+exp=demo", "model.path=Qwen/Qwen3-4B"])
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "tiny_qwen33"])
+def test_a_folder_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.from_config must be a folder; got {name}"):
+        check_inputs(load_config(["+exp=demo", f"model.from_config={name}"]), print)
+
+
+def test_a_folder_has_an_absolute_path_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SMALL.write(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert with_absolute_files(load_config(["+exp=demo", "model.from_config=mine"])).model.from_config == str(
+        tmp_path / "mine"
+    )
+    assert with_absolute_files(load_config(["+exp=demo"])).model.from_config == "tiny_qwen3"
