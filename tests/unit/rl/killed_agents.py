@@ -1,4 +1,4 @@
-"""A run of programs that may be killed: `python -m tests.unit.rl.killed_agents <folder> <kind> <kill at>`.
+"""A run of programs that may be killed.
 
 As killed_episodes.py, whose engine this is: it dies with -9 as its n-th reply is asked for. Beside the journal are
 `asked`, `judged`, `events`, and `effects`, a line for what a program does under the name of its episode. Where a file
@@ -174,7 +174,3 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
             journal.prune(state["step"], state["step"])
     queue.close()
     journal.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""A run of episodes that may be killed: `python -m tests.unit.rl.killed_episodes <folder> <order> <kill at>`.
+"""A run of episodes that may be killed.
 
 The product's loop over episodes, its journal, real environments; engines are stand-ins whose replies follow from seed,
 tokens and version. A step trains nothing but counts the version up, and every second one is a checkpoint. With `kill
@@ -8,7 +8,6 @@ at` n > 0 the process kills itself with -9 as its n-th reply is asked for.
 import json
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +94,3 @@ def main(folder: Path, order: str, kill_at: int) -> None:
                 write_json(saved, state)
                 journal.prune(state["step"], state["step"])
         journal.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

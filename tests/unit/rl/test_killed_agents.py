@@ -1,31 +1,31 @@
 """kill -9 of who plays programs: real processes, real requests, a stand-in for engines alone."""
 
 import json
-import random
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_rl.rollout.turn_log_format import History, build_histories, parse_lines
-from tests.unit.rl.killed_agents import STEPS
-from tests.unit.rl.test_killed_episodes import ROOT, asked, end, kept, read, saved_step
+from tests.unit.rl.fork_kit import fork_server, start_fork
+from tests.unit.rl.killed_agents import STEPS, main
+from tests.unit.rl.test_killed_episodes import asked, end, kept, read, saved_step
 
 KINDS = ("once", "stays", "adapter")
 PER_STEP = {"once": 48, "stays": 48, "ahead": 48, "adapter": 24}
 """Replies of a step."""
 
 
-def start(folder: Path, kind: str, kill_at: int = 0) -> subprocess.Popen[bytes]:
+prepared = fork_server("tests.unit.rl.killed_agents")
+
+
+def start(folder: Path, kind: str, kill_at: int = 0) -> BaseProcess:
     folder.mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "tests.unit.rl.killed_agents", str(folder), kind, str(kill_at)]
-    return subprocess.Popen(argv, cwd=ROOT)
+    return start_fork(main, folder, kind, kill_at)
 
 
 def effects(folder: Path, what: str) -> Counter[str]:
@@ -86,15 +86,6 @@ def test_agents_killed_in_a_turn_resume_to_the_same_tokens(
     finish(folder, kind, whole)
 
 
-@pytest.mark.slow
-def test_agents_killed_repeatedly_resume_to_the_same_tokens(tmp_path: Path, whole: Callable[[str], Path]) -> None:
-    """Each time somewhat further than a step: of the next, whose weights were not saved, nothing counts."""
-    folder, num_kills = tmp_path / "run", 0
-    while end(start(folder, "stays", PER_STEP["stays"] + 12)) == -9:
-        num_kills += 1
-    assert num_kills == 3 and read(folder) == read(whole("stays"))
-
-
 def test_resume_does_not_score_an_agent_twice(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Killed in the second step, of which nothing counts: its weights were not saved, and those of the first were."""
     folder = tmp_path / "run"
@@ -123,15 +114,6 @@ def test_changed_agent_is_sampled_again_from_the_change(tmp_path: Path) -> None:
     assert [(row["batch"], row["replies"]) for row in told] == [("rollout-0", dropped)]
     recorded = sum(len(one.replies) for one in over) + same
     assert len(asked(folder)) - before == STEPS * PER_STEP["once"] - recorded
-
-
-def test_resume_truncates_a_torn_log(tmp_path: Path, whole: Callable[[str], Path]) -> None:
-    folder = tmp_path / "run"
-    assert end(start(folder, "stays", 30)) == -9
-    [file] = (folder / "journal").glob("rollout-0-*")
-    file.write_bytes(file.read_bytes()[:-300])
-    finish(folder, "stays", whole)
-    assert any(row["kind"] == "journal/cut" and row["dropped"] > 0 for row in events(folder))
 
 
 @pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
@@ -166,24 +148,3 @@ def test_run_killed_in_every_turn_resumes_to_the_same_tokens(
         folder = tmp_path / f"run-{at}"
         assert end(start(folder, kind, at)) == -9
         finish(folder, kind, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["once", "stays"])
-def test_agents_killed_at_random_moments_resume_to_the_same_tokens(
-    tmp_path: Path, whole: Callable[[str], Path], kind: str
-) -> None:
-    folder, moments, kills = tmp_path / "run", random.Random(7), 0
-    while kills < 12:
-        process, before = start(folder, kind), len(asked(folder))
-        wanted = moments.randint(1, 40)
-        while len(asked(folder)) < before + wanted and process.poll() is None:
-            time.sleep(0.001)
-        time.sleep(moments.uniform(0.0, 0.1))
-        process.kill()
-        kills += end(process) == -9
-        if saved_step(folder) == STEPS:
-            assert read(folder) == read(whole(kind))
-            folder = tmp_path / f"run-{kills}"
-    assert end(start(folder, kind)) == 0 and read(folder) == read(whole(kind))

@@ -2,28 +2,28 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_rl.rollout.turn_log_format import build_histories, parse_lines
-from tests.unit.rl.killed_episodes import STEPS
+from tests.unit.rl.fork_kit import fork_server, start_fork
+from tests.unit.rl.killed_episodes import STEPS, main
 
-ROOT = Path(__file__).parents[3]
+prepared = fork_server("tests.unit.rl.killed_episodes")
 
 
-def start(folder: Path, order: str, kill_at: int = 0) -> subprocess.Popen[bytes]:
+def start(folder: Path, order: str, kill_at: int = 0) -> BaseProcess:
     folder.mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "tests.unit.rl.killed_episodes", str(folder), order, str(kill_at)]
-    return subprocess.Popen(argv, cwd=ROOT)
+    return start_fork(main, folder, order, kill_at)
 
 
-def end(process: subprocess.Popen[bytes]) -> int:
-    return process.wait(timeout=300)
+def end(process: BaseProcess) -> int | None:
+    process.join(300)
+    return process.exitcode
 
 
 def read(folder: Path) -> Any:
@@ -90,27 +90,12 @@ def test_run_killed_at_a_turn_resumes_to_the_same_tokens(tmp_path: Path, whole: 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_run_killed_in_every_turn_resumes_to_the_same_tokens(
-    tmp_path: Path, whole: dict[str, Path], order: str
-) -> None:
-    """A game has up to five turns of fifteen episodes: a kill in each of them."""
-    per_step = len(asked(whole[order])) // STEPS
-    for at in range(1, 2 * per_step, 5):
-        folder = tmp_path / f"run-{at}"
-        assert end(start(folder, order, at)) == -9
-        assert end(start(folder, order)) == 0
-        check(folder, whole[order])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("order", ["async", "lockstep"])
 def test_run_killed_twenty_times_resumes_to_the_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 20:
         process, before = start(folder, order), len(asked(folder))
         wanted = moments.randint(1, 60)
-        while len(asked(folder)) < before + wanted and process.poll() is None:
+        while len(asked(folder)) < before + wanted and process.is_alive():
             time.sleep(0.001)
         time.sleep(moments.uniform(0.0, 0.02))
         process.kill()
