@@ -40,6 +40,8 @@ from slurm_rl.rewards.math_answer import check_reference, score_math
         (r"$$\boxed{\left\{1, 2\right\}}$$", r"\{1,2\}", 1.0),
         (r"\boxed{7.}", "7", 1.0),
         (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{\sqrt{2}}{2}", 1.0),
+        (r"$\frac{2}{4}$", r"$\boxed{\frac12}$", 1.0),
+        (r"$(x+1)^2$", r"\(x^2+2x+1\)", 1.0),
         # Equations.
         (r"\boxed{5=6}", "6", 0.0),
         (r"\boxed{2+3=5}", "5", 1.0),

@@ -31,23 +31,12 @@ def test_a_reward_need_not_lie_between_0_and_1() -> None:
     right, wrong = (RewardItem(prompt="3+4=", completion=text, answer="7") for text in "78")
     with build_pool("plain") as pool:
         assert [result.value for result in pool.score([right, wrong])] == [2.0, -1.0]
-
-
-def test_a_function_that_answers_for_more_items_than_it_got_fails() -> None:
-    with build_pool("wrong_length") as pool:
-        [result] = pool.score(build_items(1))
-    assert result.failure == "bad score"
-    assert "one finite number per item; got list [0.5, 0.5]" in result.detail
+        assert not any(Path(FILE).stem in name for name in sys.modules if name.startswith("slurm_rl_user"))
 
 
 def test_a_file_that_cannot_be_run_is_named() -> None:
     with pytest.raises(RewardError, match=r"function \(.*:nothing\): AttributeError"), build_pool("nothing"):
         pass
-
-
-def test_its_file_is_never_run_in_the_trainer() -> None:
-    with build_pool("plain"):
-        assert not any(Path(FILE).stem in name for name in sys.modules if name.startswith("slurm_rl_user"))
 
 
 class Tensor:

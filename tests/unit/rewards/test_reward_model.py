@@ -1,6 +1,6 @@
 """A reward model in the workers against Hugging Face's own forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,30 +44,39 @@ def build_model(
     return model
 
 
-def build_pool(folder: Path) -> RewardPool:
-    return RewardPool(RewardConfig(model=RewardModelConfig(path=str(folder), batch_size=4), timeout_s=60))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Qwen3ForSequenceClassification]:
+    folder = tmp_path_factory.mktemp("model")
+    return folder, build_model(folder)
 
 
-def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch(tmp_path: Path) -> None:
-    model = build_model(tmp_path)
+@pytest.fixture(scope="module")
+def pool(plain: tuple[Path, Qwen3ForSequenceClassification]) -> Iterator[RewardPool]:
+    model = RewardModelConfig(path=str(plain[0]), batch_size=4)
+    with RewardPool(RewardConfig(model=model, timeout_s=60, start_timeout_s=600, num_workers=1)) as pool:
+        yield pool
+
+
+def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch(
+    plain: tuple[Path, Qwen3ForSequenceClassification], pool: RewardPool
+) -> None:
     items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(10)]
     too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
-    with build_pool(tmp_path) as pool:
-        results = pool.score([*items[:5], too_long, *items[5:]])
+    results = pool.score([*items[:5], too_long, *items[5:]])
     failed = results.pop(5)
     assert failed.failure == "exception"
     assert "reads 32 tokens; prompt and completion have 33" in failed.detail
     for item, result in zip(items, results, strict=True):
         ids = TOKENIZER(item.prompt + item.completion + "<eos>", return_tensors="pt")["input_ids"]
         with torch.inference_mode():
-            assert result.value == pytest.approx(model(ids).logits.item(), abs=1e-5)
+            assert result.value == pytest.approx(plain[1](ids).logits.item(), abs=1e-5)
         assert result.parts == {"model": result.value}
     assert len({round(result.value or 0.0, 3) for result in results}) > 5
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_what_a_killed_worker_had_is_read_together_again_once(
-    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deaths: int, pool: RewardPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read one by one, 31 of 32 scores differed in the last digits, by up to 4e-7."""
     submit, read = VerifierProcesses.submit, list[int]()
@@ -81,11 +90,9 @@ def test_what_a_killed_worker_had_is_read_together_again_once(
         self._done.put(future)
         return future
 
-    build_model(tmp_path)
-    with build_pool(tmp_path) as pool:
-        whole = [result.value for result in pool.score(ITEMS)]
-        monkeypatch.setattr(VerifierProcesses, "submit", die)
-        found = [result.value for result in pool.score(ITEMS)]
+    whole = [result.value for result in pool.score(ITEMS)]
+    monkeypatch.setattr(VerifierProcesses, "submit", die)
+    found = [result.value for result in pool.score(ITEMS)]
     assert read == [7, 7, *([1] * 7 if deaths == 2 else [])]
     assert found == (whole if deaths == 1 else pytest.approx(whole, abs=1e-5))
 
@@ -96,12 +103,13 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
         load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1))
 
 
-def test_a_completion_that_was_cut_is_scored_at_its_own_last_token(tmp_path: Path) -> None:
-    model = build_model(tmp_path)
+def test_a_completion_that_was_cut_is_scored_at_its_own_last_token(
+    plain: tuple[Path, Qwen3ForSequenceClassification],
+) -> None:
     item = RewardItem(prompt="1+1=", completion="27", answer="", truncated=True)
-    [score] = load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1)).score([item])
+    [score] = load_model(specify_model(RewardModelConfig(path=str(plain[0])), num_workers=1)).score([item])
     with torch.inference_mode():
-        assert score == pytest.approx(model(TOKENIZER("1+1=27", return_tensors="pt")["input_ids"]).logits.item())
+        assert score == pytest.approx(plain[1](TOKENIZER("1+1=27", return_tensors="pt")["input_ids"]).logits.item())
 
 
 ITEMS = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
@@ -144,24 +152,22 @@ def test_a_critic_that_begins_as_a_normalized_reward_model_speaks_in_its_unit(tm
     assert read_unit(load_config([*words[:3], "reward.model.normalize=true"])) is None
 
 
-def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_path: Path) -> None:
-    build_model(tmp_path)
+def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(
+    plain: tuple[Path, Qwen3ForSequenceClassification], pool: RewardPool
+) -> None:
     words = [
         "+exp=demo",
         "+algorithm=ppo",
         "reward.model.device=critic",
-        f"reward.model.path={tmp_path}",
+        f"reward.model.path={plain[0]}",
         "critic.num_workers=2",
     ]
     config = load_config(words)
     workers = [CriticWorker(config, WorkerRank(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
     actors = [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)]
     group = Critic(WorkerGroup(Calls(), actors, 64, 60, "critic"))  # type: ignore[arg-type]
-    items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
-    too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
-    found = group.score([*items, too_long])
-    with build_pool(tmp_path) as pool:
-        expected = pool.score([*items, too_long])
+    items = [*ITEMS, RewardItem(prompt="1=", completion="7" * 30, answer="")]
+    found, expected = group.score(items), pool.score(items)
     assert [(r.item, r.failure) for r in found] == [(r.item, r.failure) for r in expected]
     assert [r.value or 0.0 for r in found] == pytest.approx([r.value or 0.0 for r in expected], abs=1e-5)
     assert group.score([]) == []

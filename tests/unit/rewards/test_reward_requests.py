@@ -49,14 +49,9 @@ def test_hung_items_leave_a_worker_for_the_others() -> None:
         assert [future.result().pop().failure for future in hung] == ["hang"] * 4
 
 
-def test_slow_items_are_not_mistaken_for_a_hang(pool: RewardPool) -> None:
-    assert values(pool.submit(build_items(16, dict.fromkeys(range(16), "slow")))) == [0.25] * 16
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost(is_busy: bool) -> None:
+def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost() -> None:
     with build_pool() as pool:
-        futures = [pool.submit(build_items(40, {0: "slow"})) for _ in range(5)] if is_busy else []
+        futures = [pool.submit(build_items(40, {0: "slow"})) for _ in range(5)]
         for process in workers():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
@@ -71,7 +66,7 @@ def test_a_pool_that_keeps_breaking_ends_every_request(monkeypatch: pytest.Monke
     monkeypatch.setattr(worker_processes.VerifierProcesses, "restart", lambda self: None)
     pool = build_pool()
     with suppress(RewardError), pool:
-        with pytest.raises(RewardError, match="must stay alive"):
+        with pytest.raises(RewardError, match="must stay alive; got 4 consecutive broken pools"):
             pool.ended.result(60)
         with pytest.raises(RewardError, match="must stay alive"):
             pool.submit(build_items(1, {})).result(60)

@@ -20,7 +20,6 @@ from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.episode import Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.turn_log import TurnLog
-from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from slurm_rl.workers.ray_driver import ActorLost
 from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
@@ -186,8 +185,3 @@ def test_template_that_rewrites_replies_starts_a_new_sequence(tmp_path: Path) ->
                 turn.reply for turn in completion.turns
             )
     assert counts == {(True, True), (False, False)}, "split where it was rewritten, and nowhere else"
-
-
-def test_checkpoint_restores_branches_of_agents(tmp_path: Path, duels: list[Group]) -> None:
-    save_rollouts(tmp_path, {4: duels})
-    assert load_rollouts(tmp_path) == {4: duels}

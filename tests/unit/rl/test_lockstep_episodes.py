@@ -21,7 +21,6 @@ from slurm_rl.rollout.episode import Episode, Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.scoring import item_of, result_of
-from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
 from tests.unit.rl.episode_kit import Letters
 
@@ -190,9 +189,3 @@ def test_metrics_count_turns_and_masked_tokens(pool: EnvironmentPool) -> None:
     assert metrics["episode/turns_mean"] == metrics["episode/turns_max"] == 2.0
     assert metrics["episode/masked"] == pytest.approx(1 / 3)
     assert metrics["tokens/sampled"] == 4.0
-
-
-def test_checkpoint_restores_episodes(pool: EnvironmentPool, tmp_path: Path) -> None:
-    groups, _ = play(pool, ["2", "3"])
-    save_rollouts(tmp_path, {4: groups})
-    assert [group.completions for group in load_rollouts(tmp_path)[4]] == [group.completions for group in groups]

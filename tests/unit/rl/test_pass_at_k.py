@@ -1,19 +1,9 @@
-import itertools
-from statistics import mean
-
 import pytest
 
-from slurm_rl.algorithms.estimates import pass_at_k
 from slurm_rl.data.groups import Group, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.trainers.grpo.step_metrics import pass_metrics
-
-
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 0, 2), (4, 1, 2), (5, 2, 3), (6, 6, 1), (6, 5, 6)])
-def test_the_estimate_is_the_share_of_all_choices_of_k_that_hold_a_right_one(n: int, c: int, k: int) -> None:
-    samples = [True] * c + [False] * (n - c)
-    assert pass_at_k(n, c, k) == pytest.approx(mean(any(choice) for choice in itertools.combinations(samples, k)))
 
 
 def group(scores: list[float]) -> Group:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,10 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.rollout.vllm import transfer
 from slurm_rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
-from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.sync import Direct, WeightSync
-from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
+from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.workers.ray_driver import Actor
-from slurm_rl.workers.train_workers import PolicyWorker, WorkerGroup
+from slurm_rl.workers.train_workers import WorkerGroup
 
 
 class Remote:
@@ -120,24 +118,6 @@ def test_config_rejects_impossible_transfers(words: list[str], names: list[str])
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
-@pytest.mark.parametrize("colocate", [True, False])
-def test_send_synchronizes_and_frees_the_cache_first(colocate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent first wakes an engine up, which needs the memory; and vLLM packs on streams that wait for nobody."""
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
-    source = PolicyWorker.__new__(PolicyWorker)
-    source.config = load_config(["+exp=demo", f"rollout.colocate={colocate}"])
-    source.sender = SimpleNamespace(
-        send_weights=lambda: said.append("send"), source=SimpleNamespace(checksum=WeightChecksum())
-    )
-    monkeypatch.setattr(source, "_probe", lambda probe: said.append("probe") or [-1.0])
-    source.send_weights(TokenPrompt(token_ids=[1, 2]))
-    freed = ["free"] if colocate else []
-    assert said == ["probe", "synchronize", *freed, "send", *freed]
-
-
 def test_ipc_sends_a_tensor_larger_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
     from vllm.distributed.weight_transfer import packed_tensor
@@ -193,30 +173,3 @@ def test_ipc_needs_a_policy_worker_on_each_engine_gpu() -> None:
     config = load_config([*GPUS, "rollout.colocate=true", "rollout.weight_transfer=ipc", "policy.num_workers=2"])
     with pytest.raises(ConfigError, match=r"ipc needs a policy worker on each GPU.*none on GPU 2 of node 0"):
         build_plan(config, "/runs/one", FACTS)
-
-
-def test_nccl_broadcasts_tensors_larger_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's producer and consumer for NCCL on CPU, with streams left out and a queue for the network."""
-    from vllm.distributed.weight_transfer import packed_tensor
-
-    sizes = {"embedding": 1200, "norm": 7, "odd": 3, "bias": 25, "head": 1024, "last": 2}
-    tensors = {name: torch.randn(size).to(torch.bfloat16) for name, size in sizes.items()}
-    tensors["head"] = tensors["head"].view(2, 512).t()
-    stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (stream,) * count)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    sent: list[torch.Tensor] = []
-    size = 1024
-    producer: Any = SimpleNamespace(broadcast=lambda packed, src: sent.append(packed.clone()))
-    packed_tensor.packed_nccl_broadcast_producer(iter(tensors.items()), producer, 0, lambda pair: pair[1], size)
-    assert len(sent) > 2 and max(packed.numel() for packed in sent) > 2 * size
-    consumer: Any = SimpleNamespace(broadcast=lambda packed, src: packed.copy_(sent.pop(0)))
-    found: dict[str, torch.Tensor] = {}
-    shapes = ((name, (list(tensor.shape), tensor.dtype)) for name, tensor in tensors.items())
-    packed_tensor.packed_nccl_broadcast_consumer(shapes, consumer, 0, found.update, size, device="cpu")
-    assert not sent and found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    # What is unpacked does not begin at multiples of four bytes, and its checksum is the same.
-    checksums = [pack_weights(state.items())[1] for state in (found, tensors)]
-    assert checksums[0] == checksums[1]
