@@ -121,16 +121,12 @@ class SpreadEnvironments(Environments):
         return node
 
     def _send(self, node: _Node) -> None:
-        is_over = False
-        while not is_over:
-            asked = node.outbox.get()
-            gathered = list[Call | str]()
-            while asked is not None:
-                gathered += asked
-                if node.outbox.empty():
-                    break
-                asked = node.outbox.get()
-            is_over = asked is None
+        parts: list[list[Call | str] | None] = []
+        while None not in parts:
+            parts = [node.outbox.get()]
+            while not node.outbox.empty():
+                parts.append(node.outbox.get())
+            gathered = [one for part in parts if part is not None for one in part]
             calls = [one for one in gathered if isinstance(one, Call)]
             gone = [one for one in gathered if isinstance(one, str)]
             try:

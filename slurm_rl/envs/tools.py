@@ -124,7 +124,7 @@ class ToolEnvironment(Environment):
 
     async def reset(self, row: Row, seed: int) -> None:
         if hasattr(self.state, "reset"):
-            await _wait(self.state.reset(row, seed))
+            await resolve(self.state.reset(row, seed))
 
     def snapshot(self) -> bytes:
         found: bytes = self.state.snapshot()
@@ -138,7 +138,7 @@ class ToolEnvironment(Environment):
         answers = bool(reply.content.strip())
         made = [call for call in reply.calls if call.error != "thinking" or not answers]
         if not made:
-            reward = await _wait(self.state.score(reply)) if hasattr(self.state, "score") else None
+            reward = await resolve(self.state.score(reply)) if hasattr(self.state, "score") else None
             return Step(reward=reward, done=True, calls=reply.calls)
         # In order: a method may depend on the previous call.
         answered = [await self._answer(call) for call in made]
@@ -151,7 +151,7 @@ class ToolEnvironment(Environment):
             return _refuse(call, error, why)
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                result = render_result(await _wait(self.tools[call.name](**arguments)))
+                result = render_result(await resolve(self.tools[call.name](**arguments)))
         except SlurmRLError:
             raise  # of the sandbox that cannot hold, and nothing that the policy did
         except (Exception, SystemExit) as error:
@@ -230,5 +230,6 @@ def _message(place: int, call: ToolCall) -> dict[str, Any]:
     return {"role": "tool", "name": call.name, "tool_call_id": f"call{place:05d}", "content": call.result}
 
 
-async def _wait(value: Awaitable[Any] | Any) -> Any:
+async def resolve(value: Awaitable[Any] | Any) -> Any:
+    """Return the value, or the result of awaiting it."""
     return await value if inspect.isawaitable(value) else value

@@ -4,23 +4,22 @@ Only plain values return to the trainer: exceptions become text, and steps are v
 """
 
 import asyncio
-import inspect
 import os
 import socket
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Raw
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.user_files.load import load_function
-from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
+from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.facts import Refused, read_facts
 from slurm_rl.envs.steps import Answer, Outcome, Said, check_step, digest_step, encode, pack_answer
-from slurm_rl.envs.tools import MakeToolEnvironment
+from slurm_rl.envs.tools import MakeToolEnvironment, resolve
 from slurm_rl.node.processes import become_subreaper
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import describe_error, show
@@ -50,23 +49,20 @@ class NextCall(NamedTuple):
     take most of the time."""
 
     episode: str
-    text: str
-    cut: bool
-    content: str
-    calls: tuple[ToolCall, ...]
-    call_id: str
+    reply: Reply
 
-    @property
-    def reply(self) -> Reply:
-        return Reply(text=self.text, cut=self.cut, content=self.content, calls=self.calls, call_id=self.call_id)
+
+_REPLY_FIELDS = [one.name for one in fields(Reply)]
 
 
 def write_call(call: Call, *, is_held: bool) -> Call | tuple[Any, ...]:
     """Return the call as sent to a process, with or without the instance."""
-    if not is_held:
-        return call
-    reply = call.replies[-1]
-    return call.episode, reply.text, reply.cut, reply.content, reply.calls, reply.call_id
+    return (call.episode, *vars(call.replies[-1]).values()) if is_held else call
+
+
+def read_call(episode: str, *values: Any) -> NextCall:
+    """Return the call of a tuple of `write_call`."""
+    return NextCall(episode, Reply(**dict(zip(_REPLY_FIELDS, values, strict=True))))
 
 
 class Begun(Protocol):
@@ -132,7 +128,7 @@ class Worlds:
             if isinstance(one, str):
                 self._held.pop(one, None)
                 continue
-            call = one if isinstance(one, Call) else NextCall(*one)
+            call = one if isinstance(one, Call) else read_call(*one)
             task = asyncio.get_running_loop().create_task(self.answer(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -148,7 +144,7 @@ class Worlds:
             async with asyncio.timeout(self.timeout_s):
                 outcome = check_step(await self._step(call))
                 if self.resume == "snapshot" and isinstance(outcome, Step) and not outcome.done:
-                    snapshot = _check_snapshot(await _wait(self._held[call.episode].snapshot()))
+                    snapshot = _check_snapshot(await resolve(self._held[call.episode].snapshot()))
         except TimeoutError:
             outcome = Failure("hang", f"no step within {self.timeout_s:g} s")
         except _Failed as failed:
@@ -184,23 +180,23 @@ class Worlds:
 
     async def _step(self, call: Call | NextCall) -> Any:
         if isinstance(call, NextCall):
-            return await _wait(self._held[call.episode].step(call.reply))
+            return await resolve(self._held[call.episode].step(call.reply))
         world = await self._bring_back(call)
         self._held[call.episode] = world
-        return await _wait(world.step(call.replies[-1]))
+        return await resolve(world.step(call.replies[-1]))
 
     async def _bring_back(self, call: Call) -> Any:
         """Restore the environment as it was before the newest reply."""
         world = self.make()
         if call.snapshot is not None:
-            await _wait(world.restore(call.row, call.snapshot.data))
+            await resolve(world.restore(call.row, call.snapshot.data))
         elif len(call.replies) > 1 and self.resume == "restart":
             raise _Failed("crash", 'its instance was lost with its process, and resume="restart" does not restore it')
         else:
-            await _wait(world.reset(call.row, call.seed))
+            await resolve(world.reset(call.row, call.seed))
         first = 0 if call.snapshot is None else call.snapshot.num_replies
         for turn in range(first, len(call.replies) - 1):
-            step = check_step(await _wait(world.step(call.replies[turn])))
+            step = check_step(await resolve(world.step(call.replies[turn])))
             if isinstance(step, Failure):
                 raise _Failed(step.cause, f"as its replies were played again: {step.detail}")
             if turn < len(call.expected) and digest_step(step) != call.expected[turn]:
@@ -219,10 +215,6 @@ def _check_snapshot(data: Any) -> bytes:
     if not isinstance(data, bytes):
         raise _Failed("bad score", f"snapshot() must return bytes; got {show(data)}")
     return bytes(data)
-
-
-async def _wait(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _describe(error: BaseException) -> str:
