@@ -36,20 +36,12 @@ _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 10.0
 
 
-class _Unwell(Exception):
-    """The service could not answer now; `is_refusal` when it was the request that it could not answer."""
+class _NoRewards(Exception):
+    """An answer without rewards; `status` is that of HTTP, 0 without an answer."""
 
-    def __init__(self, words: str, *, is_refusal: bool) -> None:
+    def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
-        self.is_refusal = is_refusal
-
-
-class _TooLarge(Exception):
-    pass
-
-
-class _Rejected(Exception):
-    """The service cannot judge something by a reference answer of the request."""
+        self.status = status
 
 
 class RewardClient:
@@ -119,35 +111,30 @@ class RewardClient:
             url = urls[(turn + attempt) % len(urls)]
             try:
                 return self._ask(url, items, deadline)
-            except _TooLarge:
-                if len(items) == 1:
-                    raise self._refused(url, "413, a single completion is too large") from None
-                return self._score_halves(items, deadline)
-            except _Rejected as rejected:
-                if len(items) == 1:
-                    return [Failure("reference", str(rejected)).result(items[0])]
-                return self._score_halves(items, deadline)
-            except _Unwell as unwell:
-                num_refusals += unwell.is_refusal
+            except _NoRewards as error:
+                if error.status in (413, 422):
+                    half = len(items) // 2
+                    if half:
+                        return self._score(items[:half], deadline) + self._score(items[half:], deadline)
+                    if error.status == 413:
+                        raise self._refused(url, "413, a single completion is too large") from None
+                    return [Failure("reference", str(error)).result(items[0])]
+                num_refusals += error.status not in (0, 429, 503)
                 if num_refusals >= _TRIES:
                     if len(items) == 1:
-                        return [Failure("service", str(unwell)).result(items[0])]
+                        return [Failure("service", str(error)).result(items[0])]
                     return [result for item in items for result in self._score([item], deadline)]
-                self._pause(attempt, deadline, unwell, url)
+                self._pause(attempt, deadline, error, url)
         raise AssertionError("unreachable")
 
-    def _score_halves(self, items: Sequence[RewardItem], deadline: float) -> list[RewardResult]:
-        half = len(items) // 2
-        return self._score(items[:half], deadline) + self._score(items[half:], deadline)
-
-    def _pause(self, attempt: int, deadline: float, unwell: _Unwell, url: str) -> None:
+    def _pause(self, attempt: int, deadline: float, error: _NoRewards, url: str) -> None:
         self._check()
         # Jitter: clients that were rejected together should not retry together.
         pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
         if self._closing.is_set() or time.monotonic() + pause_s > deadline:
             raise RewardError(
                 f"a reward service must answer within reward.service.deadline_s = {self._config.deadline_s:g}",
-                seen=f"{_hide_password(url)}: {unwell}",
+                seen=f"{_hide_password(url)}: {error}",
                 action="check whether it runs (GET /health) and read its log; raise the deadline if it is only slow",
             )
         self._closing.wait(pause_s)
@@ -166,23 +153,17 @@ class RewardClient:
         except httpx.InvalidURL as error:
             raise self._refused(url, str(error)) from None
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-            raise _Unwell(f"{type(error).__name__} {error}", is_refusal=False) from None
+            raise _NoRewards(0, f"{type(error).__name__} {error}") from None
         status = answer.status_code
         words = f"{status} {answer.text[:300]}"
-        if status in (429, 503):
-            raise _Unwell(words, is_refusal=False)
-        if status >= 500:
-            raise _Unwell(words, is_refusal=True)
-        if status == 413:
-            raise _TooLarge
-        if status == 422:
-            raise _Rejected(words)
+        if status in (413, 422, 429) or status >= 500:
+            raise _NoRewards(status, words)
         if status != 200:
             raise self._refused(url, words)
         try:
             return parse_answer(answer.content, items)
         except RewardError as error:
-            raise _Unwell(str(error), is_refusal=True) from None
+            raise _NoRewards(status, str(error)) from None
 
     def _refused(self, url: str, words: str) -> RewardError:
         hint = "; check the token" if words[:3] in ("401", "403") else ""
