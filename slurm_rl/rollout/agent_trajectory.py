@@ -12,11 +12,12 @@ from slurm_rl.envs.tools import check_call
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.conversation_tree import BranchBuilder, join_branches
-from slurm_rl.rollout.endpoint.conversation import Conversation, Said, text_of
+from slurm_rl.rollout.endpoint.conversation import Conversation, Said, join_contents, text_of
 from slurm_rl.rollout.endpoint.episode import LiveEpisode
 from slurm_rl.rollout.endpoint.programs import Verdict
 from slurm_rl.rollout.replay import FinishedEpisode
 from slurm_rl.rollout.response import Response
+from slurm_rl.rollout.sampling import reward_item
 from slurm_rl.rollout.scoring import score_items
 from slurm_rl.rollout.turn_log import BatchLog
 
@@ -76,13 +77,8 @@ class AgentTrajectory:
     def reward_item(self) -> RewardItem:
         """Return the last reply, to be scored."""
         heard = [turn for turn in self.conversation.turns if turn.heard]
-        return RewardItem(
-            completion=heard[-1].reply.text if heard else "",
-            answer=self.prompt.answer,
-            prompt=self.prompt.text,
-            messages=self.prompt.messages,
-            truncated=self.is_truncated or (bool(heard) and heard[-1].reply.truncated),
-        )
+        truncated = self.is_truncated or (bool(heard) and heard[-1].reply.truncated)
+        return reward_item(self.prompt, heard[-1].reply.text if heard else "", truncated=truncated)
 
     def result(self, item: RewardItem, outcome: Verdict | Failure) -> RewardResult:
         """Return the agent's own reward. No reward counts 0 after a limit, and is a failure otherwise."""
@@ -99,11 +95,11 @@ class AgentTrajectory:
         """Concatenate the branches; a single branch after the row's prompt needs no `Branch`."""
         branches = []
         for turns in self.conversation.branches():
-            branch = BranchBuilder(array("i", turns[0].context))
+            branch = BranchBuilder(array("i", turns[0].place.context))
             for number, turn in enumerate(turns):
                 if number:
-                    branch.token_ids.extend(turn.read)
-                    branch.turns[-1] = replace(branch.turns[-1], observation=turn.text_read)
+                    branch.token_ids.extend(turn.place.read)
+                    branch.turns[-1] = replace(branch.turns[-1], observation=join_contents(turn.place.new))
                 branch.add(Response.pack(turn.reply))
                 after = turns[number + 1] if number + 1 < len(turns) else None
                 branch.turns[-1] = replace(branch.turns[-1], calls=tuple(_tool_calls(turn, after)))
@@ -132,10 +128,11 @@ def score_trajectories(
 
 def _tool_calls(turn: Said, after: Said | None) -> Iterator[ToolCall]:
     """Yield the calls of a turn with their results from the next turn, and their errors by the tools' schemas."""
-    schemas = {tool["function"]["name"]: drop_expensive(tool["function"]["parameters"]) for tool in turn.tools}
+    schemas = {tool["function"]["name"]: drop_expensive(tool["function"]["parameters"]) for tool in turn.place.tools}
     ids = iter([call["id"] for call in turn.message.get("tool_calls", ())])
-    results = {message.get("tool_call_id"): text_of(message) for message in after.new} if after is not None else {}
-    for call in turn.reply.details.calls if turn.tools and turn.reply.details else ():
+    new = after.place.new if after is not None else ()
+    results = {message.get("tool_call_id"): text_of(message) for message in new}
+    for call in turn.reply.details.calls if turn.place.tools and turn.reply.details else ():
         error, _, _ = check_call(call, schemas)
         # Calls that could not be parsed were passed to the agent as text, without an id.
         call_id = next(ids, None) if call.error is None else None

@@ -21,7 +21,7 @@ from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRendere
 from slurm_rl.rollout.endpoint.episode import LiveEpisode
 from slurm_rl.rollout.endpoint.programs import Verdict, read_verdict
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.turn_log_format import History, TurnKey, pack_ids, render_end, render_reply, unpack_ids
+from slurm_rl.rollout.turn_log_format import History, Row, TurnKey, pack_ids, render_reply, render_row, unpack_ids
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ReplayRecord:
         turn, history = len(self.history.replies), self.history
         request: dict[str, Any] = {"at": place.name, "key": place.key, "context": _checksum(place.context)}
         if place.parent is not None:
-            request["extends"] = place.parent.name
+            request["extends"] = place.parent.place.name
         elif place.tools:  # turns that extend this one have the same tools
             request["tools"] = list(place.tools)
         request |= {"read": pack_ids(place.read), "new": list(place.new)}
@@ -82,14 +82,14 @@ class ReplayRecord:
 
     def end(self, outcome: Verdict | Failure, episode: LiveEpisode) -> bytes:
         """Add the outcome and return its log line."""
-        turns = [(self._turns[turn.name], turn.heard) for turn in episode.conversation.turns]
+        turns = [(self._turns[turn.place.name], turn.heard) for turn in episode.conversation.turns]
         self.history.end = {
             **vars(outcome),
             "truncated": episode.is_truncated,
             "turns": [number for number, _ in turns],
             "heard": [number for number, is_heard in turns if is_heard],
         }
-        return render_end(self.index, self.member, len(self.history.replies), self.history.end)
+        return render_row(Row(self.index, self.member, len(self.history.replies), end=self.history.end))
 
     def rebuild(self, renderer: DialogueRenderer) -> tuple[Verdict | Failure, FinishedEpisode]:
         """Restore a finished episode."""
@@ -98,7 +98,7 @@ class ReplayRecord:
         turns: dict[str, Said] = {}
         for number in end["turns"]:
             turn = self._restore(number, turns, is_heard=number in end["heard"])
-            turns[turn.name] = turn
+            turns[turn.place.name] = turn
         episode = FinishedEpisode(Conversation(renderer, list(turns.values())), end["truncated"])
         if "cause" in end:
             return Failure(end["cause"], end["detail"]), episode
@@ -107,9 +107,15 @@ class ReplayRecord:
     def _restore(self, number: int, turns: dict[str, Said], *, is_heard: bool) -> Said:
         request, reply = self.history.asked[number], self.history.replies[number].unpack()
         parent = turns[request["extends"]] if "extends" in request else None
-        tools = tuple(request.get("tools", ())) if parent is None else parent.tools
-        message = request.get("message") or {"role": "assistant", "content": reply.text}
-        return Said(request["at"], parent, unpack_ids(request["read"]), reply, request["new"], tools, message, is_heard)
+        place = Place(
+            name=request["at"],
+            parent=parent,
+            read=unpack_ids(request["read"]),
+            new=request["new"],
+            key=request["key"],
+            tools=tuple(request.get("tools", ())) if parent is None else parent.place.tools,
+        )
+        return Said(place, reply, request.get("message") or {"role": "assistant", "content": reply.text}, is_heard)
 
 
 def _checksum(token_ids: Sequence[int]) -> int:

@@ -179,16 +179,16 @@ def split_evenly(num_items: int, num_parts: int) -> list[int]:
     return [num_items * part // num_parts for part in range(num_parts + 1)]
 
 
+def reward_item(prompt: EncodedPrompt, text: str, *, truncated: bool) -> RewardItem:
+    return RewardItem(
+        completion=text, answer=prompt.answer, prompt=prompt.text, messages=prompt.messages, truncated=truncated
+    )
+
+
 def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     """Return the groups with one result per completion."""
     items = [
-        RewardItem(
-            completion=completion.text,
-            answer=group.prompt.answer,
-            prompt=group.prompt.text,
-            messages=group.prompt.messages,
-            truncated=completion.truncated,
-        )
+        reward_item(group.prompt, completion.text, truncated=completion.truncated)
         for group in groups
         for completion in group.completions
     ]

@@ -9,8 +9,9 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rollout.episode import Episode
+from slurm_rl.rollout.sampling import reward_item
 from slurm_rl.rollout.turn_log import BatchLog
-from slurm_rl.rollout.turn_log_format import render_verdict
+from slurm_rl.rollout.turn_log_format import Row, render_row
 
 
 class _Indexed(Protocol):
@@ -52,7 +53,7 @@ def score_items(
     if log is not None:
         verdicts = [{key: value for key, value in vars(it).items() if key != "item"} for it in results]
         pairs = zip(episodes, verdicts, strict=True)
-        log.write(render_verdict(episode.index, episode.member, verdict) for episode, verdict in pairs)
+        log.write(render_row(Row(episode.index, episode.member, verdict=verdict)) for episode, verdict in pairs)
     return results
 
 
@@ -69,14 +70,7 @@ def gather_groups(
 
 
 def item_of(episode: Episode) -> RewardItem:
-    prompt = episode.prompt
-    return RewardItem(
-        completion=episode.last_text,
-        answer=prompt.answer,
-        prompt=prompt.text,
-        messages=prompt.messages,
-        truncated=episode.truncated,
-    )
+    return reward_item(episode.prompt, episode.last_text, truncated=episode.truncated)
 
 
 def result_of(episode: Episode, item: RewardItem) -> RewardResult:

@@ -27,10 +27,11 @@ from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import ConfigError
 from slurm_rl.rollout.turn_log_format import (
     History,
+    Row,
     build_histories,
     parse_lines,
-    render_header,
     render_histories,
+    render_row,
 )
 from slurm_rl.run_dir.io_errors import annotate_path
 from slurm_rl.run_dir.run_dir import write_bytes
@@ -150,8 +151,8 @@ class TurnLog:
         path = self.folder / f"{name}{_SUFFIX}"
         facts = {"prompts": _checksum(prompts), "members": spec.num_completions, "env": list(facts_now or self.facts)}
         histories = self._read(path, facts)
-        lines = [render_header(spec.batch, spec.seed, facts), *render_histories(histories)]
-        write_bytes(path, b"".join(lines))
+        header = render_row(Row(batch={"name": spec.batch, "seed": spec.seed, **facts}))
+        write_bytes(path, b"".join([header, *render_histories(histories)]))
         if histories:
             turns = sum(len(history.replies) for history in histories.values())
             self.report("journal/opened", batch=spec.batch, episodes=len(histories), turns=turns)

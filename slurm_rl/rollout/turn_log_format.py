@@ -61,7 +61,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     m: int = -1
     """Index of the episode in the prompt's group."""
     t: int = -1
-    """Turn."""
+    """Turn; with `end`, the number of replies."""
     batch: dict[str, Any] | None = None
     reply: Response | None = None
     asked: dict[str, Any] | None = None
@@ -73,33 +73,20 @@ class Row(msgspec.Struct, omit_defaults=True):
     end: dict[str, Any] | None = None
 
 
-def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
-    return _render(Row(batch={"name": name, "seed": seed, **facts}))
-
-
 def render_reply(key: TurnKey, reply: Response, asked: Mapping[str, Any] | None = None) -> bytes:
-    return _render(Row(*key, reply=reply, asked=None if asked is None else dict(asked)))
+    return render_row(Row(*key, reply=reply, asked=None if asked is None else dict(asked)))
 
 
 def render_outcome(key: TurnKey, outcome: Outcome, snapshot: bytes | None) -> bytes:
     if isinstance(outcome, Failure):
-        return _render(Row(*key, failure=outcome))
-    return _render(Row(*key, step=outcome, snapshot=snapshot))
-
-
-def render_verdict(index: int, member: int, verdict: Mapping[str, Any]) -> bytes:
-    return _render(Row(index, member, verdict=dict(verdict)))
-
-
-def render_end(index: int, member: int, num_replies: int, outcome: Mapping[str, Any]) -> bytes:
-    """Render the end of an agent's episode after `num_replies`."""
-    return _render(Row(index, member, num_replies, end=dict(outcome)))
+        return render_row(Row(*key, failure=outcome))
+    return render_row(Row(*key, step=outcome, snapshot=snapshot))
 
 
 def parse_lines(data: bytes) -> tuple[list[Row], int]:
     """Return the rows before the first invalid line, and their length in bytes.
 
-    >>> parse_lines(render_header("rollout-1", 7, {}) + b"5c1f77aa {")[1]
+    >>> parse_lines(render_row(Row(batch={"name": "rollout-1", "seed": 7})) + b"5c1f77aa {")[1]
     49
     """
     rows: list[Row] = []
@@ -149,9 +136,9 @@ def render_histories(histories: Mapping[tuple[int, int], History]) -> Iterator[b
                 data = snapshot.data if snapshot is not None and snapshot.num_replies == turn + 1 else None
                 yield render_outcome(key, history.outcomes[turn], data)
         if history.end is not None:
-            yield render_end(index, member, len(history.replies), history.end)
+            yield render_row(Row(index, member, len(history.replies), end=history.end))
         if history.verdict is not None:
-            yield render_verdict(index, member, history.verdict)
+            yield render_row(Row(index, member, verdict=history.verdict))
 
 
 def _add_reply(history: History, row: Row, reply: Response, newest_version: int | None) -> None:
@@ -179,7 +166,7 @@ _encode = msgspec.json.Encoder().encode
 """In an eighth of the time of `json`, for the two lines of each turn."""
 
 
-def _render(row: Row) -> bytes:
+def render_row(row: Row) -> bytes:
     text = b""
     if row.asked is None and row.verdict is None and row.end is None:
         with suppress(UnicodeEncodeError):  # half a surrogate pair, for example in the arguments of a tool call

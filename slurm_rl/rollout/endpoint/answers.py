@@ -52,7 +52,7 @@ def _why(one: Said) -> str:
 
 def usage(said: Sequence[Said]) -> dict[str, int]:
     """Return token counts: the prompt once, and all replies."""
-    prompt, replies = len(said[0].context), sum(len(one.reply.token_ids) for one in said)
+    prompt, replies = len(said[0].place.context), sum(len(one.reply.token_ids) for one in said)
     return {"prompt_tokens": prompt, "completion_tokens": replies, "total_tokens": prompt + replies}
 
 

@@ -35,30 +35,32 @@ _KEPT_RENDERERS = 64
 class Said:
     """A recorded turn of the policy."""
 
-    name: str
-    """Name of its position in the dialogue, independent of the order of requests."""
-    parent: Said | None
-    """Turn that it continues; None: it begins with the whole dialogue."""
-    read: list[int]
-    """Token ids behind the parent's; without one, the prompt."""
+    place: Place
     reply: Trajectory
-    new: Sequence[Message]
-    """The messages that were new to the policy."""
-    tools: Sequence[Schema]
-    """Tools of the request."""
     message: Message
     """The reply as its program gets it."""
     heard: bool = False
     """The program received the reply. Other replies are not part of the episode."""
 
     @property
-    def text_read(self) -> str:
-        return join_contents(self.new)
-
-    @property
     def token_ids(self) -> list[int]:
         """Tokens of context and reply."""
-        return [*(self.parent.token_ids if self.parent else []), *self.read, *self.reply.token_ids]
+        return [*self.place.context, *self.reply.token_ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Tokens that the policy reads for a request."""
+
+    parent: Said | None
+    """Turn that it continues; None: it begins with the whole dialogue."""
+    read: list[int]
+    """Token ids behind the parent's; without one, the prompt."""
+    new: Sequence[Message]
+    """The messages that are new to the policy."""
+    key: str
+    """Hash of its tools and messages."""
+    tools: Sequence[Schema] = ()
 
     @property
     def context(self) -> list[int]:
@@ -67,27 +69,12 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Tokens that the policy reads for a request."""
-
-    parent: Said | None
-    read: list[int]
-    new: Sequence[Message]
-    key: str
-    """Hash of its tools and messages."""
-    tools: Sequence[Schema] = ()
-
-    @property
-    def context(self) -> list[int]:
-        return [*(self.parent.token_ids if self.parent else []), *self.read]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Place(Reading):
     """Where in the conversation a request asks."""
 
     name: str
-    """Derived from the parent's name, the new tokens, the variant, and the count of equal requests."""
+    """Derived from the parent's name, the new tokens, the variant, and the count of equal requests, so that it does not
+    depend on the order of requests."""
 
 
 class DialogueRenderer:
@@ -185,7 +172,7 @@ class Conversation:
         Args:
             variant: other properties of the reply; requests that differ in it are counted separately.
         """
-        before = reading.parent.name if reading.parent else ""
+        before = reading.parent.place.name if reading.parent else ""
         own = f"{before}/{_digest(repr(reading.read) + variant)[:16]}"
         number = self._num_asked.get(own, 0)
         self._num_asked[own] = number + 1
@@ -194,7 +181,7 @@ class Conversation:
     def add(self, place: Place, reply: Trajectory, message: Message | None = None) -> Said:
         """Record a sampled reply and the message for the program (its text by default)."""
         message = message or {"role": "assistant", "content": reply.text}
-        said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)
+        said = Said(place, reply, message)
         self.turns.append(said)
         answered = _extend(place.key, message)
         # If two replies have the same text, the first is continued.
@@ -211,11 +198,11 @@ class Conversation:
             one: Said | None = said if said.heard else None
             while one is not None:  # the parents of a received reply count as received
                 known.add(id(one))
-                one = one.parent
+                one = one.place.parent
         tips: dict[int, list[Said]] = {}
         found: list[list[Said]] = []
-        for said in sorted((said for said in self.turns if id(said) in known), key=_order(self.turns)):
-            branch = tips.pop(id(said.parent), None) if said.parent else None
+        for said in sorted((said for said in self.turns if id(said) in known), key=_order):
+            branch = tips.pop(id(said.place.parent), None) if said.place.parent else None
             if branch is None:
                 branch = []
                 found.append(branch)
@@ -224,13 +211,9 @@ class Conversation:
         return found
 
 
-def _order(turns: Sequence[Said]) -> Any:
-    """Sort by depth and name: parents first, independent of the order of requests."""
-
-    def depth(said: Said) -> int:
-        return said.name.count("/")
-
-    return lambda said: (depth(said), said.name)
+def _order(said: Said) -> tuple[int, str]:
+    """Return depth and name: parents come first, independent of the order of requests."""
+    return said.place.name.count("/"), said.place.name
 
 
 def join_contents(messages: Sequence[Message]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 import threading
 import traceback
@@ -29,7 +30,6 @@ from slurm_rl.rewards.service import listen
 from slurm_rl.rollout.endpoint.answers import chat_answer, chat_events, list_models
 from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.rollout.endpoint.episode import Answer, Ask, Bounds, Call, LiveEpisode
-from slurm_rl.rollout.endpoint.keys import KeyRing
 from slurm_rl.rollout.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat
 from slurm_rl.rollout.endpoint.responses import parse_response, response_answer, response_events
 from slurm_rl.rollout.endpoint.tools import read_calls
@@ -55,7 +55,10 @@ class Endpoint:
         self, renderer: DialogueRenderer, rule: SamplingRule, bounds: Bounds, ask: Callable[[Ask], None]
     ) -> None:
         self.renderer, self.rule, self.bounds, self.ask = renderer, rule, bounds, ask
-        self._keys, self._episodes = KeyRing(), dict[str, LiveEpisode]()
+        self._keys: dict[str, str] = {}
+        """Key of each active episode, by its name. They are in no file, so that keys end with the trainer."""
+        self._episodes: dict[str, LiveEpisode] = {}
+        """Active episodes by key."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="endpoint", daemon=True)
         self._up = threading.Event()
@@ -90,13 +93,14 @@ class Endpoint:
         return f"http://{_HOST}:{self._listener.getsockname()[1]}/v1"
 
     def open(self, name: str, seed: int) -> str:
-        """Begin an episode; returns its key."""
-        self._episodes[name] = LiveEpisode(name, seed, Conversation(self.renderer), self.bounds, self.ask)
-        return self._keys.key(name)
+        """Begin an episode and return its key, for `Authorization: Bearer <key>`."""
+        key = self._keys[name] = f"slurm-rl-{secrets.token_hex(32)}"
+        self._episodes[key] = LiveEpisode(name, seed, Conversation(self.renderer), self.bounds, self.ask)
+        return key
 
     def close(self, name: str) -> LiveEpisode:
         """End an episode: its key becomes invalid and its record final."""
-        episode = self._episodes.pop(name)
+        episode = self._episodes.pop(self._keys.pop(name))
         episode.is_over = True
         # Wait until the loop has finished its current work for the episode.
         passed = threading.Event()
@@ -182,7 +186,7 @@ class Endpoint:
 
     def _fail(self, request: Any, error: Exception) -> Any:
         """End the episode with this cause, and keep the traceback in the trainer's log."""
-        episode = self._episodes.get(self._keys.read(request.headers.get("authorization")) or "")
+        episode = self._find_active(request)
         told = f"the run's endpoint failed: {shorten(f'{type(error).__name__}: {error}')}"
         print(f"{told}, in episode {episode.name if episode else 'of nobody'}", file=sys.stderr)
         traceback.print_exception(error)
@@ -190,16 +194,20 @@ class Endpoint:
             episode.failure = episode.failure or Failure("exception", told)
         return _refuse(500, told, None)
 
+    def _find_active(self, request: Any) -> LiveEpisode | None:
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._episodes.get(key.strip()) if kind.lower() == "bearer" else None
+
     def _find(self, request: Any) -> LiveEpisode:
-        name = self._keys.read(request.headers.get("authorization"))
-        if name is None or name not in self._episodes:
+        episode = self._find_active(request)
+        if episode is None:
             raise RequestError(
                 "a request must carry the key of an active episode, as Authorization: Bearer <key>",
-                seen="none" if name is None else "the key of an ended episode",
+                seen="another key, or that of an ended episode" if "authorization" in request.headers else "none",
                 action="send the OPENAI_API_KEY of the program's environment",
                 status=401,
             )
-        return self._episodes[name]
+        return episode
 
     async def _receive(self, request: Any) -> tuple[LiveEpisode, bytes]:
         """Return the episode of a request and its body."""

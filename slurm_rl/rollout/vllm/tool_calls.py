@@ -8,7 +8,7 @@ calls in it are not executed.
 import json
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slurm_rl.data.groups import Details, Trajectory
@@ -18,15 +18,6 @@ from slurm_rl.errors import ConfigError
 
 _MAX_READERS = 64
 """Cached sets of tools of agents."""
-
-
-@dataclass(frozen=True)
-class ParsedReply:
-    """Content and calls of a reply."""
-
-    content: str
-    """Text without thinking and calls."""
-    calls: tuple[ToolCall, ...]
 
 
 class ToolCallReader:
@@ -52,8 +43,8 @@ class ToolCallReader:
             raise _refuse(syntax, f"{type(error).__name__}: {error}") from error
         self._prove()
 
-    def read(self, text: str, *, cut: bool) -> ParsedReply:
-        """Return the content and the calls of a reply.
+    def read(self, text: str, *, cut: bool) -> Details:
+        """Return the content (text without thinking and calls) and the calls of a reply.
 
         Args:
             text: with special tokens, without the stop token or string.
@@ -69,7 +60,7 @@ class ToolCallReader:
             found, rest = ([], "") if is_cut and self.syntax.closing not in piece else self._parse(piece)
             calls += found or [ToolCall("", piece, error="cut" if is_cut else "malformed")]
             before += rest
-        return ParsedReply(before, (*calls, *thought_calls))
+        return Details(content=before, calls=(*calls, *thought_calls))
 
     def _pieces(self, text: str) -> tuple[str, list[str]]:
         """Return the text before the first call, and one piece of text per call."""

@@ -15,13 +15,14 @@ from slurm_rl.rewards.results import Failure
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.rollout.turn_log_format import (
+    Row,
     TurnKey,
     build_histories,
     parse_lines,
     render_histories,
     render_outcome,
     render_reply,
-    render_verdict,
+    render_row,
 )
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=7, batch="rollout-3")
@@ -63,7 +64,7 @@ LINES = [
     render_reply(at(1), reply(text="3 ö")),
     render_outcome(at(1), Failure("crash", "gone"), None),
     render_reply(at(0, 1), reply()),
-    render_verdict(0, 1, {"value": 0.25, "parts": {}}),
+    render_row(Row(0, 1, verdict={"value": 0.25, "parts": {}})),
 ]
 
 

@@ -51,6 +51,11 @@ def find_in_file(word: str) -> Any:
     return getattr(module, name)
 
 
+def numbers_of(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return those that can be averaged."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
 def serve(play: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Play the rows of standard input, one thread per row, and print each result. Other output goes to stderr.
 

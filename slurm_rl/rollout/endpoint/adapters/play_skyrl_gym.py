@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import skyrl_gym
-from endpoint_client import Truncated, ask, find_in_file, serve
+from endpoint_client import Truncated, ask, find_in_file, numbers_of, serve
 from omegaconf import OmegaConf
 
 Maker = Callable[[dict[str, Any]], Any]
@@ -45,11 +45,6 @@ def play(row: dict[str, Any], make: Maker) -> dict[str, Any]:
         return {"reward": total, "scores": numbers_of(world.get_metrics())}
     finally:
         world.close()
-
-
-def numbers_of(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those that can be averaged."""
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 import verifiers
-from endpoint_client import find_in_file, serve, write_rows
+from endpoint_client import find_in_file, numbers_of, serve, write_rows
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 
@@ -59,11 +59,6 @@ async def play(row: dict[str, Any], world: Any) -> dict[str, Any]:
     if error is not None and error["error"] != "EmptyModelResponseError":
         raise RuntimeError(str(error))
     return {"reward": said["reward"], "scores": numbers_of(said.get("metrics") or {})}
-
-
-def numbers_of(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those that can be averaged."""
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def check(world: Any) -> None:

@@ -30,7 +30,7 @@ def test_a_dialogue_that_goes_on_is_never_rendered_again() -> None:
     first = ask(conversation, [FIRST], "  6 ")
     # The program stripped what was sampled; its tokens stay.
     second = ask(conversation, [FIRST, answer("6"), LESS], "4")
-    assert second.parent is first
+    assert second.place.parent is first
     assert text(second.token_ids) == "<user>guess</user><assistant>  6 </assistant><user><</user><assistant>4"
     [branch] = conversation.branches()
     assert branch == [first, second]
@@ -56,7 +56,7 @@ def test_whatever_was_not_said_so_begins_a_branch(messages: list[dict[str, Any]]
     conversation = Conversation(make_renderer())
     ask(conversation, [FIRST], "6")
     other = ask(conversation, messages, "4")
-    assert other.parent is None and len(conversation.branches()) == 2
+    assert other.place.parent is None and len(conversation.branches()) == 2
 
 
 def test_two_ways_from_one_turn_share_it_once() -> None:
@@ -69,7 +69,7 @@ def test_two_ways_from_one_turn_share_it_once() -> None:
     assert [said for branch in branches for said in branch].count(first) == 1
     assert {said for branch in branches for said in branch} == {first, left, right}
     alone = next(branch for branch in branches if len(branch) == 1)[0]
-    assert text(alone.context).startswith("<user>guess</user><assistant>6</assistant>")
+    assert text(alone.place.context).startswith("<user>guess</user><assistant>6</assistant>")
 
 
 def test_the_record_is_the_same_in_any_order_of_requests() -> None:
@@ -80,7 +80,7 @@ def test_the_record_is_the_same_in_any_order_of_requests() -> None:
         ask(conversation, [FIRST], "6")
         for messages in order:
             ask(conversation, messages, "4")
-        found.append([[said.name for said in branch] for branch in conversation.branches()])
+        found.append([[said.place.name for said in branch] for branch in conversation.branches()])
     assert found[0] == found[1]
     names = [name for branch in found[0] for name in branch]
     assert len(names) == len(set(names)) == 4
