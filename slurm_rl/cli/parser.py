@@ -72,7 +72,7 @@ class Verbs:
         self._subparsers = self.parser.add_subparsers(title=title, dest="verb", metavar="")
         self.by_name: dict[str, Parser] = {}
 
-    def add(self, name: str, about: str, arguments: str, example: str, run: str, details: str = "") -> Parser:
+    def add(self, name: str, about: str, arguments: str, example: str, run: str = "", details: str = "") -> Parser:
         """Add a verb.
 
         Args:
@@ -80,7 +80,7 @@ class Verbs:
             about: one line for --help.
             arguments: as in the usage line.
             example: a whole command line, after `python -m slurm_rl`.
-            run: `module:function`.
+            run: `module:function`; by default `run` of the module of this name in cli/.
             details: more text for the verb's own --help.
         """
         parser: Parser = self._subparsers.add_parser(
@@ -92,7 +92,7 @@ class Verbs:
             epilog=details,
         )
         parser.arguments, parser.example = arguments, example
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run or f"slurm_rl.cli.{name.replace('-', '_')}:run")
         self.by_name[name] = parser
         return parser
 

@@ -2,6 +2,9 @@
 
 An array has one set of sbatch options and one batch script, so runs that differ in these (swept nodes, partitions,
 time limits) are in different arrays. An array has at most as many elements as the cluster allows.
+
+submitit would write a pickle per element after sbatch has returned: slow for a thousand elements on a shared file
+system, and too late for the first ones. Ours have a link to their run directory.
 """
 
 from __future__ import annotations
@@ -101,8 +104,9 @@ def array_argv(array: Sequence[PlannedRun], folder: Path, name: str, previous_jo
 def render_array_script(array: Sequence[PlannedRun], sweep: Path, folder: Path) -> str:
     """Return the batch script of all elements; each finds its run by its index."""
     plan, quoted = replace(array[0].plan, run_dir=str(sweep)), shlex.quote(str(folder))
-    command = f"{shlex.quote(plan.host_python)} -u -m slurm_rl.launch.slurm.sweep_element {quoted}"
-    return render_batch_script(plan, command, end=f"{quoted}/$SLURM_ARRAY_TASK_ID/end.json")
+    element = f"{quoted}/$SLURM_ARRAY_TASK_ID"
+    command = f'{shlex.quote(plan.host_python)} -u -m slurm_rl.launch.jobs "$(readlink -f {element})"'
+    return render_batch_script(plan, command, end=f"{element}/end.json")
 
 
 def _with_jobs(ledger: Ledger, array: Sequence[PlannedRun], job_id: str) -> Ledger:

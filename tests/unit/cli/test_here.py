@@ -13,7 +13,7 @@ ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE
 
 
 @pytest.mark.parametrize("text", ["", "x", "4(x)", "4,,4", "-1"])
-def test_other_counts_are_named(text: str) -> None:
+def test_parse_counts_expands_and_names_other_forms(text: str) -> None:
     with pytest.raises(ConfigError, match="of the form"):
         parse_counts(text)
 

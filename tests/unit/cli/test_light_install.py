@@ -73,14 +73,6 @@ def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: 
     assert int((tmp_path / "calls").read_text()) < 10 * libraries_calls
 
 
-def test_bad_words_exit_2_in_one_line(tmp_path: Path) -> None:
-    for words in (["optim.lrr=1"], ["plan", "+cluster=nope"], ["frobnicate"], ["--frobnicate"], ["status", "nowhere"]):
-        done = run_light(tmp_path, *words)
-        assert done.returncode == 2, words
-        assert done.stderr.startswith("slurm_rl: ")
-        assert "Traceback" not in done.stderr
-
-
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")

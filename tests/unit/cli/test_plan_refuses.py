@@ -30,7 +30,6 @@ REFUSED = {
     "a home that is nobody's": ["reward.function='~nobody-of-this-name/reward.py:score'"],
     "a tokenizer without a pad token": ["model=hf", "model.path=./model"],
     "a tokenizer that is no JSON": ["model=hf", "model.path=./broken"],
-    "weights to begin with that are not there": ["model.init_from=/nowhere"],
     "a data file that is not there": ["+data=gsm8k", "data.train=/nowhere.jsonl", "data.max_prompt_tokens=16"],
     "a reward function that is not in its file": ["reward.function=reward.py:other"],
     "an image that is none": ["container.runtime=pyxis", "container.image={folder}/rl.sqsh"],
