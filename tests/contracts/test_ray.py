@@ -12,7 +12,7 @@ from slurm_rl.plan.accelerator import NOSET_FLAGS
 from slurm_rl.plan.visibility import MASK_VARIABLES
 from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Package
-from tests.contracts.uses import check_call, imports, missing_imports, sources, wrong_uses
+from tests.contracts.uses import imports, missing_imports, sources, wrong_uses
 
 _BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server")
 # Read by others: pods of RunPod say it of themselves, and our own code reads it.
@@ -95,15 +95,3 @@ def test_ray_obeys_the_flags_by_which_it_leaves_masks_alone(installed: Package) 
     folder = Path(str(installed.root)) / "ray/_private/accelerators"
     text = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))
     assert [flag for flag in NOSET_FLAGS if f'"{flag}"' not in text] == []
-
-
-def test_calls_of_ray_say_what_it_takes(installed: Package) -> None:
-    strategy = installed.get("ray.util.scheduling_strategies:PlacementGroupSchedulingStrategy")
-    calls = [
-        node
-        for node in ast.walk(sources()["workers/ray_nodes.py"])
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "PlacementGroupSchedulingStrategy"
-    ]
-    assert calls
-    for call in calls:
-        check_call(strategy, call)

@@ -138,16 +138,6 @@ def test_a_disk_that_fills_while_the_image_is_unpacked(
     assert list(small_disk.iterdir()) == [] and not list(tmp_path.glob("*.sqsh*"))
 
 
-def test_a_machine_without_any_tool(env: Mapping[str, str], tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    for word in ("build", "import"):
-        words = [word, *(["--from=x/y:1"] if word == "import" else []), *for_pyxis(tmp_path / "rl.sqsh")]
-        done = image({**env, "PATH": str(tmp_path / "bin")}, *words)
-        assert done.returncode == 2, done.stderr
-        assert "podman or docker" in done.stderr and "is not on PATH" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
-
-
 def test_an_engine_that_has_no_such_image_says_so(env: Mapping[str, str], tmp_path: Path) -> None:
     done = image(env, "import", "--engine=podman", "--from=localhost/nothing:1", *for_pyxis(tmp_path / "rl.sqsh"))
     assert done.returncode == 2, done.stderr

@@ -19,8 +19,13 @@ _RUNS = "runs"
 
 def run(args: argparse.Namespace) -> int:
     folders = [parse_path(word) for word in args.rest or [_RUNS]]
-    runs = list({found.path: found for folder in folders for found in _require_runs(folder)}.values())
-    both = [(found, ledger) for found in runs if (ledger := read_ledger(found))]
+    runs: dict[Path, RunDir] = {}
+    for folder in folders:
+        if not (found := find_runs(folder)):
+            action = "name a run, or a folder of runs"
+            raise RunDirError("the path must be a run, or a folder with runs", seen=str(folder), action=action)
+        runs |= {one.path: one for one in found}
+    both = [(one, ledger) for one in runs.values() if (ledger := read_ledger(one))]
     if not both:
         print("no attempt of these runs has started")
     elif args.json:
@@ -30,14 +35,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(to_printable(render_many(both, find_width())))
     return 0
-
-
-def _require_runs(folder: Path) -> list[RunDir]:
-    found = find_runs(folder)
-    if not found:
-        action = "name a run, or a folder of runs"
-        raise RunDirError("the path must be a run, or a folder with runs", seen=str(folder), action=action)
-    return found
 
 
 def render_one(run: RunDir, ledger: Ledger) -> str:

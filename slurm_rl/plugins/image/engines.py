@@ -32,10 +32,11 @@ class ImageConfig:
         return ImageConfig(env, entrypoint, cmd, tree.get("WorkingDir") or "/", dict(tree.get("Labels") or {}))
 
 
-class Podman:
-    """podman; docker has the same commands."""
+@dataclass(frozen=True)
+class Engine:
+    """podman or docker, which have the same commands."""
 
-    program = "podman"
+    program: str
 
     def build(self, recipe: Recipe, context: Path, tag: str, label: str, extra: Sequence[str]) -> None:
         """Build the recipe in `context` and tag it."""
@@ -54,7 +55,7 @@ class Podman:
 
     def save(self, ref: str, path: Path) -> None:
         """Write the image as an archive that apptainer reads."""
-        run_tool([self.program, "save", "--format=docker-archive", f"--output={path}", ref], grows=path)
+        run_tool([self.program, "save", f"--output={path}", ref], grows=path)
 
     @contextmanager
     def export(self, ref: str) -> Iterator[BinaryIO]:
@@ -67,17 +68,10 @@ class Podman:
             try_tool([self.program, "rm", "--force", container])
 
 
-class Docker(Podman):
-    program = "docker"
-
-    def save(self, ref: str, path: Path) -> None:
-        run_tool([self.program, "save", f"--output={path}", ref], grows=path)
+ENGINES = ("podman", "docker")
 
 
-ENGINES: dict[str, type[Podman]] = {"podman": Podman, "docker": Docker}
-
-
-def choose_engine(wanted: str | None = None) -> Podman:
+def choose_engine(wanted: str | None = None) -> Engine:
     """Return the requested engine, or the first one that answers.
 
     Raises:
@@ -92,7 +86,7 @@ def choose_engine(wanted: str | None = None) -> Podman:
             continue
         done = try_tool([name, "info"])
         if done.returncode == 0:
-            return ENGINES[name]()
+            return Engine(name)
         reasons.append(f"{name} does not answer ({(done.stderr.strip().splitlines() or ['no output'])[-1]})")
     raise ConfigError(
         "building an image needs podman or docker",

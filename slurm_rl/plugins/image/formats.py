@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.image_file import check_image_file
-from slurm_rl.plugins.image.engines import ImageConfig, Podman
+from slurm_rl.plugins.image.engines import Engine, ImageConfig
 from slurm_rl.plugins.image.rootfs import unpack_root, write_layout
 from slurm_rl.plugins.image.tools import explain_os_error, run_tool, say
 from slurm_rl.run_dir.io_errors import annotate_path
@@ -27,7 +27,7 @@ _MAKERS = {
 class Source:
     """An image in an engine's store, or the tar of a root file system."""
 
-    engine: Podman | None
+    engine: Engine | None
     ref: str
     """Reference in the engine's store; path of a tar without an engine."""
 

@@ -8,13 +8,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
-from slurm_rl.plugins.image.engines import Podman, choose_engine
+from slurm_rl.plugins.image.engines import Engine, choose_engine
 from slurm_rl.plugins.image.formats import Source, check_maker, import_by_enroot
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.run_dir.run_dir import write_json
@@ -126,20 +125,17 @@ def check_target(target: Target) -> None:
         raise ConfigError("container.image must be in a writable folder", seen=str(path.parent), action="create it")
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of an image file; None if there is no readable one."""
-    try:
-        found = json.loads(manifest_path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _is_made(target: Target, source_hash: str) -> bool:
-    return target.path is not None and is_as_made(target.path, source_hash, read_manifest(target.path))
+    if target.path is None:
+        return False
+    try:
+        manifest = json.loads(manifest_path(target.path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return is_as_made(target.path, source_hash, manifest if isinstance(manifest, dict) else None)
 
 
-def _is_in_store(engine: Podman, ref: str, source_hash: str) -> bool:
+def _is_in_store(engine: Engine, ref: str, source_hash: str) -> bool:
     config = engine.inspect(ref)
     return config is not None and config.labels.get(LABEL) == source_hash
 

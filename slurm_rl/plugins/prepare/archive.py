@@ -4,14 +4,10 @@ The archive library creates no files: every member is written here from its byte
 absolute names of the archive never reach the disk.
 """
 
-import bz2
 import gzip
-import lzma
-import stat
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -23,10 +19,6 @@ MAX_BYTES = 64 << 30
 MAX_FILES = 2_000_000
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 20
-# tarfile's own decompression, and zipfile's other methods, decompress a whole read at once: 500 bytes of bz2 can be
-# gigabytes.
-_OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -36,7 +28,7 @@ _HEADERS = (
 def extract_archive(
     archive: Path, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
 ) -> tuple[int, int]:
-    """Write the members of a .tar, .tar.gz (bz2, xz) or .zip below `folder`, and return (files, bytes).
+    """Write the members of a .tar.gz below `folder`, and return (files, bytes).
 
     Of two members with the same name the last one stays, as with tar.
 
@@ -63,10 +55,10 @@ def extract_archive(
                             raise _refuse(archive, name, f"more than {max_bytes} bytes unpacked")
                         out.write(chunk)
                         advance(len(chunk))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _damaged(archive, error) from None
     except OSError as error:
-        if error.errno is None:  # bad data in gzip and bz2
+        if error.errno is None:  # bad data in gzip
             raise _damaged(archive, error) from None
         raise PrepareError(
             f"{archive.name} must be unpacked below {folder}", seen=str(error), action="make room, then run it again"
@@ -87,17 +79,9 @@ class _ShortHeaders(tarfile.TarInfo):
 
 
 def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
-    with archive.open("rb") as file:
-        head = file.read(6)
-        # zipfile.is_zipfile reads the end, and a tar may end with a zip.
-        is_zip = head.startswith((b"PK\3\4", b"PK\5\6"))
-    opener = next((found for magic, found in _OPENERS.items() if head.startswith(magic)), Path.open)
-    return _zip_members(archive) if is_zip else _tar_members(archive, opener)
-
-
-def _tar_members(archive: Path, opener: Callable[..., Any]) -> Generator[tuple[str, IO[bytes]], None, None]:
-    # A stream: a tar of 40,000 images is read once, without an index in memory.
-    with opener(archive, "rb") as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_ShortHeaders) as tar:
+    # A stream: a tar of 40,000 images is read once, without an index in memory. tarfile's own decompression unpacks a
+    # whole read at once: 500 bytes can be gigabytes.
+    with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_ShortHeaders) as tar:
         for member in tar:
             if member.isdir():
                 continue
@@ -105,22 +89,6 @@ def _tar_members(archive: Path, opener: Callable[..., Any]) -> Generator[tuple[s
             if stream is None:
                 raise _refuse(archive, member.name, "a link or a device, not a regular file")
             yield member.name, stream
-
-
-def _zip_members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
-    with zipfile.ZipFile(archive) as bundle:
-        for info in bundle.infolist():
-            if info.filename.endswith("/"):
-                continue
-            mode = info.external_attr >> 16
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                raise _refuse(archive, info.filename, "a link or a device, not a regular file")
-            if info.flag_bits & 1:
-                raise _refuse(archive, info.filename, "encrypted")
-            if info.compress_type not in _ZIP_METHODS:
-                raise _refuse(archive, info.filename, "packed by another method than deflate")
-            with bundle.open(info) as stream:
-                yield info.filename, stream
 
 
 def _target(archive: Path, folder: Path, name: str) -> Path:
@@ -148,7 +116,7 @@ def _refuse(archive: Path, name: str, why: str) -> DataError:
 
 def _damaged(archive: Path, error: Exception) -> PrepareError:
     return PrepareError(
-        f"{archive.name} must be a complete .tar or .zip",
+        f"{archive.name} must be a complete .tar.gz",
         seen=f"{type(error).__name__}: {error}",
         action="remove it, then run it again",
     )

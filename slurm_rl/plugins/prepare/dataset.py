@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slurm_rl.config.user_files.load import require_library
 from slurm_rl.data.parquet import read_parquet_rows
@@ -53,6 +53,7 @@ class BadRows:
 
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def drop_unscorable(
@@ -104,17 +105,17 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
 
 
 def read_splits(
-    work: Workspace, name: str, columns: tuple[str, ...], convert: Callable[[Row], Row | str]
-) -> Iterator[tuple[str, list[tuple[str, Row]]]]:
+    work: Workspace, name: str, columns: tuple[str, ...], convert: Callable[[Row], T | str]
+) -> Iterator[tuple[str, list[tuple[str, T]]]]:
     """Yield (split, its rows with file and number) of train and test, from the parquet files of each.
 
     Args:
         name: name of the data set.
         columns: columns to read.
-        convert: returns our row, or the text of an error.
+        convert: returns the converted row, or the text of an error.
     """
     for split in ("train", "test"):
-        rows: list[tuple[str, Row]] = []
+        rows: list[tuple[str, T]] = []
         for file, path in sorted(work.sources.items()):
             for number, row in read_parquet(path, columns) if f"/{split}-" in file else ():
                 made, where = convert(row), f"{file} row {number}"

@@ -18,7 +18,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-FORMAT = 1
 NAME = "manifest.json"
 
 
@@ -57,7 +56,6 @@ class Manifest:
     outputs: list[Output]
     left_out: list[str] = field(default_factory=list)
     """Omitted rows by number and reason: bad rows, and rows whose answer the verifier cannot read."""
-    format: int = FORMAT
 
     def save(self) -> None:
         write_json(Path(self.folder) / NAME, asdict(self))
@@ -84,7 +82,6 @@ def load_manifest(folder: Path) -> Manifest | None:
         tree = json.loads((folder / NAME).read_text(encoding="utf-8"))
         tree["sources"] = [Source(**source) for source in tree["sources"]]
         tree["outputs"] = [Output(**output) for output in tree["outputs"]]
-        manifest = Manifest(**tree)
+        return Manifest(**tree)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return manifest if manifest.format == FORMAT else None

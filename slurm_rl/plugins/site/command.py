@@ -38,17 +38,12 @@ def run(args: argparse.Namespace) -> int:
     path = check_name(name, folder, force=args.force)
     given = {key: value for key in KEYS if (value := getattr(args, key)) is not None}
     judged = judge(name, findings, choose_answers(findings, given))
-    save_preset(path, judged.preset.text)
+    with expect_writable(path.parent, "or choose another --config-dir", what="the folder for presets"):
+        write_text(path, judged.preset.text)
     # Other verbs search the same folders.
     words = [f"+cluster={name}", *(["--config-dir", str(folder)] if args.config_dir else [])]
     _report(path, judged, words)
     return EXIT_FAILED if judged.refusal else 0
-
-
-def save_preset(path: Path, text: str) -> None:
-    """Write the preset atomically. Raises RunDirError if the folder cannot be written."""
-    with expect_writable(path.parent, "or choose another --config-dir", what="the folder for presets"):
-        write_text(path, text)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_rl.plugins.health.evidence import Evidence, Strength, clear_node, find_bad, note_evidence, read_evidence
 from slurm_rl.plugins.health.exclusion import Part, Pool, choose_excluded
@@ -52,19 +50,6 @@ def test_find_bad_respects_expiry_boots_and_clearings(
     rows: list[dict[str, object]], now: float, boots: dict[str, float], bad: list[str]
 ) -> None:
     assert sorted(find_bad(rows, now, boots)) == bad
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2),
-    max_leaves=3,
-)
-KEYS = ["time", "node", "check", "value", "strength", "attempt", "until", "run", "cleared"]
-
-
-@given(st.dictionaries(st.sampled_from(KEYS), JSON))
-def test_find_bad_ignores_malformed_rows(malformed: dict[str, object]) -> None:
-    assert "n1" in find_bad([malformed, row("n1", at=2e18)], 2e18) or malformed.get("node") == "n1"
 
 
 def bad(*names: str, strength: Strength = "hard", at: float = 1000.0) -> dict[str, Evidence]:

@@ -25,7 +25,6 @@ from slurm_rl.plugins.health.fabric import (
     judge_compute,
     judge_fabric,
     judge_pairs,
-    merge_ranks,
     pair_up,
 )
 from slurm_rl.plugins.health.script import FABRIC, parse_outputs
@@ -139,11 +138,6 @@ def test_judge_fabric_reads_lines_of_all_nodes() -> None:
     assert (found.verdicts["n2"]["fabric"].state, found.gb_s) == ("ok", 45.0)
     wrong = judge_fabric({"n1": lines(0), "n2": lines(1, is_right=False)}, ["n1", "n2"], on_gpus=True)
     assert wrong.gb_s is None and wrong.verdicts["n1"]["fabric"].seen.endswith("pairs are healthy: a wrong sum")
-
-
-def test_merge_ranks_returns_the_first_error() -> None:
-    assert merge_ranks([{"tflops": 2.0}, {"error": "no GPU"}]) == {"error": "rank 1: no GPU"}
-    assert merge_ranks([{"is_same": True, "gpu": "H100"}, {"is_same": False, "gpu": "H100"}])["is_same"] is False
 
 
 @pytest.mark.parametrize(

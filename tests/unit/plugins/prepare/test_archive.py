@@ -1,12 +1,8 @@
-import bz2
 import gzip
 import io
-import lzma
 import tarfile
 import tracemalloc
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,35 +34,18 @@ def files_below(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
-def test_files_come_out_with_their_bytes_and_our_mode(kind: str, folder: Path, tmp_path: Path) -> None:
-    archive = tmp_path / f"a.{kind}"
+def test_files_come_out_with_their_bytes_and_our_mode(folder: Path, tmp_path: Path) -> None:
     content = {"./a/1.txt": b"one", "b.txt": b"", "c/d/e.txt": b"x" * 3_000_000}
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w") as bundle:
-            for name, data in content.items():
-                bundle.writestr(name, data)
-    else:
-        with tarfile.open(archive, "w:gz" if kind.endswith("gz") else "w") as tar:
-            tar.addfile(entry("a", tarfile.DIRTYPE))
-            for name, data in content.items():
-                info = entry(name, mode=0o4777)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    members = [(entry(name, mode=0o4777), data) for name, data in content.items()]
+    archive = make_tar(tmp_path / "a", (entry("a", tarfile.DIRTYPE), b""), *members)
     assert extract_archive(archive, folder) == (3, 3_000_003)
     assert files_below(folder) == {name.removeprefix("./"): data for name, data in content.items()}
     assert {path.stat().st_mode & 0o7111 for path in folder.rglob("*.txt")} == {0}
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil-of-slurm-rl", "a\\..\\evil", ".", ""])
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_a_member_that_leaves_the_folder_is_refused(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "a"
-    if kind == "tar":
-        make_tar(archive, (entry(name), b"evil"))
-    else:
-        with zipfile.ZipFile(archive, "w") as bundle:
-            bundle.writestr(zipfile.ZipInfo(name), b"evil")
+def test_a_member_that_leaves_the_folder_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a", (entry(name), b"evil"))
     before = set(tmp_path.rglob("*"))
     with pytest.raises(DataError, match="must be a regular file inside the folder"):
         extract_archive(archive, folder)
@@ -81,15 +60,6 @@ def test_links_and_devices_of_a_tar_are_refused_by_name(kind: bytes, folder: Pat
     with pytest.raises(DataError, match=r"'a/link'.*a link or a device"):
         extract_archive(archive, folder)
     assert not (folder / "a/link").exists()
-
-
-def test_a_link_in_a_zip_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    info = zipfile.ZipInfo("link")
-    info.create_system, info.external_attr = 3, 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "a", "w") as bundle:
-        bundle.writestr(info, "/etc")
-    with pytest.raises(DataError, match=r"'link'.*a link or a device"):
-        extract_archive(tmp_path / "a", folder)
 
 
 def test_bounds_hold_for_bytes_and_files(folder: Path, tmp_path: Path) -> None:
@@ -122,18 +92,6 @@ def test_a_name_that_is_a_file_and_a_folder_is_refused(names: tuple[str, str], f
         extract_archive(archive, folder)
 
 
-def test_a_tar_that_ends_with_a_zip_is_a_tar(folder: Path, tmp_path: Path) -> None:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as bundle:
-        bundle.writestr("x", b"x")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        info = entry("inner.zip")
-        info.size = len(inner.getvalue())
-        tar.addfile(info, io.BytesIO(inner.getvalue()))
-    assert extract_archive(tmp_path / "a.tar", folder)[0] == 1
-    assert files_below(folder) == {"inner.zip": inner.getvalue()}
-
-
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
     """A few kilobytes of zeros, packed, that tarfile would read as one string of 300 MB."""
@@ -154,22 +112,17 @@ def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path
 
 
 def test_many_headers_for_all_members_are_not_kept_without_end(folder: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar"
-    with archive.open("wb") as out:
+    archive = tmp_path / "a.tar.gz"
+    with gzip.open(archive, "wb", compresslevel=1) as out:
         for number in range(40):
             out.write(tarfile.TarInfo.create_pax_global_header({f"key{number}": "x" * 100_000}))
     with pytest.raises(PrepareError, match="a header of"):
         extract_archive(archive, folder)
 
 
-@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
-def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(opener: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(folder: Path, tmp_path: Path) -> None:
     """A few kilobytes that are 30 MB, which the bound is far below."""
-    archive = tmp_path / "a.tar"
-    info = entry("bomb")
-    info.size = 30_000_000
-    with opener(archive, "wb", **({"preset": 0} if opener is lzma.open else {"compresslevel": 1})) as out:
-        out.write(info.tobuf() + bytes(info.size))
+    archive = make_tar(tmp_path / "a.tar.gz", (entry("bomb"), bytes(30_000_000)))
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="more than 3000000 bytes unpacked"):
@@ -177,11 +130,3 @@ def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(opener: Any, folde
         assert tracemalloc.get_traced_memory()[1] < 12_000_000
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_by_a_method_that_unpacks_at_once_is_refused(method: int, folder: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as bundle:
-        bundle.writestr("bomb", bytes(1000))
-    with pytest.raises(DataError, match="another method than deflate"):
-        extract_archive(tmp_path / "a.zip", folder)

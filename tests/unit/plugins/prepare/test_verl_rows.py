@@ -1,22 +1,13 @@
 """`prepare --format verl`. verl's own reader and scorers are asked in tests/train/external/test_verl_data.py."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from slurm_rl.plugins.prepare.dataset import Question, Row, VerlForm
-from slurm_rl.plugins.prepare.verl_rows import render_row, write_parquet
 from tests.unit.plugins.prepare.conftest import Prepare
 from tests.unit.plugins.prepare.hub_server import Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, MATH, gsm8k, math
-
-FORM = VerlForm(data_source="a/b", instruction="Say it.", columns=("q",), convert=lambda row: "never asked")
-
-
-def row(number: int) -> Row:
-    return render_row(FORM, Question(text=f"q{number}", answer=str(number), solution="s"), "train", number)
 
 
 def test_gsm8k_has_verls_columns_beside_our_rows(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
@@ -63,17 +54,3 @@ def test_a_bad_row_is_named_and_no_file_stays(hub: Hub, prepare: Prepare, tmp_pa
 def test_what_verl_does_not_read_is_refused(words: list[str], prepare: Prepare) -> None:
     done = prepare(*words)
     assert done.returncode == 2 and "--format" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
-    """A thousand in memory at a time: a row group each."""
-    asked = []
-
-    def rows() -> Iterator[Row]:
-        for number in range(2500):
-            asked.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
-            yield row(number)
-
-    assert write_parquet(tmp_path, "a.parquet", rows()).rows == 2500
-    assert asked[0] < asked[1999] < asked[2499]
-    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3

@@ -117,8 +117,3 @@ def test_first_and_last_samples_are_shown(finished_run: RunDir) -> None:
     shown = [text for text in page.text if re.fullmatch(r"p\d+", text)]
     assert shown == [f"p{n}" for n in (0, 1, 2, 3, 4, 5, 34, 35, 36, 37, 38, 39)]
     assert "x" * 4000 + "… (1,000 more characters)" in page.text
-
-
-def test_a_sample_cut_short_by_a_missing_field_is_shown(finished_run: RunDir) -> None:
-    fill(finished_run.samples, [{"step": 3, "completion": "7"}])
-    assert "7" in read_page(finished_run).text

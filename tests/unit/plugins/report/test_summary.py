@@ -151,11 +151,6 @@ def test_the_model_is_named_from_the_config(config: str, model: str) -> None:
     assert find_model(config) == model
 
 
-def test_meta_of_a_run_that_is_still_empty(run: RunDir) -> None:
-    meta = collect_meta(run)
-    assert (meta.name, meta.state, meta.attempts, meta.wall_s) == ("addition-1", "unknown", 0, 0.0)
-
-
 def test_an_attempt_that_goes_on_ends_with_its_last_row(run: RunDir) -> None:
     fill(run.events, [{"time": 1_800_000_000.0, "kind": "attempt/started"}])
     fill(run.metrics, [make_row(8, "grpo")])
