@@ -12,14 +12,15 @@ from pathlib import Path
 
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.run_dir.run_dir import RunDir, write_text
-from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
+from tests.examples.kit import EXAMPLES, HERE, ROOT
+from tests.tiny_models import shrink
 from tests.whole_run import command_line, find_processes
 
 PATIENCE_S = 600.0
 _STEPS = ("trainer.num_steps=4", "eval.interval=4", "checkpoint.interval=2")
 _NUM_EVAL = ("data.sources.games.num_eval=10", "data.sources.calculator.num_eval=10")
 SIZES = {
-    "guessing_game": (*_STEPS, *SMALL, "data.num_eval=10"),
+    "guessing_game": (*_STEPS, shrink("guessing_game/model"), "data.num_eval=10"),
     "mixture": (*_STEPS, *_NUM_EVAL),
 }
 """Of the examples in a test."""
