@@ -2,25 +2,19 @@
 
 import contextlib
 import io
-import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from slurm_rl.__main__ import main
+from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster, wait_until
 
 ROOT = Path(__file__).parents[2]
-
-
-def make_folder(cluster: Cluster) -> Path:
-    """A folder that every node sees."""
-    return Path(tempfile.mkdtemp(prefix="w", dir=cluster.root))
 
 
 def cli(
@@ -47,22 +41,14 @@ def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.Completed
 
 def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
     """Submit a light run over two nodes; its job id."""
-    done = cli(
-        cluster,
-        run.parent,
-        "+exp=demo",
-        "+cluster=slurm_cpu",
-        f"cluster.python={quote(python)}",
-        f"run_dir={quote(run)}",
-        *words,
-        env=env,
-    )
+    own = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.python={quote(python)}", f"run_dir={quote(run)}"]
+    done = cli(cluster, run.parent, *own, *words, env=env)
     assert done.returncode == 0, done.stderr
     return job_id(run)
 
 
 def job_id(run: Path) -> str:
-    return str(json.loads((run / "job.json").read_text())["job_id"])
+    return str(read_json(run / "job.json")["job_id"])
 
 
 def quote(value: object) -> str:
@@ -79,14 +65,14 @@ def wait_for_step(run: Path, attempt: int = 1) -> None:
     folder = run / "attempts" / str(attempt)
     log = folder / "logs" / "driver.log"
     wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=240)
-    nodes = [folder / f"node-{rank}.json" for rank in range(json.loads((run / "plan.json").read_text())["num_nodes"])]
+    nodes = [folder / f"node-{rank}.json" for rank in range(read_json(run / "plan.json")["num_nodes"])]
     wait_until(lambda: all(path.is_file() for path in nodes), f"{len(nodes)} agents of attempt {attempt} to start")
 
 
 def wait_for_end(run: Path, timeout_s: float = 240) -> dict[str, Any]:
     """How the run ended by the controller's word."""
     wait_until((run / "end.json").is_file, "the run to end", timeout_s=timeout_s)
-    found: dict[str, Any] = json.loads((run / "end.json").read_text())
+    found: dict[str, Any] = read_json(run / "end.json")
     return found
 
 

@@ -62,13 +62,8 @@ def test_reference_and_reward_service_stand_on_nodes_of_their_own_kind(
 ) -> None:
     """Slurm lists the old nodes first, but the head and the policy must stand on the new one."""
     run = shared_dir / "pinned"
-    words = [
-        "cluster.num_nodes=2",
-        "+cluster.nodes.old.count=1",
-        "+cluster.nodes.new.count=1",
-        "policy.node_group=new",
-    ]
-    words += ["rollout.node_group=new", "reference.node_group=old", "reference.num_workers=1"]
+    words = ["cluster.num_nodes=2", "+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1"]
+    words += ["policy.node_group=new", "rollout.node_group=new", "reference.node_group=old", "reference.num_workers=1"]
     words += ["+reward=service", "reward.service.node_group=old", "reward.service.address=cluster"]
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
     assert done.returncode == 0, done.stderr

@@ -113,20 +113,19 @@ def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
     cluster.signal(node, pid, signal.SIGUSR2)
 
 
+def list_nodes(cluster: Cluster, folder: Path, site: Path, *words: str) -> str:
+    done = refused(cluster, folder, "doctor", "--nodes", "--site-dir", str(site), *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
     """The operator lists the node, clears it, and adds another one."""
-    shown = refused(cluster, folder, "doctor", "--nodes", "--site-dir", str(site))
-    assert shown.returncode == 0, shown.stderr
-    assert f"{node}  " in shown.stdout
-    assert "ecc" in shown.stdout
-    assert refused(cluster, folder, "doctor", "--nodes", "--clear", node, "--site-dir", str(site)).returncode == 0
+    shown = list_nodes(cluster, folder, site)
+    assert f"{node}  " in shown and "ecc" in shown
+    list_nodes(cluster, folder, site, "--clear", node)
     assert node not in find_bad(read_site(str(site)), time.time())
-    assert (
-        refused(
-            cluster, folder, "doctor", "--nodes", "--exclude", "n9", "--site-dir", str(site), "--why", "fan"
-        ).returncode
-        == 0
-    )
+    list_nodes(cluster, folder, site, "--exclude", "n9", "--why", "fan")
     assert find_bad(read_site(str(site)), time.time())["n9"].value == "fan"
 
 
@@ -137,12 +136,7 @@ def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cl
     site = shared_dir / "site"
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}", "+cluster.slurm.extra.hold=true")
     bad = cluster.nodes[0]
-    assert (
-        refused(
-            cluster, shared_dir, "doctor", "--nodes", "--exclude", bad, "--why", "fan", "--site-dir", str(site)
-        ).returncode
-        == 0
-    )
+    list_nodes(cluster, shared_dir, site, "--exclude", bad, "--why", "fan")
     cluster.run(["scontrol", "update", f"JobId={job}", f"NodeList={bad}"])
     cluster.run(["scontrol", "release", job])
     wait_until(lambda: events(run, "nodes/avoided"), "the first start to remember")

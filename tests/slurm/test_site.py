@@ -1,7 +1,6 @@
 """`site` on a login node of a real Slurm: the preset that it writes is planned, taken by sbatch, and run, as it is."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,28 +23,16 @@ def write_preset(cluster: Cluster, folder: Path, *words: str) -> str:
     return (folder / "slurm_rl" / "cluster" / "mysite.yaml").read_text()
 
 
-def read(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
-
-
 @pytest.mark.versions
 def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: Cluster, shared_dir: Path) -> None:
     text = write_preset(cluster, shared_dir)
-    found = read(text)["cluster"]
+    found = yaml.safe_load(text)["cluster"]
     assert (found["launcher"], found["slurm"]["partition"], found["slurm"]["account"]) == ("slurm", "main", None)
     # Its GPUs are of a type that no vendor has.
     assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
     assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
-    done = cli(
-        cluster,
-        shared_dir,
-        "plan",
-        "--script",
-        "+exp=demo",
-        "+cluster=mysite",
-        env={"XDG_CONFIG_HOME": str(shared_dir)},
-    )
+    words = ["plan", "--script", "+exp=demo", "+cluster=mysite"]
+    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
     assert done.returncode == 0, done.stderr
     assert "--partition=main" in done.stdout
 
@@ -69,7 +56,7 @@ def test_preset_has_the_named_gpus_the_time_limit_and_the_nodes_in_service(clust
     finally:
         cluster.run(["scontrol", "update", "partitionname=high", "MaxTime=INFINITE"])
     assert "4 such nodes, of which 3 take jobs now" in text
-    found = read(text)
+    found = yaml.safe_load(text)
     assert found["job"]["time_limit"] == "0-01:30:00"
     found = found["cluster"]
     assert (found["gpu_type"], found["gpus_per_node"], found["slurm"]["partition"]) == ("fake", 2, "high")
@@ -78,4 +65,4 @@ def test_preset_has_the_named_gpus_the_time_limit_and_the_nodes_in_service(clust
 def test_preset_with_a_named_account_is_accepted(accounting_cluster: Cluster) -> None:
     folder = make_shared_dir(accounting_cluster)
     text = write_preset(accounting_cluster, folder, "--account", ACCOUNT)
-    assert read(text)["cluster"]["slurm"]["account"] == ACCOUNT
+    assert yaml.safe_load(text)["cluster"]["slurm"]["account"] == ACCOUNT

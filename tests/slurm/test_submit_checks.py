@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.submitting import cli, job_id, make_folder, queue, refused
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.submitting import cli, job_id, queue, refused
 
 pytestmark = pytest.mark.slurm
 
@@ -15,7 +16,7 @@ CPU, H100 = "+cluster=slurm_cpu", "+cluster=nvidia_h100"
 
 def refuse(cluster: Cluster, *words: str) -> str:
     """Submit; nothing may be left behind. The error."""
-    folder = make_folder(cluster)
+    folder = make_shared_dir(cluster)
     done = refused(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -49,7 +50,7 @@ def test_slurm_would_refuse(session_cluster: Cluster, words: list[str], said: li
 def test_a_gpu_type_is_submitted_as_the_site_spells_it(cluster: Cluster) -> None:
     words = [H100, "cluster.gpu_type=FAKE", "cluster.gpus_per_node=2", "cluster.cpus_per_node=4"]
     words += ["cluster.mem_gb_per_node=1", "+cluster.slurm.extra.hold=true", "run_dir=waits"]
-    folder = make_folder(cluster)
+    folder = make_shared_dir(cluster)
     done = cli(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 0, done.stderr
     assert "gpu:fake:2, as this cluster spells gpu:FAKE:2" in done.stderr

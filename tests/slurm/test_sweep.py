@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.run_dir.run_dir import read_json
 from tests.examples.kit import EXAMPLES, read_commands
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.cluster.reset import is_idle
@@ -33,7 +34,7 @@ def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) 
 
 
 def ledger(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "sweep.json").read_text())
+    found: dict[str, Any] = read_json(path / "sweep.json")
     return found
 
 
@@ -107,14 +108,8 @@ def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(cluster: Cluster, sha
     """One --test-only and one sbatch; `-s` prints the time."""
     spy = make_spy(shared_dir, "sbatch")
     start = time.monotonic()
-    path = sweep(
-        cluster,
-        shared_dir,
-        "optim.lr=range(1,101)",
-        f"seed=range({number // 100})",
-        "+cluster.slurm.extra.hold=true",
-        spy=spy,
-    )
+    words = ["optim.lr=range(1,101)", f"seed=range({number // 100})", "+cluster.slurm.extra.hold=true"]
+    path = sweep(cluster, shared_dir, *words, spy=spy)
     seconds = time.monotonic() - start
     assert calls(shared_dir) == ["sbatch"] * 2
     assert len(ledger(path)["runs"]) == number
@@ -130,14 +125,8 @@ def test_more_runs_than_an_array_holds(session_cluster: Cluster, cluster: Cluste
     with session_cluster.changed({"MaxArraySize": "4"}):
         # Until the nodes have reported to the new controller, it knows none that fits.
         wait_until(lambda: is_idle(cluster), "the nodes to report")
-        path = sweep(
-            cluster,
-            shared_dir,
-            "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6",
-            "cluster.cpus_per_node=1,2",
-            "cluster.max_parallel_runs=1",
-            "+cluster.slurm.extra.hold=true",
-        )
+        words = ["optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", "cluster.cpus_per_node=1,2", "cluster.max_parallel_runs=1"]
+        path = sweep(cluster, shared_dir, *words, "+cluster.slurm.extra.hold=true")
         entries = ledger(path)["runs"]
         sizes = [len(list(folder.glob("[0-9]*"))) for folder in sorted((path / "arrays").iterdir())]
         assert sizes == [4, 1, 4, 1]

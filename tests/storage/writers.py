@@ -16,7 +16,6 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plugins.health.evidence import Evidence, note_evidence
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last
 
@@ -169,26 +168,6 @@ def events(folder: Path) -> Case:
         lambda: append_event(run, "a/b", n=1),
         lambda: are_whole() and read_rows(run.events)[-1]["n"] == 1,
         lambda: are_whole() and [row["n"] for row in read_rows(run.events)] in ([0], [0, 1]),
-        raises=False,
-    )
-
-
-@writer
-def nodes(folder: Path) -> Case:
-    """nodes.jsonl."""
-    run = RunDir(folder)
-
-    def note(name: str) -> None:
-        note_evidence(run, Evidence.new(name, "ecc", "a row could not be remapped", "hard", attempt=1))
-
-    def names() -> list[str]:
-        return [row["node"] if row else "damaged" for row in read_lines(run.nodes)]
-
-    note("n1")
-    return Case(
-        lambda: note("n2"),
-        lambda: names()[-1:] == ["n2"],
-        lambda: names() in (["n1"], ["n1", "n2"]),
         raises=False,
     )
 

@@ -34,7 +34,7 @@ def work():
         (disk / "a").write_text("a")
         time.sleep(0.05)
 
-sys.exit(Supervisor(work, disk, patience_s=5, on_death=print, on_hang=told.write_text, clean_up=int).main())
+sys.exit(Supervisor(work, disk, patience_s=1, on_death=print, on_hang=told.write_text, clean_up=int).main())
 """
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingD
             disk.hang()
             wait_until_it_hangs(child)
             process.send_signal(signal.SIGUSR2)  # a time limit: it may come back
-            time.sleep(1.5)
+            time.sleep(0.8)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == EXIT_INTERRUPTED

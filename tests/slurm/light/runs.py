@@ -108,7 +108,7 @@ class LightRun:
             return self.run_dir.end.is_file() and state not in ("RUNNING", "PENDING", "COMPLETING")
 
         wait_until(is_over, f"job {self.job} to end", timeout_s=timeout_s)
-        found: dict[str, Any] = json.loads(self.run_dir.end.read_text())
+        found: dict[str, Any] = read_json(self.run_dir.end)
         return found
 
     def wait_for_state(self, state: str) -> None:
