@@ -5,12 +5,11 @@ It answers within seconds even if the file system of the run directory hangs; se
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.cli.find import find_target, open_target
-from slurm_rl.cli.output import catch_errors
+from slurm_rl.cli.output import catch_errors, note
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
 from slurm_rl.launch.runs.find import read_recent
@@ -43,20 +42,19 @@ def _cancel(rest: Sequence[str]) -> int:
         return _cancel_number(rest[0])
     if (sweep := SweepDir(path)).is_sweep:
         number = cancel_runs(runs_of(sweep))
-        print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
+        note(f"asked {number} runs to save and end: {sweep.path}")
         return 0
     if stages := find_stages(path):
-        print(f"asked {cancel_runs(stages)} stages to save and end: {path}", file=sys.stderr)
+        note(f"asked {cancel_runs(stages)} stages to save and end: {path}")
         return 0
     directory = open_target(path)
-    word = _SAVES if cancel_runs([directory]) else "not running"
-    print(f"{word}: {directory.path}", file=sys.stderr)
+    note(f"{_SAVES if cancel_runs([directory]) else 'not running'}: {directory.path}")
     return 0
 
 
 def _cancel_number(job_id: str) -> int:
     asked = cancel_by_number(job_id)
-    print(f"{_SAVES}: {', '.join(asked)}" if asked else f"not running: job {job_id}", file=sys.stderr)
+    note(f"{_SAVES}: {', '.join(asked)}" if asked else f"not running: job {job_id}")
     return 0
 
 
@@ -77,9 +75,8 @@ def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
             "on a Ray cluster: ray job stop. When the disk answers: python -m slurm_rl status "
             f"{shlex.quote(str(run.path))}",
         )
-    print(
+    note(
         f"slurm_rl: {run.path} has not answered for {ANSWER_S:g} s. Through its launcher, {_SAVES}: "
-        f"{', '.join(asked)}; where the folder does not answer either, it ends without saving after {LOST_S:g} s",
-        file=sys.stderr,
+        f"{', '.join(asked)}; where the folder does not answer either, it ends without saving after {LOST_S:g} s"
     )
     return 0

@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import socket
-import sys
 import time
 from types import FrameType
 from typing import Any
@@ -112,7 +111,7 @@ def _wait(run: RunDir, job: Any, display: ForkedTask, line: socket.socket) -> in
             if job.done():
                 line.close()
                 if watch.hangs():
-                    print(_explain_silence(run), file=sys.stderr, flush=True)
+                    note(_explain_silence(run))
                     display.leave()
                     watch.close()
                     # submitit's Job looks for its files when it is thrown away.
@@ -158,7 +157,7 @@ def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) 
     if _result(job) == EXIT_NOT_OURS:
         # No summary of a run that is not ours; its controller has named the owner.
         said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
-        print(*[words for words in said if words.startswith(OURS)], sep="\n", file=sys.stderr)
+        note("\n".join(words for words in said if words.startswith(OURS)))
         return EXIT_NOT_OURS
     return _finish(run)
 
@@ -187,17 +186,16 @@ def _finish(run: RunDir) -> int:
     code = int(end["exit_code"])
     if code == EXIT_INTERRUPTED:
         how = "and saved" if _is_saved(run) else f"with not all of it saved ({end['cause']})"
-        print(f"slurm_rl: interrupted {how}. Next: python -m slurm_rl resume {run.path}", file=sys.stderr)
+        note(f"slurm_rl: interrupted {how}. Next: python -m slurm_rl resume {run.path}")
     elif code != EXIT_FINISHED:
-        print(f"slurm_rl: {end['cause']}", file=sys.stderr)
-        print(f"logs: {run.attempts / 'latest' / 'logs'}", file=sys.stderr)
+        note(f"slurm_rl: {end['cause']}\nlogs: {run.attempts / 'latest' / 'logs'}")
     try:
         summary = _read_or_write_summary(run)
     except OSError as error:
         refusal = explain_io_error(error, run.path)
         if refusal is None:
             raise
-        print(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}", file=sys.stderr)
+        note(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}")
         return code or EXIT_FAILED
     if code == EXIT_FINISHED:
         load_function(PRINT_SUMMARY)(summary)

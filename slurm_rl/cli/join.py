@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from typing import Any
 
 import yaml
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     flags = Flags(args.rank, args.nodes, args.head, args.port)
     identity = discover(os.environ, flags)
     config = _load(args, identity)
-    print(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}", file=sys.stderr, flush=True)
+    note(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}")
     if identity.is_head:
         return _run_head(config, identity, resumed=args.resumed)
     return _run_worker(config, identity, named=args.resumed or config.run_dir)
@@ -104,17 +103,14 @@ def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_
     listen(config.cluster.head_port).close()  # print before anything starts
     if is_resumed:
         if (before := load_plan(directory).num_nodes) != plan.num_nodes:
-            print(f"slurm_rl: {plan.num_nodes} nodes now, {before} before", file=sys.stderr)
+            note(f"slurm_rl: {plan.num_nodes} nodes now, {before} before")
         write_run(directory, config, plan)
     else:
         create_run(directory, config, plan)
     head_secret(directory, os.environ)
     write_place(directory, HeadPlace(config.cluster.head_port, secrets.token_hex(16), identity.hosts))
-    print(
-        f"nodes   {plan.num_nodes}; the others come to port {config.cluster.head_port} of this machine within "
-        f"{plan.limits.start_timeout_s:g} s",
-        file=sys.stderr,
-    )
+    port, within = config.cluster.head_port, f"within {plan.limits.start_timeout_s:g} s"
+    note(f"nodes   {plan.num_nodes}; the others come to port {port} of this machine {within}")
     submitted = submit_run(directory, plan)
     remember(directory.path, [submitted.job_id])
     return Started(directory, plan, submitted)
@@ -131,7 +127,7 @@ def _run_worker(config: RunConfig, identity: NodeIdentity, *, named: str | None)
             action="--head <name or address of node 0>",
         )
     timeout_s = config.job.start_timeout_s
-    print(f"slurm_rl: the head is {identity.head}, port {config.cluster.head_port}", file=sys.stderr, flush=True)
+    note(f"slurm_rl: the head is {identity.head}, port {config.cluster.head_port}")
     secret = worker_secret(named, os.environ, timeout_s, lambda: False)
     hello: dict[str, Any] = {
         "rank": identity.rank,

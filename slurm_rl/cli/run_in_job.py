@@ -6,7 +6,6 @@ which runs the same script again, resumes the same run.
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -90,7 +89,7 @@ def _with_the_jobs_options(plan: JobPlan, allocation: GrantedJob) -> JobPlan:
 def _announce(directory: RunDir, allocation: GrantedJob) -> None:
     granted = f"{allocation.num_nodes} nodes, {allocation.cpus_per_node} cores"
     granted += f" and {allocation.gpus_per_node} GPUs each" if allocation.gpus_per_node else " each"
-    print(f"run     {directory.path}\njob     {allocation.job_id} ({granted})", file=sys.stderr, flush=True)
+    note(f"run     {directory.path}\njob     {allocation.job_id} ({granted})")
 
 
 def exec_controller(directory: RunDir) -> NoReturn:

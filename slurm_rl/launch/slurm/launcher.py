@@ -148,11 +148,6 @@ def run_before(job: Job) -> RunDir | None:
     return None if after is None or has_finished(RunDir(after)) else RunDir(after)
 
 
-def explain_end(before: RunDir) -> str:
-    """Return why a job never started."""
-    return str(not_finished(before, read_end_state(before)))
-
-
 def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
     """Return why a failed job ended without a report of its controller; None if unknown."""
     if job.comment.startswith(OURS):
@@ -179,9 +174,10 @@ def _end_unstarted(job: Job) -> RunState | None:
     before = run_before(job)
     if before is None or job.run.end.is_file():
         return None
+    cause = str(not_finished(before, read_end_state(before)))
     with contextlib.suppress(OSError):
-        record_end(job.run, "cancelled", EXIT_INTERRUPTED, explain_end(before))
-    return RunState("cancelled", explain_end(before))
+        record_end(job.run, "cancelled", EXIT_INTERRUPTED, cause)
+    return RunState("cancelled", cause)
 
 
 def _clock(seconds: float) -> str:
