@@ -69,8 +69,8 @@ def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
 def cut(groups: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
     """Return `size` numbers from `offset` on of flat tensors, end to end.
 
-    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 5)], 2, 3)]
-    [[2], [3, 4]]
+    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)], 2, 4)]
+    [[2], [3], [4, 5]]
     """
     pieces = []
     for group in groups:

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
-from transformers import PreTrainedModel, modeling_flash_attention_utils
+from transformers import modeling_flash_attention_utils
 from transformers.integrations import flash_attention
 
 _UTILS = modeling_flash_attention_utils
@@ -114,8 +114,3 @@ def flash_attn_installed() -> Iterator[None]:
         mock.patch.object(flash_attention, "get_target_dtype", lambda *_: None),
     ):
         yield
-
-
-def set_flash(model: PreTrainedModel) -> None:
-    """Past the checks for a GPU and a package."""
-    model.config._attn_implementation = "flash_attention_2"

@@ -19,12 +19,9 @@ from slurm_rl.models import attention
 from slurm_rl.models.attention import FLASH, VARLEN, choose_attention, settle_attention
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
-from slurm_rl.models.model_folder import tell_rows
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.row_check import RowCheck, check_rows
+from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.vision import load_image_reader
-from slurm_rl.run_dir.event_text import describe_event, read_events
-from slurm_rl.run_dir.run_dir import RunDir
 from tests.image_kit import build_sequence, write_image
 from tests.live_bytes import LiveBytes
 from tests.tiny_models import TinyVL, build_tiny_model
@@ -222,9 +219,3 @@ def test_a_packed_row_holds_nothing_of_the_size_of_its_square(window: int | None
         peaks[way] = bytes_.peak
     assert peaks[VARLEN] < sum(lengths) ** 2 / 4
     assert peaks[VARLEN] < peaks["sdpa"] / 2
-
-
-def test_a_run_says_what_auto_came_to(tmp_path: Path) -> None:
-    tell_rows(RunDir(tmp_path), "policy", RowCheck(packed=True, attention=VARLEN))
-    [event] = read_events(RunDir(tmp_path))
-    assert describe_event(event) == "attention implementation of the trainer: role policy, attention varlen"

@@ -27,6 +27,7 @@ from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.policy import PolicyEngine
 from tests.tiny_models import TinyModel, build_tiny_model
+from tests.train.test_engine_policy import cross_entropy
 from tests.unit.models.test_store_address import free_port
 
 SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -80,10 +81,6 @@ def deal(step: int, rank: int, num_workers: int) -> list[list[TrainSequence]]:
     sequences = build_sequences(step)
     dealt = distribute([len(s.token_ids) for s in sequences], num_workers, budget=16)
     return [[sequences[i] for i in members] for members in dealt[rank]]
-
-
-def cross_entropy(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-    return -(logprobs * batch.weights).sum(), {"num_tokens": float(len(logprobs)), "entropy": float(entropy.sum())}
 
 
 def nan_on_rank_1(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -304,6 +301,8 @@ def test_layout_computes_what_one_worker_does(layout: Path, reference: Reference
         for name, tensor in wanted.items():
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
     check_logprobs(layout, "logprobs", engine)
+    # Rank 0 only gets the whole state.
+    assert "lm_head.weight" in found_by(layout, 0)["state_names"] and found_by(layout, 1)["state_names"] == []
 
 
 def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
@@ -312,11 +311,6 @@ def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
             [expected] = engine.compute_logprobs([part])
             for one, other in zip(ours, expected, strict=True):
                 assert one == pytest.approx(other.tolist(), abs=1e-5)
-
-
-def test_rank_0_alone_gets_the_whole_state(layout: Path) -> None:
-    assert "lm_head.weight" in found_by(layout, 0)["state_names"]
-    assert found_by(layout, 1)["state_names"] == []
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(layout: Path) -> None:

@@ -21,9 +21,9 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.policy import PolicyEngine
+from tests.train.test_engine_policy import CPU, cross_entropy
 from tests.unit.models.test_store_address import free_port
 
-CPU = torch.device("cpu")
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
@@ -39,10 +39,6 @@ def build_sequences(seed: int) -> list[TrainSequence]:
     random = np.random.default_rng(seed)
     lengths = random.integers(3, 14, 6)
     return [TrainSequence(token_ids=random.integers(2, 14, n), trained_from=1, weight=0.1) for n in lengths]
-
-
-def cross_entropy(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-    return -(logprobs * batch.weights).sum(), {"entropy": float(entropy.sum())}
 
 
 def train(engine: PolicyEngine, seeds: range) -> list[dict[str, float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
@@ -24,15 +24,6 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 def config(path: Path, **fields: object) -> ModelConfig:
     return ModelConfig(path=str(path), **fields)
-
-
-def test_one_token_a_character(folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.encode("3+4=") == [5, 12, 6, 13]
-    assert tokenizer.decode([5, 12, 6, 13, 9]) == "3+4=7"
-    assert tokenizer.decode([9, 1], skip_special_tokens=True) == "7"
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 1, 14)
-    assert tokenizer.model_max_length == 64
 
 
 def test_every_character_survives_a_round_trip(tmp_path: Path) -> None:

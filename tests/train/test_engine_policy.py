@@ -117,21 +117,6 @@ def test_a_chunked_head_equals_the_whole_one(chunk_tokens: int, entropy_gradient
     assert "forward" not in model.get_output_embeddings().__dict__
 
 
-@pytest.mark.parametrize("chunk_tokens", [3, 64])
-def test_an_engine_with_a_chunked_head_takes_the_same_steps(folder: Path, chunk_tokens: int) -> None:
-    model = ModelConfig(path=str(folder), gradient_checkpointing=True)
-    policy = PolicyConfig(num_threads=1, logprob_chunk_tokens=chunk_tokens)
-    chunked = PolicyEngine(folder, model, policy, OPTIM, temperature=1.0)
-    plain = build_engine(folder)
-    for ours, expected in zip(train(chunked, range(3)), train(plain, range(3)), strict=True):
-        assert ours == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    for one, other in zip(state_of(chunked).values(), state_of(plain).values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
-    assert [len(v) for v in chunked.compute_logprobs([build_sequences(3)])[0]] == [
-        s.num_trained for s in build_sequences(3)
-    ]
-
-
 @pytest.mark.parametrize("split", [[12], [1] * 12, [5, 0, 7], [0, 12, 0]])
 def test_the_loss_is_a_sum_however_it_is_cut(folder: Path, split: list[int]) -> None:
     """Metrics and weights after two steps do not depend on the micro-batches."""

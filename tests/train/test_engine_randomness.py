@@ -9,23 +9,20 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    BloomConfig,
     FalconConfig,
     GPT2Config,
-    GPTNeoXConfig,
     LlamaConfig,
     MixtralConfig,
     OPTConfig,
-    PhiConfig,
     PreTrainedConfig,
 )
 
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.policy import PolicyEngine
 from tests.tiny_models import TinyModel, build_character_tokenizer
+from tests.train.test_engine_policy import build_engine
 
 WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)
@@ -35,10 +32,7 @@ FAMILIES = {
     "opt": OPTConfig(**WIDTH, ffn_dim=64, word_embed_proj_dim=32, dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
     "llama": LlamaConfig(**WIDTH, intermediate_size=64, attention_dropout=0.1),
     "mixtral": MixtralConfig(**WIDTH, intermediate_size=64, num_key_value_heads=1, router_jitter_noise=0.1),
-    "bloom": BloomConfig(vocab_size=16, hidden_size=32, n_layer=2, n_head=2, hidden_dropout=0.1, attention_dropout=0.1),
     "falcon": FalconConfig(**WIDTH, hidden_dropout=0.1, attention_dropout=0.1),
-    "gpt_neox": GPTNeoXConfig(**WIDTH, intermediate_size=64, hidden_dropout=0.1, attention_dropout=0.1),
-    "phi": PhiConfig(**WIDTH, intermediate_size=64, resid_pdrop=0.1, embd_pdrop=0.1, attention_dropout=0.1),
 }
 
 
@@ -72,11 +66,6 @@ def test_a_layer_that_names_its_own_dropout_has_none(tmp_path: Path, monkeypatch
     monkeypatch.setattr(LlamaMLP, "__init__", build)
     model = load_model(folder, ModelConfig(path=str(folder)))
     assert [layer.mlp.drop.p for layer in model.model.layers] == [0.0, 0.0]
-
-
-def build_engine(folder: Path) -> PolicyEngine:
-    model, policy = ModelConfig(path=str(folder)), PolicyConfig(num_threads=1)
-    return PolicyEngine(folder, model, policy, OptimConfig(lr=1e-2), temperature=1.0)
 
 
 def build_sequences(seed: int) -> list[TrainSequence]:

@@ -16,7 +16,6 @@ from slurm_rl.rollout.vllm.gloo_transfer import (  # noqa: E402 - needs vLLM
     GlooEngine,
     GlooTrainerEngine,
     GlooTrainerInitInfo,
-    register,
 )
 from slurm_rl.rollout.vllm.transfer import _build_source  # noqa: E402 - as the next
 from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension  # noqa: E402 - imports vLLM
@@ -127,11 +126,6 @@ def test_other_policy_ranks_gather_without_sending() -> None:
     sender = GlooTrainerEngine.trainer_init(GlooTrainerInitInfo("x", 1, 3, rank=1), client=None, source=Counting())
     sender.send_weights()
     assert passed == list(STATE)
-
-
-def test_register_is_idempotent() -> None:
-    register()
-    register()
 
 
 def test_the_plan_knows_the_heads_that_the_engine_takes_without_a_gpu() -> None:

@@ -11,10 +11,9 @@ import pytest
 from benchmarks.trainer_throughput import SHAPES, build_model
 from tests.gpu.cases import CASES, device_words, fill
 from tests.gpu.conftest import why_not
-from tests.gpu.layout_rank import CHARACTERS, LAYOUTS
+from tests.gpu.layout_rank import CHARACTERS
 from tests.gpu.models import name_all_tokens
-from tests.gpu.test_layouts import run_layout
-from tests.tiny_models import TinyModel, build_character_tokenizer, build_tiny_model
+from tests.tiny_models import TinyModel, build_character_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,16 +39,6 @@ def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
     assert len(tokenizer) == 1000
     assert tokenizer.encode("3+4=") == [5, 12, 6, 13]
     assert tokenizer.decode([5, 12, 999]) == "3+<999>"
-
-
-@pytest.mark.slow
-def test_both_layouts_take_the_steps_of_one_rank_here_too(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    build_tiny_model(TinyModel(characters=CHARACTERS, hidden_size=64, num_heads=4), 0, folder)
-    one = run_layout(1, "fsdp2", folder, tmp_path / "one.json")
-    for backend in LAYOUTS:
-        for a, b in zip(one, run_layout(2, backend, folder, tmp_path / backend), strict=True):
-            assert a == pytest.approx(b, rel=1e-5)
 
 
 @pytest.mark.slow

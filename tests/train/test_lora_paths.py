@@ -20,7 +20,8 @@ from slurm_rl.models.lora_layers import check_targets
 from slurm_rl.models.policy import PolicyEngine
 from tests.tiny_models import TinyModel, TinyVL, build_tiny_model
 from tests.train.model_families import FAMILIES, build_model
-from tests.train.test_engine_lora import build_sequences, cross_entropy, logprobs_of
+from tests.train.test_engine_lora import build_sequences, logprobs_of
+from tests.train.test_engine_policy import cross_entropy
 
 logging.set_verbosity_error()
 LORA = LoraConfig(rank=4, alpha=8.0)

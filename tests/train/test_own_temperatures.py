@@ -15,8 +15,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.frozen import FrozenModel
-from slurm_rl.models.policy import PolicyEngine
-from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, cross_entropy
+from tests.train.test_engine_policy import CPU, FAMILIES, build_engine, cross_entropy
 from tests.train.test_shared_prompts import build_groups
 
 TEMPERATURES = (0.5, 1.0, 1.6, 0.7)
@@ -60,11 +59,6 @@ def test_each_is_as_alone(attention: str, prefix_sharing: bool, packed: bool, ch
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5 * float(gradients[name].abs().max()))
-
-
-def build_engine(folder: Path, temperature: float) -> PolicyEngine:
-    model = ModelConfig(path=str(folder))
-    return PolicyEngine(folder, model, PolicyConfig(num_threads=1), OPTIM, temperature=temperature)
 
 
 def test_policy_and_reference_read_each_at_its_own(folder: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.convert import require_same_logits
-from slurm_rl.models.export import export_model, goes_one_by_one, write_shards
+from slurm_rl.models.export import export_model, write_shards
 from slurm_rl.models.load_model import load_tokenizer
-from slurm_rl.models.saved_weights import cut
 from tests.tiny_models import TinyModel, build_tiny_model
 
 NUM_TENSORS, TENSOR_BYTES = 24, 4000
@@ -91,11 +89,6 @@ def test_an_export_never_holds_the_whole_model(folder: Path, tmp_path: Path) -> 
     assert again.config.use_cache
 
 
-def test_models_that_are_only_renamed_go_tensor_by_tensor(folder: Path) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    assert goes_one_by_one(model, {name: tuple(t.shape) for name, t in model.state_dict().items()})
-
-
 def test_a_written_model_that_computes_something_else_is_refused(folder: Path, tmp_path: Path) -> None:
     config = Qwen3Config.from_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
@@ -107,9 +100,3 @@ def test_a_written_model_that_computes_something_else_is_refused(folder: Path, t
     save_file({**weights, name: weights[name] + 0.01}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"to 1e-05.*a difference of"):
         require_same_logits(AutoModelForCausalLM, config, source, tmp_path / "other", False)
-
-
-def test_parts_run_on_from_one_flat_tensor_into_the_next() -> None:
-    groups = [torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)]
-    assert torch.cat(cut(groups, 2, 4)).tolist() == [2, 3, 4, 5]
-    assert torch.cat(cut(groups, 4, 5)).tolist() == [4, 5, 6, 7, 8]
