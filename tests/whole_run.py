@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,24 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
+def wait_for(
+    is_true: Callable[[], bool], what: str, process: subprocess.Popen[Any] | None = None, *, pause_s: float = 0.02
+) -> None:
+    """Wait until `is_true`; fail after ten minutes, or when the process has ended before."""
+    deadline = time.monotonic() + 600
+    while not is_true():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, what
+        time.sleep(pause_s)
+
+
 def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None:
     """kill -9 of the trainer once a checkpoint of this step or a later one is there."""
-    deadline = time.monotonic() + 600
-    while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events)):
-        assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
-        time.sleep(0.05)
+
+    def is_saved() -> bool:
+        return any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events))
+
+    wait_for(is_saved, "no checkpoint", process, pause_s=0.05)
     os.kill(find_driver(run.path), signal.SIGKILL)
 
 

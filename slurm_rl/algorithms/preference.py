@@ -39,13 +39,12 @@ class LogRatios:
     """[P] number of tokens summed, >= 1."""
 
 
-def bradley_terry(chosen: Tensor, rejected: Tensor, margins: Tensor | None = None) -> Tensor:
+def bradley_terry(chosen: Tensor, rejected: Tensor, margins: Tensor) -> Tensor:
     """`-log sigmoid(chosen - rejected - margin)` [P] of a reward model's scores [P].
 
-    Margin: Llama 2, https://arxiv.org/abs/2307.09288, section 3.2.2; none is a margin of 0.
+    Margin: Llama 2, https://arxiv.org/abs/2307.09288, section 3.2.2.
     """
-    difference = chosen - rejected
-    return -logsigmoid(difference if margins is None else difference - margins)
+    return -logsigmoid(chosen - rejected - margins)
 
 
 def center_scores(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """A whole run on a real disk that fills up or turns read-only at the worst moments; later every digit is there."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.storage.disks import Disk, full, read_only
-from tests.whole_run import exact_rows, finish, start_run
+from tests.whole_run import exact_rows, finish, start_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 _SMALL_KB = 64 << 10
@@ -33,10 +32,7 @@ def logs_begin(run: RunDir) -> bool:
 
 def spoil_when(run: RunDir, disk: Disk, is_time: Callable[[RunDir], bool]) -> int:
     """The newest checkpoint that was whole by then; -1 for none."""
-    deadline = time.monotonic() + 900
-    while not is_time(run):
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.002)
+    wait_for(lambda: is_time(run), "the moment never came", pause_s=0.002)
     newest = newest_step(run)
     disk.spoil()
     return newest

@@ -14,7 +14,8 @@ from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.train.test_sft_run import WORDS, start, wait_for
+from tests.train.test_sft_run import WORDS, start
+from tests.whole_run import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,6 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.whole_run import exact_rows, find_processes, finish, start_run
+from tests.whole_run import exact_rows, find_processes, finish, start_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -52,11 +50,11 @@ def test_a_killed_judge_is_replaced_and_costs_no_digit(
     def has_steps(count: int) -> bool:
         return sum(row.get("stage") == "grpo" for row in read_rows(run.metrics)) >= count
 
-    wait_for(lambda: has_steps(2), process)
+    wait_for(lambda: has_steps(2), "two steps", process)
     [service] = [row["pid"] for row in events(run, "reward/service_up")]
     kill_at_work(find_worker(service), process)
     steps = len(read_rows(run.metrics))
-    wait_for(lambda: len(read_rows(run.metrics)) >= steps + 3, process)
+    wait_for(lambda: len(read_rows(run.metrics)) >= steps + 3, "three more steps", process)
     assert not events(run, "reward/service_died"), "its worker alone was killed"
     os.kill(service, signal.SIGKILL)
     finish(process)
@@ -70,14 +68,6 @@ def test_a_killed_judge_is_replaced_and_costs_no_digit(
 
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_rows(run.events) if row["kind"] == kind]
-
-
-def wait_for(is_true: Callable[[], bool], process: subprocess.Popen[str], pause_s: float = 0.05) -> None:
-    deadline = time.monotonic() + 600
-    while not is_true():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "it does not get on"
-        time.sleep(pause_s)
 
 
 def find_worker(service: int) -> int:
@@ -97,5 +87,5 @@ def kill_at_work(pid: int, process: subprocess.Popen[str]) -> None:
     """While it scores, by the time that it has computed: it waits for its next completions without any."""
     schedstat = Path(f"/proc/{pid}/schedstat")
     began = int(schedstat.read_text().split()[0])
-    wait_for(lambda: int(schedstat.read_text().split()[0]) > began + 3e6, process, pause_s=0.001)
+    wait_for(lambda: int(schedstat.read_text().split()[0]) > began + 3e6, "it to compute", process, pause_s=0.001)
     os.kill(pid, signal.SIGKILL)

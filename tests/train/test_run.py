@@ -21,7 +21,16 @@ from slurm_rl.node.private_folder import tmp_stem
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained
-from tests.whole_run import OVERRIDES, command_line, exact_rows, find_driver, find_processes, finish, start_run
+from tests.whole_run import (
+    OVERRIDES,
+    command_line,
+    exact_rows,
+    find_driver,
+    find_processes,
+    finish,
+    start_run,
+    wait_for,
+)
 
 
 def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
@@ -211,11 +220,7 @@ def find_temp_dirs(run_dir: Path) -> list[Path]:
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
     """SIGKILL the trainer as soon as `is_time` says so; the command must then end with status 1."""
-    deadline = time.monotonic() + 600
-    while not is_time():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "the moment to kill never came"
-        time.sleep(0.002)
+    wait_for(is_time, "the moment to kill never came", process, pause_s=0.002)
     os.kill(find_driver(run_dir), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ import pytest
 from slurm_rl.node.processes import attempt_mark, find_marked
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +49,6 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def has_saved(run: RunDir, attempt: int) -> bool:
@@ -102,7 +93,7 @@ def test_its_agent_killed_it_tries_again_and_logs_the_same_numbers(whole: Path, 
     mark = attempt_mark(run, key, 1, 0)
     assert len(find_marked(mark)) >= 3, "torchrun and its two ranks"
     os.kill(read_json(run.attempt(1).node(0))["pid"], signal.SIGKILL)
-    wait_for(lambda: find_marked(mark) == [], "the ranks to die with torchrun, and torchrun with its agent", 10)
+    wait_for(lambda: find_marked(mark) == [], "the ranks to die with torchrun, and torchrun with its agent")
     require_equal(finish(process, run), whole)
 
 

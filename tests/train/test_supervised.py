@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
 from tests.tiny_models import TinyModel
 from tests.unit.models.test_store_address import free_port
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, wait_for
 
 SMALL = [
     TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1).word,
@@ -180,7 +179,7 @@ def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
     words = ["slurm_rl.trainers.supervised", str(run.path)]
     first = start_torchrun(*words)
-    wait_for_row(first, run, 3)
+    wait_for(lambda: run.metrics.is_file() and run.metrics.read_bytes().count(b"\n") >= 3, "three rows", first)
     ranks = children_of(first.pid)
     os.kill(ranks[0], signal.SIGKILL)
     assert first.wait(timeout=300) != 0
@@ -204,13 +203,6 @@ def start_torchrun(*words: str) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def wait_for_row(process: subprocess.Popen[bytes], run: RunDir, count: int) -> None:
-    deadline = time.monotonic() + 600
-    while not (run.metrics.is_file() and run.metrics.read_bytes().count(b"\n") >= count):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,13 +1,12 @@
 """A whole run with an advantage, a loss, a filter and a reward from a user's file. Real Ray, vLLM and torch on CPU."""
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.whole_run import exact_rows, finish, start_run
+from tests.whole_run import exact_rows, finish, start_run, wait_for
 
 MINE = Path(__file__).parents[1] / "unit" / "config" / "user_files"
 SHORT = ("trainer.num_steps=3", "eval.interval=3", "checkpoint.interval=3")
@@ -24,10 +23,8 @@ def test_copies_of_built_in_parts_give_the_same_numbers(tmp_path: Path) -> None:
     """The files are gone before anything reads them: the run has copies, of what they import too."""
     shutil.copytree(MINE, tmp_path / "mine")
     mine, ours = tmp_path / "with-mine", tmp_path / "with-ours"
-    process, deadline = start_run(mine, *SHORT, *PARTS), time.monotonic() + 300
-    while not RunDir(mine).job.is_file():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.05)
+    process = start_run(mine, *SHORT, *PARTS)
+    wait_for(RunDir(mine).job.is_file, "the run to start", process)
     shutil.rmtree(tmp_path / "mine")
     finish(process)
     finish(start_run(ours, *SHORT, "algorithm.filters.drop_zero_variance_groups=true"))

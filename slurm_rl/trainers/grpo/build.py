@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slurm_rl.plan.job import ActorPlan
     from slurm_rl.rewards.scorer import Scorer
     from slurm_rl.rollout.turn_log import TurnLog
+    from slurm_rl.trainers.grpo.eval_sets import EvalSet
     from slurm_rl.trainers.grpo.judges import Judge
     from slurm_rl.workers.critic import Critic
 
@@ -125,19 +126,23 @@ def build_rollouts(
     return MultiSource(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
 
 
-def build_set_rollouts(
+def build_sets(
     config: RunConfig,
+    prompts: Prompts,
     sampler: Sampler,
     judges: Mapping[str, Judge],
     critic: Scorer | None,
     model_path: str,
-    journal: TurnLog | None = None,
-) -> dict[str, Rollouts]:
-    """Return the rollouts of each evaluation set."""
-    return {
-        name: _build_part(one, sampler, judges[set_key(name)], critic, model_path, journal)
-        for name, one in each_set(config).items()
-    }
+    journal: TurnLog | None,
+) -> list[EvalSet]:
+    """Return the evaluation sets of a run."""
+    from slurm_rl.trainers.grpo.eval_sets import EvalSet
+
+    sets = []
+    for name, one in each_set(config).items():
+        rollouts = _build_part(one, sampler, judges[set_key(name)], critic, model_path, journal)
+        sets.append(EvalSet(name, prompts.sets[name], rollouts, one, config.eval.sets[name].num_samples))
+    return sets
 
 
 def _build_part(

@@ -4,13 +4,12 @@ The seed depends only on the set: all steps, runs and checkpoints sample the sam
 so results differ only by the weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_rl.algorithms.estimates import average_at_k, estimate_pass
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_set
 from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rollout.sampling import Rollouts, build_spec
@@ -40,16 +39,6 @@ class EvalSet:
         greedy = self.config.rollout.temperature == 0
         spec = build_spec(self.config, f"eval-{self.name}", step, self.num_samples, greedy=greedy)
         return replace(spec, seed=derive_seed("eval set", self.name))
-
-
-def build_sets(
-    config: RunConfig, prompts: Mapping[str, Sequence[EncodedPrompt]], rollouts: Mapping[str, Rollouts]
-) -> list[EvalSet]:
-    """Return the evaluation sets of a run."""
-    return [
-        EvalSet(name, prompts[name], rollouts[name], one, config.eval.sets[name].num_samples)
-        for name, one in each_set(config).items()
-    ]
 
 
 def set_metrics(name: str, groups: Sequence[Group]) -> dict[str, float]:

@@ -56,7 +56,8 @@ class Evaluator:
         timer = Timer()
         self.sync.verify()  # asynchronous engines might still have older weights
         with timer.phase("eval"):
-            for name in self._ways():
+            ways = ("sampled", "greedy") if self.config.eval.greedy else ("sampled",)
+            for name in ways if self.held_out else ():
                 count = self.config.eval.num_samples if name == "sampled" else 1
                 spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
                 groups = self.rollouts.sample(self.held_out, spec)
@@ -67,9 +68,3 @@ class Evaluator:
         self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
         append_event(self.run_dir, "eval/done", step=step, **found)
         return found
-
-    def _ways(self) -> tuple[str, ...]:
-        """Return how held-out prompts are sampled."""
-        if not self.held_out:
-            return ()
-        return ("sampled", "greedy") if self.config.eval.greedy else ("sampled",)

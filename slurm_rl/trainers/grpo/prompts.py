@@ -85,9 +85,9 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
         all_prompts.train += train
         all_prompts.held_out += held_out
         if config.warmup.num_steps:
-            rows = {row.index: row for row in split.train}
+            by_index = {row.index: row for row in split.train}
             all_prompts.answers += encode_answers(
-                [rows[prompt.index] for prompt in train],
+                [by_index[prompt.index] for prompt in train],
                 encoder.tokenizer,
                 template=encoder.template,
                 system=one.data.system,
@@ -97,7 +97,8 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     for name, one in each_set(config).items():
         tools = all_prompts.schemas[set_key(name)] = read_schemas(one.env)
         check_turns(one, model_path, encoder.tokenizer, tools)
-    all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
+        rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
+        all_prompts.sets[name] = encoder.encode(rows, one, "", tools)
     if encoder.images is not None:
         all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
     if all_prompts.max_images and config.has_async_engines:
@@ -127,24 +128,6 @@ def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tok
         )
     template = open_template(tokenizer, config.data, [*known.values()])
     return ToolSyntax.of(template, *parsers) if template is not None and known else None
-
-
-def load_sets(
-    config: RunConfig, encoder: PromptEncoder, schemas: Mapping[str, Sequence[Schema]]
-) -> dict[str, list[EncodedPrompt]]:
-    """Return the prompts of each evaluation set.
-
-    Args:
-        schemas: tool schemas by source and set.
-
-    Raises:
-        DataError: a row is invalid or does not fit.
-    """
-    found = {}
-    for name, one in each_set(config).items():
-        rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
-        found[name] = encoder.encode(rows, one, "", schemas[set_key(name)])
-    return found
 
 
 def encode_answers(

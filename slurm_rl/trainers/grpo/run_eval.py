@@ -12,8 +12,8 @@ from slurm_rl.run_dir.eval_sets import describe_result, read_results
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
-from slurm_rl.trainers.grpo.build import build_set_rollouts, open_journal, start_sampling, wait_for_engines
-from slurm_rl.trainers.grpo.eval_sets import build_sets, set_metrics
+from slurm_rl.trainers.grpo.build import build_sets, open_journal, start_sampling, wait_for_engines
+from slurm_rl.trainers.grpo.eval_sets import set_metrics
 from slurm_rl.trainers.grpo.judges import Judge
 from slurm_rl.trainers.grpo.rollout_files import log_samples
 from slurm_rl.workers.ray_driver import Cluster
@@ -42,8 +42,7 @@ def evaluate_alone(
     measured = read_rows(run.metrics) if run.metrics.is_file() else []
     metrics.rewind(_STEP if measured else -1, len(measured))
     journal = open_journal(run, config, judges)
-    rollouts = build_set_rollouts(config, sampler, judges, None, model_path, journal)
-    for one in build_sets(config, prompts.sets, rollouts):
+    for one in build_sets(config, prompts, sampler, judges, None, model_path, journal):
         if any(key.startswith(f"set/{one.name}/") for row in measured for key in row):
             continue
         append_event(run, "eval/started", set=one.name, prompts=len(one.prompts), samples=one.num_samples)

@@ -26,7 +26,7 @@ from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.common.remedy import load_plan
 from slurm_rl.trainers.grpo.build import (
     build_rollouts,
-    build_set_rollouts,
+    build_sets,
     build_transport,
     open_journal,
     start_critic,
@@ -158,8 +158,6 @@ def _train(
     metrics: MetricsLogger,
     attempt: AttemptDir,
 ) -> TrainerState:
-    from slurm_rl.trainers.grpo.eval_sets import build_sets
-
     engines, supervisor, sampler = start_sampling(run, attempt, config, cluster, model_path, prompts)
     wait = functools.partial(wait_for_engines, cluster, engines, config, run)
     if config.rollout.colocate:
@@ -172,7 +170,6 @@ def _train(
     scoring_critic = critic if config.reward.model.beside_critic else None
     sync = _build_sync(config, cluster, model_path, prompts, policy, engines, supervisor)
     supervisor.reload, cluster.while_waiting = sync.resend, supervisor.check
-    rollouts = build_set_rollouts(config, sampler, judges, scoring_critic, model_path, journal)
     trainer = GRPOTrainer(
         config,
         run,
@@ -184,7 +181,7 @@ def _train(
         RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
         metrics,
         policy_lock=supervisor.lock,
-        sets=build_sets(config, prompts.sets, rollouts),
+        sets=build_sets(config, prompts, sampler, judges, scoring_critic, model_path, journal),
     )
 
     state = trainer.run(wait)

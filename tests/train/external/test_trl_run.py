@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.tiny_models import TinyModel
+from tests.whole_run import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -73,10 +73,7 @@ def test_it_saves_at_a_stop_and_a_resumed_run_has_the_numbers_of_an_undisturbed_
     assert done.returncode == 0, done.stderr + log_of(whole)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen([sys.executable, "-m", "slurm_rl", *words, f"run_dir={cut}"], env=env) as running:
-        give_up = time.monotonic() + 400
-        while not (cut / "checkpoints/checkpoint-20/trainer_state.json").is_file():
-            assert running.poll() is None and time.monotonic() < give_up, log_of(cut)
-            time.sleep(0.1)
+        wait_for((cut / "checkpoints/checkpoint-20/trainer_state.json").is_file, "a checkpoint", running)
         cli("cancel", str(cut))
         running.wait(200)
     saved = [int(path.name.partition("-")[2]) for path in (cut / "checkpoints").glob("checkpoint-*")]

@@ -31,7 +31,7 @@ def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[float]:
 def test_bradley_terry() -> None:
     # sigmoid(log 3) = 3/4, so the loss is log(4/3) and the gradient -(1 - 3/4).
     chosen, rejected = torch.tensor([1 + LOG3], requires_grad=True), torch.tensor([1.0], requires_grad=True)
-    loss = bradley_terry(chosen, rejected)
+    loss = bradley_terry(chosen, rejected, torch.zeros(1))
     assert loss.tolist() == pytest.approx([math.log(4 / 3)])
     assert gradients(loss, chosen, rejected) == pytest.approx([-0.25, 0.25])
 
@@ -60,7 +60,7 @@ def test_centering_pulls_the_middle_of_a_pair_to_zero() -> None:
 
 def test_far_pairs_stay_finite() -> None:
     scores = torch.tensor([1e4, -1e4])
-    assert bradley_terry(scores, -scores).tolist() == [0.0, 2e4]
+    assert bradley_terry(scores, -scores, torch.zeros(2)).tolist() == [0.0, 2e4]
 
 
 @pytest.mark.parametrize("loss", list(DPO_LOSSES))

@@ -11,7 +11,7 @@ from slurm_rl.config.sources import each_set
 from slurm_rl.data.load_data import load_set
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.grpo.eval_sets import EvalSet, build_sets, set_metrics
+from slurm_rl.trainers.grpo.eval_sets import EvalSet, set_metrics
 from slurm_rl.trainers.grpo.evaluation import Evaluator
 from slurm_rl.trainers.grpo.trainer_state import TrainerState
 from tests.unit.rl.test_batch import group
@@ -42,7 +42,8 @@ def test_a_set_has_its_own_rows_and_sampling_and_the_columns_of_the_data(tmp_pat
 def test_its_seeds_are_the_same_in_every_step_and_run() -> None:
     def specs(*words: str) -> list[Any]:
         config = load_config([*WORDS, *words])
-        [one] = build_sets(config, {"big": []}, {"big": None})  # type: ignore[dict-item]
+        nothing: Any = None
+        one = EvalSet("big", [], nothing, each_set(config)["big"], config.eval.sets["big"].num_samples)
         return [one.spec(step) for step in (0, 40)]
 
     first, later = specs()
