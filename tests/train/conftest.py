@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.plan.accelerator import accelerator_env
+from tests import tiny_models
 from tests.tiny_models import TinyModel
 
 SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -25,6 +28,17 @@ def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
+
+
+def build_reward_model(folder: Path) -> Path:
+    """Return the folder of a reward model of the tests' tiny model, whose head begins at random."""
+    from slurm_rl.models.policy import PolicyEngine
+
+    tiny_models.build_tiny_model(tiny_models.SMALL, 0, folder / "model")
+    config, policy = ModelConfig(path=str(folder / "model")), PolicyConfig(num_threads=1)
+    engine = PolicyEngine(folder / "model", config, policy, OptimConfig(), temperature=1.0, score_seed=1)
+    engine.export(folder / "rm")
+    return folder / "rm"
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from slurm_rl.node.stop import StopFlag
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.trainers.common import cadence
 from slurm_rl.trainers.supervised.rank_info import RankInfo
-from slurm_rl.trainers.supervised.run_supervised import train
+from slurm_rl.trainers.supervised.run_supervised import run_training
 from tests.train.test_supervised import TASKS, make_run
 from tests.whole_run import exact_rows, start_run
 
@@ -23,14 +21,10 @@ def test_the_interval_changes_no_digit_of_a_supervised_run(tmp_path: Path, monke
     # So that steps of milliseconds reach another interval at once.
     monkeypatch.setattr(cadence, "LEAST_SAVES", 1)
     rows, saves = {}, {}
-    RankInfo().join(timeout_s=300)
-    try:
-        for every in ("1", "3", "auto"):
-            run, config = make_run(tmp_path / every, TASKS["dpo-cached"][0], f"checkpoint.interval={every}")
-            train(run, config, RankInfo(), StopFlag())
-            rows[every], saves[every] = exact_rows(run.path), saved_steps(run.path)
-    finally:
-        torch.distributed.destroy_process_group()
+    for every in ("1", "3", "auto"):
+        run, config = make_run(tmp_path / every, TASKS["dpo-cached"][0], f"checkpoint.interval={every}")
+        run_training(run, config, RankInfo())
+        rows[every], saves[every] = exact_rows(run.path), saved_steps(run.path)
     assert rows["1"] == rows["3"] == rows["auto"]
     assert len(rows["1"]) > 3 and len(saves["1"]) > len(saves["3"])
     assert saves["auto"][0] == 0 and saves["auto"] != saves["3"]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.train.conftest import build_reward_model
 from tests.whole_run import exact_rows, find_processes, finish, start_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -19,18 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Of a run whose completions a model scores, with a head that begins at random."""
-    from slurm_rl.models.policy import PolicyEngine
-    from tests.tiny_models import SMALL, build_tiny_model
-
-    folder = tmp_path_factory.mktemp("judge")
-    build_tiny_model(SMALL, 0, folder / "model")
-    config = ModelConfig(path=str(folder / "model"))
-    engine = PolicyEngine(
-        folder / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
-    )
-    engine.export(folder / "rm")
-    return (f"reward.model.path={folder / 'rm'}", "trainer.num_steps=20", "ray.dashboard=false")
+    """Words of a run whose completions a model scores."""
+    model = build_reward_model(tmp_path_factory.mktemp("judge"))
+    return (f"reward.model.path={model}", "trainer.num_steps=20", "ray.dashboard=false")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.train.conftest import build_reward_model
 from tests.whole_run import exact_rows, finish, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
@@ -40,18 +41,9 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
 
 def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path) -> None:
     """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
-    from slurm_rl.config.model import ModelConfig
-    from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.models.policy import PolicyEngine
-    from tests.tiny_models import SMALL, build_tiny_model
-
-    build_tiny_model(SMALL, 0, tmp_path / "model")
-    config = ModelConfig(path=str(tmp_path / "model"))
-    PolicyEngine(
-        tmp_path / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
-    ).export(tmp_path / "rm")
-    words = [*WORDS, "critic.num_workers=2", f"reward.model.path={tmp_path / 'rm'}", "reward.model.device=critic"]
-    finish(start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3"))
+    model = build_reward_model(tmp_path)
+    words = [*WORDS, "critic.num_workers=2", f"reward.model.path={model}", "reward.model.device=critic"]
+    finish(start_run(tmp_path / "run", *words, f"critic.init_from={model}", "trainer.num_steps=3"))
     rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
     assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)
     assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in rows)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from slurm_rl.config.load import load_config
@@ -20,14 +19,13 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.load_model import load_tokenizer
-from slurm_rl.node.stop import StopFlag
 from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
 from slurm_rl.rollout.sampling import score_groups
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.supervised.objective import micro_batches_of
 from slurm_rl.trainers.supervised.rank_info import RankInfo
-from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective, train
+from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective, run_training
 from tests.tiny_models import TinyModel, build_tiny_model
 
 TINY = TinyModel(
@@ -64,11 +62,7 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     run = RunDir(folder / "run")
     run.path.mkdir()
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    RankInfo().join(timeout_s=300)
-    try:
-        train(run, config, RankInfo(), StopFlag())
-    finally:
-        torch.distributed.destroy_process_group()
+    run_training(run, config, RankInfo())
     return run, config
 
 

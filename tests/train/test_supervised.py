@@ -213,11 +213,7 @@ def test_early_stop_exports_the_best(tmp_path: Path) -> None:
     """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
     words = ["eval.interval=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
     run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
-    RankInfo().join(timeout_s=300)
-    try:
-        train(run, config, RankInfo(), StopFlag())
-    finally:
-        torch.distributed.destroy_process_group()
+    run_training(run, config, RankInfo())
     assert [row["step"] for row in exact_rows(run.path) if row["stage"] == "eval"] == [0, 1, 2]
     from safetensors.torch import load_file
 
