@@ -21,7 +21,6 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
 from slurm_rl.models.distributed import get_world_size
-from slurm_rl.models.lora import is_adapter
 from slurm_rl.models.weight_files import WeightFiles
 
 
@@ -98,14 +97,6 @@ _BACKENDS = {
     "fsdp2": "slurm_rl.models.fsdp2:FSDP2Backend",
     "deepspeed": "slurm_rl.models.deepspeed:DeepSpeedBackend",
 }
-
-
-def exported_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return tensor.dtype if is_adapter(name) else dtype
-
-
-def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
-    return tensor.detach().to(device=place or "cpu", dtype=exported_dtype(name, tensor, dtype), copy=True)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from slurm_rl.models.backend import export_tensor, exported_dtype
 from slurm_rl.models.distributed import get_device, get_rank, get_world_size
+from slurm_rl.models.lora import is_adapter
 
 BUCKET_BYTES = 2**28
 """Bytes of whole tensors per bucket; a larger tensor is its own bucket."""
@@ -29,7 +29,7 @@ class Part:
     values: Tensor
     """Flat; at most `ceil` numbers, fewer or none where the tensor ends."""
     shape: Sequence[int]
-    """Dtype of the tensor."""
+    """Shape of the whole tensor."""
     ceil: int
     """Numbers of every rank's part, with padding."""
 
@@ -41,13 +41,14 @@ def gather_state(
     bucket: list[_Entry] = []
     size = 0
     for name, held in state:
-        entry = _Entry(name, held, exported_dtype(name, _tensor(held), dtype))
+        own = held.values.dtype if isinstance(held, Part) else held.dtype
+        entry = _Entry(name, held, own if is_adapter(name) else dtype)
         if bucket and size + get_world_size() * entry.num_bytes > BUCKET_BYTES:
-            yield from _empty(bucket, dtype, place)
+            yield from _empty(bucket, place)
             bucket, size = [], 0
         bucket.append(entry)
         size += get_world_size() * entry.num_bytes
-    yield from _empty(bucket, dtype, place)
+    yield from _empty(bucket, place)
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,7 @@ class _Entry:
         return -(-needed // _ALIGNED) * _ALIGNED
 
 
-def _tensor(held: Tensor | Part) -> Tensor:
-    return held.values if isinstance(held, Part) else held
-
-
-def _empty(bucket: list[_Entry], dtype: torch.dtype, place: torch.device | None) -> Iterator[tuple[str, Tensor]]:
+def _empty(bucket: list[_Entry], place: torch.device | None) -> Iterator[tuple[str, Tensor]]:
     gathered = _gather(bucket)
     if get_rank() != 0 and place is None:
         return
@@ -75,7 +72,7 @@ def _empty(bucket: list[_Entry], dtype: torch.dtype, place: torch.device | None)
     offset, alone = 0, sum(entry.num_bytes > 0 for entry in bucket) == 1
     for entry in bucket:
         if isinstance(entry.held, Tensor):
-            yield entry.name, export_tensor(entry.name, entry.held, dtype, place)
+            yield entry.name, entry.held.detach().to(device=place or "cpu", dtype=entry.dtype, copy=True)
             continue
         if made_on is not None and torch.cuda.current_stream() != made_on:
             # Consumers may use several streams in turn, as vLLM does.
