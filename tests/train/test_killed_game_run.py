@@ -89,20 +89,6 @@ def test_run_stopped_in_a_turn_resumes_to_the_same_digits(
     mode.check(game, [], undisturbed(mode))
 
 
-def test_game_continues_without_its_environment_process(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
-    """It is killed in the second turn of a step, which is tried again."""
-    game = Game(tmp_path)
-    game.hold(1, 1)
-    process = game.start()
-    game.wait(process, lambda: game.held is not None, "the second step")
-    assert game.held is not None
-    os.kill(game.held, signal.SIGKILL)
-    game.release()
-    assert process.wait(timeout=PATIENCE_S) == 0, game.output
-    assert game.run.attempt_numbers() == [1]
-    MODES["lockstep"].check(game, [], undisturbed(MODES["lockstep"]))
-
-
 @pytest.mark.parametrize("name", ["lockstep", "async"])
 def test_game_continues_without_its_engine(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     mode = MODES[name]
@@ -119,23 +105,3 @@ def test_game_continues_without_its_engine(name: str, tmp_path: Path, undisturbe
     assert game.run.attempt_numbers() == [1]
     assert [row["engine"] for row in read_rows(game.run.events) if row["kind"] == "engine/replaced"] == ["rollout-0"]
     mode.check(game, [], undisturbed(mode))
-
-
-def test_torn_log_is_truncated_and_another_class_rejected(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
-    mode = MODES["async"]
-    game = Game(tmp_path, *mode.words)
-    game.kill_in(2, 1, saved=2)
-    [journal] = game.run.journal.glob("rollout-2-*")
-    journal.write_bytes(journal.read_bytes()[:-7])
-    left = mode.left(game)
-    [world] = game.run.code.glob("user_functions/*/held.py")
-    text = world.read_text()
-    world.write_text(f"{text}# Another class, as far as anybody can tell.\n")
-    assert game.start().wait(timeout=PATIENCE_S) == 2
-    assert "the environment of a snapshot must be the one that is to restore it" in game.output
-    world.write_text(text)
-    game.finish()
-    # Also by the attempt that was refused, which wrote nothing.
-    cuts = [row for row in read_rows(game.run.events) if row["kind"] == "journal/cut"]
-    assert {row["file"] for row in cuts} == {journal.name} and all(row["dropped"] > 0 for row in cuts)
-    mode.check(game, [left], undisturbed(mode))
