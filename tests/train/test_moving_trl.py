@@ -13,7 +13,6 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.registry import ADVANTAGES
-from slurm_rl.models.forward import build_noise
 from slurm_rl.rewards.results import RewardItem, build_result
 from tests.train.trl_kit import (
     LENGTHS,
@@ -240,18 +239,3 @@ def test_reward_weights_equal_weights_of_verifiers(tmp_path: Path) -> None:
     values = [build_result(item, {"arithmetic": a, "format": b}, weights).value for a, b in zip(*columns, strict=True)]
     ours = ADVANTAGES["group_norm"].load()(torch.tensor([values]), torch.ones(1, 4, dtype=torch.bool))
     torch.testing.assert_close(ours[0], theirs, rtol=0, atol=1e-5)
-
-
-def test_neftune_noise_alpha_equals_neftune_alpha() -> None:
-    """Uniform noise up to alpha / sqrt(length * width), by the length of the sequence; TRL's counts its padding."""
-    from transformers.integrations.neftune import neftune_post_forward_hook
-
-    module = torch.nn.Embedding(4, 32).train()
-    module.neftune_noise_alpha = 5.0
-    theirs = neftune_post_forward_hook(module, None, torch.zeros(1, 400, 32))
-    sequence = TrainSequence(token_ids=np.zeros(400, dtype=np.int64), trained_from=1, noise_seed=1)
-    ours = build_noise(build_packed_batch([sequence]), 32, 5.0)
-    bound = 5.0 / (400 * 32) ** 0.5
-    for noise in (theirs, ours):
-        assert noise.abs().max() == pytest.approx(bound, rel=1e-2)
-        assert noise.std().item() == pytest.approx(bound / 3**0.5, rel=2e-2)

@@ -1,11 +1,16 @@
-"""Other trainers and their tools as they were released: unpacked, and only their parsers run."""
+"""Other trainers and their tools as they were released: unpacked, and only their parsers run; our command lines."""
 
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
+from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
 
 RELEASES = {
     "dotted": "openrlhf==0.11.2",
@@ -17,6 +22,23 @@ RELEASES = {
     "prime": "prime-pydantic-config==0.4.3",
 }
 _FOR_A_NEWER_PYTHON = ("xpk", "maxtext", "tunix")
+
+
+def build(
+    name: str, *words: str, resume: bool = False, nodes: int = 2, step: str = "global_step_7"
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of an experiment, and its command line.
+
+    Args:
+        step: folder of the newest checkpoint.
+    """
+    # An experiment names no machine; these are the sizes of the scripts that most of them come from.
+    sizes = ["+cluster=nvidia_a100", f"cluster.num_nodes={nodes}", "cluster.gpus_per_node=8"]
+    config = load_config([*sizes, f"exp={name}", *words]).external
+    assert config is not None
+    run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
+    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found(step, 7))
+    return flatten(config.args), list(argv)
 
 
 def unpack(root: Path, name: str) -> Path:

@@ -12,24 +12,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
-from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
+from slurm_rl.config.load import conf_dir
+from tests.train.external.releases import build
 
 HERE = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if path.stem.startswith(PROGRAMS))
-
-
-def build(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """The arguments as the experiment says them, and the command line."""
-    # An experiment names no machine; these are the sizes of the scripts that most of them come from.
-    sizes = ["+cluster=nvidia_a100", "cluster.num_nodes=2", "cluster.gpus_per_node=8"]
-    config = load_config([*sizes, f"exp={name}", *words]).external
-    assert config is not None
-    run = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
-    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("global_step_7", 7))
-    return flatten(config.args), list(argv)
 
 
 def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:

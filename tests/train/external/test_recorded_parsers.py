@@ -16,26 +16,14 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from slurm_rl.config.load import load_config
-from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
-from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
+from slurm_rl.plan.external_argv import flatten
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 from tests.train.external.record import FOLDER, RECORDERS
-from tests.train.external.releases import unpack
+from tests.train.external.releases import build, unpack
 
 RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RECORDERS}
 # A value for each type, to lay the recorded config out with.
 VALUES = {"int": 1, "float": 1.0, "bool": False, "str": "text", "NoneType": None, "list": [], "reference": 1}
-
-
-def build(name: str, *words: str, resume: bool = False, nodes: int = 1) -> tuple[dict[str, Any], list[str]]:
-    """The arguments as the experiment says them, and the command line."""
-    sizes = ["+cluster=nvidia_a100", f"cluster.num_nodes={nodes}", "cluster.gpus_per_node=8"]
-    config = load_config([*sizes, f"exp={name}", *words]).external
-    assert config is not None
-    run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
-    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("step_7", 7))
-    return flatten(config.args), list(argv)
 
 
 # ---- NeMo-RL ---------------------------------------------------------------------------------------
@@ -70,7 +58,7 @@ def parse_nemo_rl(argv: list[str]) -> DictConfig:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_nemo_rl_takes_every_override_as_a_value_of_its_own_type(resume: bool) -> None:
-    args, argv = build("nemo_rl_grpo_math_1b", nodes=2, resume=resume)
+    args, argv = build("nemo_rl_grpo_math_1b", resume=resume)
     seen = parse_nemo_rl(argv)
     assert (seen.cluster.num_nodes, seen.cluster.gpus_per_node) == (2, 8)
     assert seen.checkpointing.checkpoint_dir == "/run/checkpoints"
@@ -130,7 +118,7 @@ def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resume: bool) -> None:
-    done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume)[1])
+    done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume, nodes=1, step="step_7")[1])
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout)
     assert seen["deployment"] == {
@@ -152,7 +140,9 @@ def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resum
 
 def test_an_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
     words = ["max_steps=3", "ckpt.keep_last=2", "deployment.num_train_gpus=2", "log.level=debug"]
-    done = parse_prime_rl(package, build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words))[1])
+    done = parse_prime_rl(
+        package, build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words), nodes=1)[1]
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout)
     assert (seen["max_steps"], seen["ckpt"]["keep_last"], seen["log"]["level"]) == (3, 2, "debug")
@@ -162,5 +152,5 @@ def test_an_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
 @pytest.mark.parametrize("word", ["no_such_key=1", "deployment.num_train_gpus=many", "ckpt.keep_last=0"])
 def test_prime_rl_refuses_what_it_does_not_know(package: Path, word: str) -> None:
     name = word.partition("=")[0].rpartition(".")[2]
-    done = parse_prime_rl(package, build("prime_rl_reverse_text", f"external.args.{word}")[1])
+    done = parse_prime_rl(package, build("prime_rl_reverse_text", f"external.args.{word}", nodes=1)[1])
     assert done.returncode != 0 and name in done.stdout + done.stderr

@@ -9,29 +9,24 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import conf_dir, load_config
-from slurm_rl.plan.checkpoint_layouts import Found, fill_checkpoint
-from slurm_rl.plan.external_argv import RunValues, build_external_argv, flatten
+from slurm_rl.config.load import conf_dir
+from tests.train.external.releases import build
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("trl_*.yaml"))
 HERE = ["use_cpu=true"]  # this machine may have no GPU
 
 
-def build(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
+def build_trl(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
     """The arguments as the experiment says them, and the module with its words."""
-    words = tuple(f"external.args.{word}" for word in (*HERE, *words))
-    config = load_config(["+cluster=nvidia_a100", f"exp={name}", *words]).external
-    assert config is not None
-    run = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
-    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("checkpoint-7", 7))
-    assert argv[:2] == ("python3", "-m")
-    return flatten(config.args), list(argv[2:])
+    args, argv = build(name, *(f"external.args.{word}" for word in (*HERE, *words)), resume=resume, step="checkpoint-7")
+    assert argv[:2] == ["python3", "-m"]
+    return args, argv[2:]
 
 
 CASES = {
-    **{f"{name} {resume}": build(name, resume=resume) for name in EXPERIMENTS for resume in (False, True)},
-    "override": build("trl_grpo_deepmath", "beta=0.04", "loss_type=dapo", "use_vllm=true", "vllm_mode=colocate"),
-    "unknown": build("trl_grpo_deepmath", "no_such_flag=1"),
+    **{f"{name} {resume}": build_trl(name, resume=resume) for name in EXPERIMENTS for resume in (False, True)},
+    "override": build_trl("trl_grpo_deepmath", "beta=0.04", "loss_type=dapo", "use_vllm=true", "vllm_mode=colocate"),
+    "unknown": build_trl("trl_grpo_deepmath", "no_such_flag=1"),
 }
 
 
