@@ -2,10 +2,6 @@
 
 import faulthandler
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,7 @@ from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
 from tests.tiny_models import TinyModel
 from tests.unit.models.test_store_address import free_port
-from tests.whole_run import exact_rows, wait_for
+from tests.whole_run import exact_rows
 
 SMALL = [
     TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1).word,
@@ -171,42 +167,6 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
     assert type(scorer).__name__ == "Qwen3ForSequenceClassification" and scorer.config.num_labels == 1
     assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
     assert count == sum(parameter.numel() for parameter in scorer.parameters())
-
-
-@pytest.mark.slow
-def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
-    """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
-    run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
-    words = ["slurm_rl.trainers.supervised", str(run.path)]
-    first = start_torchrun(*words)
-    wait_for(lambda: run.metrics.is_file() and run.metrics.read_bytes().count(b"\n") >= 3, "three rows", first)
-    ranks = children_of(first.pid)
-    os.kill(ranks[0], signal.SIGKILL)
-    assert first.wait(timeout=300) != 0
-    assert start_torchrun(*words).wait(timeout=300) == 0
-    assert exact_rows(run.path) == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
-    assert read_json(run.attempt(1).outcome)["outcome"] == "finished"
-
-
-@pytest.mark.slow
-def test_torchrun_by_hand_from_overrides_gives_the_same_numbers(root: Path, tmp_path: Path) -> None:
-    task, *more = TASKS["dpo-cached"]
-    words = ["slurm_rl.trainers.supervised", task, *SMALL, *more, f"run_dir={tmp_path / 'by-hand'}"]
-    assert start_torchrun(*words).wait(timeout=300) == 0
-    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
-    # Its end is saved: the same words have nothing left to do.
-    assert start_torchrun(*words).wait(timeout=300) == 0
-    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
-
-
-def start_torchrun(*words: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_early_stop_exports_the_best(tmp_path: Path) -> None:
