@@ -20,7 +20,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.export import workload_name
-from slurm_rl.plugins.export.dstack import build_task, quote_for_hydra, render_dstack
+from slurm_rl.plugins.export.dstack import build_task, quote_for_hydra
 from slurm_rl.plugins.export.xpk import XpkTarget, build_xpk_argv
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -204,17 +204,6 @@ def test_what_the_other_system_cannot_do_is_bad_input(
 ) -> None:
     assert main(["plan", "--as", *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_system_that_nobody_knows_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--as", "kubernetes"]) == 2
-    assert "invalid choice: 'kubernetes'" in capsys.readouterr().err
-
-
-def test_the_comment_is_no_yaml() -> None:
-    tree = yaml.safe_load(render_dstack(load_config(["+exp=demo", "name=demo"]), ["name=demo"], ["HF_TOKEN"], None))
-    assert tree["type"] == "task"
-    assert tree["env"] == ["HF_TOKEN", "SLURM_RL_TOKEN"]
 
 
 if __name__ == "__main__":

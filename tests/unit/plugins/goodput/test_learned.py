@@ -57,11 +57,6 @@ def test_the_interval_keeps_its_bounds(
     assert choose_every(every, **times, limit_s=limit_s) == every
 
 
-def test_the_interval_of_the_note() -> None:
-    assert round(daly_s(6.0, Measured().mean_time_s(2)) / 60) == 78
-    assert round(daly_s(6.0, Measured().mean_time_s(128)) / 60) == 10
-
-
 def test_a_cadence_that_learns_follows_what_saves_take() -> None:
     cadence = Cadence(None, Measured(), 2, None)
     assert [step for step in range(25) if cadence.is_due(step)][:2] == [0, FIRST_EVERY]

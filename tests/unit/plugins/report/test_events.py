@@ -1,6 +1,8 @@
 import ast
 import re
 
+import pytest
+
 from slurm_rl.run_dir.event_text import PHRASES, describe_event, read_events, render_event
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.lock import ROOT
@@ -8,24 +10,19 @@ from tests.lock import ROOT
 from .sample_run import fill
 
 
-def test_a_known_kind_reads_as_words_and_details() -> None:
-    event = {
-        "time": 1.0,
-        "kind": "attempt/ended",
-        "outcome": "node lost",
-        "cause": "node03 went away",
-        "after_s": 1 / 3,
-    }
-    assert describe_event(event) == "attempt ended: outcome node lost, cause node03 went away, after_s 0.3333"
-
-
-def test_an_empty_field_is_left_out() -> None:
-    event = {"time": 1.0, "kind": "job/ended", "state": "finished", "cause": ""}
-    assert describe_event(event) == "job ended: state finished"
-
-
-def test_an_unknown_kind_is_shown_with_its_fields() -> None:
-    assert describe_event({"time": 1.0, "kind": "spare/used", "node": "n7"}) == "spare/used: node n7"
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            {"kind": "attempt/ended", "outcome": "node lost", "cause": "n3", "after_s": 1 / 3},
+            "attempt ended: outcome node lost, cause n3, after_s 0.3333",
+        ),
+        ({"kind": "job/ended", "state": "finished", "cause": ""}, "job ended: state finished"),
+        ({"kind": "spare/used", "node": "n7"}, "spare/used: node n7"),
+    ],
+)
+def test_describe_event_has_words_and_details(event: dict[str, object], text: str) -> None:
+    assert describe_event({"time": 1.0, **event}) == text
 
 
 def test_an_event_stays_on_one_line_whatever_its_cause_holds() -> None:

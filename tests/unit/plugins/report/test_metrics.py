@@ -86,23 +86,22 @@ def test_rewind_with_nothing_to_drop_leaves_the_file_alone(run: RunDir, logger: 
     assert run.metrics.stat().st_ino == before
 
 
-def test_tensorboard_shows_one_curve_after_a_resume(run: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("num_first", "second", "rewind_to", "curve"),
+    [
+        (6, range(3, 8), 2, [(step, float(step > 2)) for step in range(8)]),
+        (3, range(2), -1, [(0, 1.0), (1, 1.0)]),  # no checkpoint
+    ],
+)
+def test_tensorboard_shows_one_curve_after_a_resume(
+    run: RunDir, num_first: int, second: range, rewind_to: int, curve: list[tuple[int, float]]
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _log_steps(run, range(6), value=0.0, rewind_to=-1)
-    _log_steps(run, range(3, 8), value=1.0, rewind_to=2)
+    _log_steps(run, range(num_first), value=0.0, rewind_to=-1)
+    _log_steps(run, second, value=1.0, rewind_to=rewind_to)
     events = EventAccumulator(str(run.tensorboard)).Reload()
-    curve = [(point.step, point.value) for point in events.Scalars("reward/mean")]
-    assert curve == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0), (5, 1.0), (6, 1.0), (7, 1.0)]
-
-
-def test_tensorboard_forgets_an_attempt_without_a_checkpoint(run: RunDir) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    _log_steps(run, range(3), value=0.0, rewind_to=-1)
-    _log_steps(run, range(2), value=1.0, rewind_to=-1)
-    events = EventAccumulator(str(run.tensorboard)).Reload()
-    assert [(point.step, point.value) for point in events.Scalars("reward/mean")] == [(0, 1.0), (1, 1.0)]
+    assert [(point.step, point.value) for point in events.Scalars("reward/mean")] == curve
 
 
 def _log_steps(run: RunDir, steps: range, *, value: float, rewind_to: int) -> None:

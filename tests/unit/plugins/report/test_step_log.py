@@ -1,6 +1,5 @@
 """steps.jsonl: the times that metrics.jsonl forgets when it is rewound."""
 
-import json
 import time
 
 import pytest
@@ -61,9 +60,3 @@ def test_a_folder_that_refuses_costs_one_word(run: RunDir, capsys: pytest.Captur
     log.add(1, "grpo")
     log.add(2, "grpo")
     assert capsys.readouterr().err.count("times of steps could not be written") == 1
-
-
-def test_a_row_is_json_that_any_reader_takes(run: RunDir) -> None:
-    StepLog(run.attempt(1).steps).add(1, "eval", {"time/eval_s": 1.0, "eval/loss": 2.0})
-    row = json.loads(run.attempt(1).steps.read_text())
-    assert (row["stage"], row["phases"]) == ("eval", {})
