@@ -64,16 +64,17 @@ def test_controller_monitor_reports_a_lost_node_once(scene: Scene) -> None:
     assert (row["kind"], row["host"], row["attempt"]) == ("controller/silent", "n1", 1)
 
 
-def test_controller_monitor_accepts_heartbeats(scene: Scene) -> None:
-    scene.server.close()
+@pytest.mark.parametrize("case", ["heartbeats", "head listens", "controller ended", "rank 0", "rank 1"])
+def test_controller_monitor_reports_nothing_without_a_loss(tmp_path: Path, case: str) -> None:
+    """Only the last of three nodes monitors."""
+    scene = Scene(tmp_path, rank=int(case[-1]) if case.startswith("rank") else 2)
+    if case != "head listens":
+        scene.server.close()
+    if case == "controller ended":
+        (scene.run.lease / "1.ended").touch()
     for seconds in range(0, 100, 5):
-        scene.beat()
-        scene.monitor.check(100.0 + seconds)
-    assert scene.events() == []
-
-
-def test_controller_monitor_accepts_a_listening_head(scene: Scene) -> None:
-    for seconds in range(100):
+        if case == "heartbeats":
+            scene.beat()
         scene.monitor.check(100.0 + seconds)
     assert scene.events() == []
 
@@ -86,23 +87,6 @@ def test_controller_monitor_reports_a_recovery(scene: Scene) -> None:
     for moment in (130.0, 150.0):
         scene.monitor.check(moment)
     assert [row["kind"] for row in scene.events()] == ["controller/silent", "controller/recovered", "controller/silent"]
-
-
-def test_controller_monitor_ignores_an_ended_controller(scene: Scene) -> None:
-    scene.server.close()
-    (scene.run.lease / "1.ended").touch()
-    for seconds in range(100):
-        scene.monitor.check(100.0 + seconds)
-    assert scene.events() == []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_controller_monitor_runs_on_the_last_node_only(tmp_path: Path, rank: int) -> None:
-    scene = Scene(tmp_path, rank)
-    scene.server.close()
-    for seconds in range(100):
-        scene.monitor.check(100.0 + seconds)
-    assert scene.events() == []
 
 
 def test_status_names_a_silent_controller(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The part that runs on the cluster: attempts, the job's log, the end of the run. The trainer is a script."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
@@ -107,20 +108,16 @@ def test_the_runs_own_time_limit_is_kept_since_ray_has_none(tmp_path: Path) -> N
     assert "job.time_limit is near" in output
 
 
-def test_the_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(tmp_path: Path, is_file: bool) -> None:
     run = RunDir(tmp_path / "far")
-    write_json(run.plan, {"another": "run"})
+    if is_file:
+        run.path.write_text("a file")
+    else:
+        write_json(run.plan, {"another": "run"})
     code, output = finish(start(tmp_path, "end('finished', 0)"))
-    assert code == 2
-    assert "another run" in output
-    assert json.loads(run.plan.read_text()) == {"another": "run"}
-
-
-def test_a_folder_that_the_cluster_cannot_write_is_named(tmp_path: Path) -> None:
-    (tmp_path / "far").write_text("a file")
-    code, output = finish(start(tmp_path, ""))
-    assert code == 2
-    assert "cluster.remote_root" in output
+    assert code == 2 and ("cluster.remote_root" if is_file else "another run") in output
+    assert is_file or read_json(run.plan) == {"another": "run"}
 
 
 def test_an_image_without_what_the_trainer_needs_is_refused_by_name(tmp_path: Path) -> None:
