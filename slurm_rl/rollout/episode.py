@@ -107,7 +107,7 @@ class Episode:
     def add_reply(self, reply: Response) -> None:
         """Append a sampled reply."""
         turn = len(self.replies)
-        self.turn = TurnKey(self.index, self.member, turn)
+        self.turn = (self.index, self.member, turn)
         self.branch.add(reply)
         self.newest = reply
         self.checksum = zlib.crc32(reply.token_ids, self.checksum)

@@ -21,7 +21,7 @@ from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRendere
 from slurm_rl.rollout.endpoint.episode import LiveEpisode
 from slurm_rl.rollout.endpoint.programs import Verdict, read_verdict
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.turn_log_format import History, Row, TurnKey, pack_ids, render_reply, render_row, unpack_ids
+from slurm_rl.rollout.turn_log_format import History, Row, pack_ids, render_reply, render_row, unpack_ids
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ReplayRecord:
         history.replies.append(reply)
         history.asked.append(request)
         self._turns[place.name] = turn
-        return render_reply(TurnKey(self.index, self.member, turn), reply, request)
+        return render_reply((self.index, self.member, turn), reply, request)
 
     def end(self, outcome: Verdict | Failure, episode: LiveEpisode) -> bytes:
         """Add the outcome and return its log line."""

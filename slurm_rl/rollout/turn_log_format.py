@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -26,15 +26,8 @@ from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rollout.response import Response
 
-
-class TurnKey(NamedTuple):
-    """Identifies a turn within a batch."""
-
-    prompt_index: int
-    """Index of the prompt in the batch."""
-    member: int
-    """Index of the episode in the prompt's group."""
-    turn: int
+TurnKey: TypeAlias = tuple[int, int, int]
+"""Index of the prompt in the batch, index of the episode in the prompt's group, and turn."""
 
 
 @dataclass
@@ -129,7 +122,7 @@ def render_histories(histories: Mapping[tuple[int, int], History]) -> Iterator[b
     """Render histories as lines; keeps only the newest snapshot."""
     for (index, member), history in histories.items():
         for turn, reply in enumerate(history.replies):
-            key = TurnKey(index, member, turn)
+            key = (index, member, turn)
             yield render_reply(key, reply, history.asked[turn] if history.asked else None)
             if turn < len(history.outcomes):
                 snapshot = history.snapshot

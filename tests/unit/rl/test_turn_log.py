@@ -36,7 +36,7 @@ def reply(version: int = 3, text: str = "5") -> Response:
 
 
 def at(turn: int, member: int = 0) -> TurnKey:
-    return TurnKey(0, member, turn)
+    return 0, member, turn
 
 
 class Events:
