@@ -26,7 +26,7 @@ def test_a_dialogue_goes_on_by_its_id_and_by_its_items() -> None:
         [branch, alone] = endpoint.close("7.0.0").conversation.branches()
     begun = "<system>short</system><user>guess</user><assistant>"
     assert engine.contexts == [begun, *[f"{begun}ok</assistant><user><</user><assistant>"] * 2]
-    assert len(branch) == 2 and len(alone) == 1 and alone[0].parent is branch[0]
+    assert len(branch) == 2 and len(alone) == 1 and alone[0].place.parent is branch[0]
 
 
 def test_a_stream_of_events() -> None:
