@@ -184,11 +184,9 @@ def hold(
     own: LockHolder,
     is_known_alive: Callable[[LockHolder], bool] = lambda holder: False,
     is_stopped: Callable[[], bool] = lambda: False,
-    *,
-    then: str = "then resume",
 ) -> RunLock:
-    """Acquire the lock of a run. Raises LeaseError, or RunDirError with the next action `then`."""
-    with expect_writable(run.path, then):
+    """Acquire the lock of a run. Raises LeaseError, or RunDirError if the run directory cannot be written."""
+    with expect_writable(run.path, "then resume"):
         return acquire(run.lease, own, is_known_alive, is_stopped)
 
 

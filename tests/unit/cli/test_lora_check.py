@@ -11,7 +11,11 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.model_checks import check_lora_targets, read_linear_names
 from slurm_rl.plan.memory import parse_shape
-from tests.unit.plan.test_layout import QWEN25_7B
+
+QWEN25_7B = {
+    "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def write_header(path: Path, shapes: dict[str, list[int]]) -> None:

@@ -12,8 +12,12 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.checks import check_inputs
 from slurm_rl.launch.runs.model_checks import check_same_model
 from tests.tiny_models import TinyModel
-from tests.unit.cli.test_lora_check import write_header
-from tests.unit.plan.test_layout import LLAMA3_70B, QWEN25_7B
+from tests.unit.cli.test_lora_check import QWEN25_7B, write_header
+
+LLAMA3_70B = {
+    "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672, "vocab_size": 128256,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
 
 SHAPES = {"model.embed_tokens.weight": [9, 4], "model.layers.0.mlp.up_proj.weight": [8, 4]}
 
