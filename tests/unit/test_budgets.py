@@ -14,11 +14,11 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 60_300
+MAX_LINES = 59_920
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 7_450
+MAX_PLUGIN_LINES = 7_410
 """Lines of slurm_rl/plugins, with the 1,000 lines of their verbs, which were in the CLI. Goal: 9,000."""
-MAX_TEST_LINES = 58_600
+MAX_TEST_LINES = 57_910
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""
