@@ -243,7 +243,6 @@ def has_rows(run_dir: Path, count: int) -> bool:
         (["algorithm.loss=ppo2"], ["algorithm.loss", "grpo"]),
         (["data.train=/nowhere/prompts.jsonl"], ["/nowhere/prompts.jsonl"]),
         (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
-        (["+lora=all_linear", "model.lora.target_modules=[qproj]"], ["qproj", "gate_proj", "all-linear"]),
         (["policy.backend=deepspeed", "policy.offload=all"], ["policy.offload=all", "policy.zero_stage=3"]),
         (["rollout.max_off_policy_steps=-1"], ["rollout.max_off_policy_steps", "-1", "0"]),
         (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
