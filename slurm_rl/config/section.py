@@ -76,7 +76,7 @@ class Section(BaseModel):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield what a type cannot express, each as rule, value and next action."""
+        """Yield faults that a type cannot express, each as rule, value and next action."""
         yield from ()
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def resolve_images(messages: list[dict[str, Any]], folder: Path | None, folders:
         value = part.get("image")
         if not isinstance(value, str) or value.startswith("data:") or "://" in value.removeprefix("file://"):
             continue
-        # An absolute path stays what it is when it is joined to a folder.
+        # Joining an absolute path to a folder does not change it.
         path = (folder or Path()) / value.removeprefix("file://")
         if value.startswith("file://") and not folders.has(str(path)):
             path = Path(unquote(str(path)))  # some write %20, some a blank

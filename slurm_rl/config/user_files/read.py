@@ -19,7 +19,7 @@ class Form:
     parameters: tuple[str, ...]
     """Passed by position; the function may use other names."""
     flags: tuple[str, ...] | None = None
-    """Keyword-only parameters whose default (True or False) describes the function. None: any object is accepted."""
+    """Keyword-only parameters; the default (True or False) describes the function. None: any object is accepted."""
     takes_all: bool = False
     """`file.py:*`, every function of the file, is accepted too."""
 

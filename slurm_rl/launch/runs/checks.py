@@ -140,7 +140,6 @@ def _check_after(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> None:
     folders = {
         "model.path": config.model.path,
-        "model.from_config": None if config.model.path else config.model.source,
         "model.init_from": config.model.init_from,
         "critic.init_from": config.critic.init_from,
         "reference.path": config.reference.path,
@@ -151,13 +150,14 @@ def _check_model(config: RunConfig) -> None:
         if value and comes is not None and expand_user(value).absolute() == comes:
             continue
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
-        is_local = value and (field == "model.from_config" or value.startswith(("/", "./", "../", "~")))
-        if value and is_local and not expand_user(value).is_dir():
+        if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
         if value and expand_user(value).is_dir():
             check_weight_files(field, expand_user(value))
-    if config.model.source:
-        _check_pad_token(expand_user(config.model.source))
+    if (source := config.model.source) is not None:
+        if config.model.path is None and not (expand_user(source) / "config.json").is_file():
+            raise ConfigError("model.from_config must be a folder with config.json", seen=source, action="fix the path")
+        _check_pad_token(expand_user(source))
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)

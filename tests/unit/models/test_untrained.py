@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
@@ -19,13 +18,13 @@ def test_seed_decides_the_weights_and_files_of_weights_are_ignored(shape: TinyMo
     source = shape.write(tmp_path / "source")
     config = ModelConfig(from_config=str(source))
     draw_model(config, 0, tmp_path / "a")
-    drawn = load_file(tmp_path / "a" / "model.safetensors")
-    save_file(drawn, source / "model-00001-of-00002.safetensors")
+    for name in ("other.safetensors", "pytorch_model.bin", "model.safetensors.index.json"):
+        (source / name).write_text("{}")
     for seed, name in ((0, "b"), (1, "c")):
         draw_model(config, seed, tmp_path / name)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
-    assert not list((tmp_path / "b").glob("model-*"))
+    assert {path.name for path in (tmp_path / "b").glob("*model*")} == {"model.safetensors"}
 
 
 def test_a_model_with_weights_and_one_without_are_not_both_named() -> None:
@@ -33,9 +32,9 @@ def test_a_model_with_weights_and_one_without_are_not_both_named() -> None:
         load_config(["+exp=demo", "model.path=Qwen/Qwen3-4B"])
 
 
-@pytest.mark.parametrize("name", ["/nowhere", "tiny_qwen33"])
-def test_a_folder_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"model.from_config must be a folder; got {name}"):
+@pytest.mark.parametrize("name", ["/nowhere", "tiny_qwen33", "/etc"])
+def test_a_folder_without_a_config_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.from_config must be a folder with config.json; got {name}"):
         check_inputs(load_config(["+exp=demo", f"model.from_config={name}"]), print)
 
 

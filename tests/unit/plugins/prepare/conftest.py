@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from slurm_rl.__main__ import main
+from slurm_rl.errors import DataError
 from slurm_rl.plugins.prepare import dataset
 from slurm_rl.rewards import check_references
 from slurm_rl.rewards.math_answer import check_reference
@@ -99,6 +100,6 @@ def find_unscorable(answers: Iterable[str], check: str = "", total_s: float = 0.
     for answer in answers:
         try:
             check_reference(answer)
-        except Exception as error:
+        except DataError as error:
             found[answer] = str(error)
     return found
