@@ -183,7 +183,7 @@ def test_node_with_a_slow_disk_is_left_out(cluster: Cluster, shared_dir: Path) -
         wait_until(lambda: events(run, "preflight/passed"), "the preflight")
         cluster.run(["scancel", job])
     (passed,) = events(run, "preflight/passed")
-    assert list(passed["left_out"]) == [slow], passed
+    assert list(passed.get("left_out", {})) == [slow], passed
     assert "writes to tmp_root at" in passed["left_out"][slow]
     assert remembered(run) == {slow: "disks"}
 
@@ -199,7 +199,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"no loop device here: {done.stderr.strip()}")
     # A process that waits for a frozen file system cannot be killed, so the loop ends by a file.
-    beat = f"fsfreeze -f {place}; sleep 4; fsfreeze -u {place}; sleep 0.05"
+    beat = f"fsfreeze -f {place}; sleep 4; fsfreeze -u {place}"
     loop = f"trap '' INT TERM HUP; while [ ! -e {folder}/thaw ]; do {beat}; done; umount -l {place}"
     with subprocess.Popen(cluster.on_node(node, ["sh", "-c", loop]), start_new_session=True):
         yield place

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from slurm_rl.node.limits import find_low_limits, read_locked_memory
-from slurm_rl.plugins.health.verdict import TIMED_OUT, NodeSpec, Verdict, worst
+from slurm_rl.plugins.health.verdict import NodeSpec, Verdict, worst
 
 Verdicts = Mapping[str, Verdict]
 """Node -> verdict of one check."""
@@ -121,7 +121,7 @@ def check_disks(text: str, rc: int, spec: NodeSpec) -> Verdict:
     tries: dict[str, list[float]] = {}
     for place, status, begin, end in _DISK_TRY.findall(text):
         seconds = float(end) - float(begin)
-        is_valid = int(status) in (0, TIMED_OUT) and seconds > 0
+        is_valid = seconds >= DISK_TIMEOUT_S or int(status) == 0 < seconds
         tries.setdefault(place, []).extend([DISK_BYTES / 1e6 / seconds] if is_valid else [])
     if not tries:
         return Verdict("unknown", "no disk was measured")

@@ -76,6 +76,8 @@ def test_disks_keeps_the_best_try_of_each_place() -> None:
     [
         (tries(4.0, 2.0, 8.0), "warn", "writes to run_dir at 4.19 MB/s"),
         (tries(10.0, 10.0, status=124), "warn", "writes to run_dir at 0.839 MB/s"),
+        (tries(11.0, status=137), "warn", "writes to run_dir at 0.763 MB/s"),  # blocked in the kernel
+        (tries(1.0, status=137), "unknown", "the speed of run_dir cannot be measured"),
         (
             f"{tries(0.1, status=1)}\n{tries(0.1, place='tmp_root')}",
             "unknown",
