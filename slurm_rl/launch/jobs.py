@@ -193,8 +193,7 @@ def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
     """Wait a moment until the controller of a run that has ended releases its lock, so that the run can be resumed."""
     give_up = time.monotonic() + min(timeout_s, _RELEASE_S)
     while time.monotonic() < give_up:
-        state = read_lock(run.lease)
-        if state is None or state.is_ended:
+        if read_lock(run.lease).is_ended:
             return
         time.sleep(_LOOK_S)
 

@@ -179,7 +179,7 @@ class ControllerMonitor:
             return
         self._check_at = now + _CHECK_S
         lease = read_lock(self.run_dir.lease)
-        if lease is None or lease.is_ended:
+        if lease.is_ended:
             return
         if (lease.epoch, lease.beat) != self._beat:
             self._beat, self._changed_at = (lease.epoch, lease.beat), now

@@ -57,10 +57,6 @@ class LockHolder:
     started: int
     """Start time by the kernel's clock, since pids are reused."""
 
-    @property
-    def start_of_job(self) -> tuple[str, str, int]:
-        return self.launcher, self.job, self.restart
-
     @classmethod
     def of_this_process(cls, launcher: str, job: str, restart: int = 0) -> LockHolder:
         pid = os.getpid()
@@ -72,13 +68,16 @@ class LockHolder:
 
 
 class LockState(NamedTuple):
-    """State of the newest epoch."""
+    """State of the newest epoch; epoch 0, which has ended, if the run never had a holder."""
 
     epoch: int
     holder: LockHolder | None
     """None if its file cannot be read."""
     is_ended: bool
     beat: int
+
+    def __str__(self) -> str:
+        return str(self.holder or "an unreadable holder")
 
 
 def decide(
@@ -128,7 +127,7 @@ class RunLock:
         self._is_over.set()
         self._thread.join(self._beat_s)
         with contextlib.suppress(OSError):  # on a full disk, the next controller sees that this process has ended
-            _link(self.folder / f"{self.epoch}.json", self.folder / f"{self.epoch}.ended", b"")
+            _link(self.folder / f"{self.epoch}.json", self.folder / f"{self.epoch}.ended")
 
     def _beat(self) -> None:
         while not self._is_over.wait(self._beat_s):
@@ -166,37 +165,36 @@ def acquire(
     give_up_at, has_reported, before, num_silent = time.monotonic() + _SUBMIT_S, False, None, 0
     while True:
         seen = read_lock(folder)
-        verdict: Verdict = "take" if seen is None else decide(seen, own, is_known_alive, before)
-        now = None if seen is None else (seen.epoch, seen.beat)
+        verdict = decide(seen, own, is_known_alive, before)
+        now = seen.epoch, seen.beat
         num_silent, before = (num_silent + 1 if now == before else 0), now
         if verdict == "take" or (verdict == "watch" and num_silent >= round(silence_s / look_s)):
-            epoch = 1 if seen is None else seen.epoch + 1
-            if _claim(folder, epoch, own):
-                return RunLock(folder, epoch, beat_s)
+            if _claim(folder, seen.epoch + 1, own):
+                return RunLock(folder, seen.epoch + 1, beat_s)
             continue
         if verdict == "refuse" or is_stopped() or time.monotonic() > give_up_at:
             cancel = f"python -m slurm_rl cancel {shlex.quote(str(folder.parent))}"
-            seen_text, action = f"{_describe(seen)} has {folder.parent}", f"wait for its end, or end it first: {cancel}"
-            raise LeaseError("a run can have only one controller at a time", seen=seen_text, action=action)
+            action = f"wait for its end, or end it first: {cancel}"
+            rule = "a run can have only one controller at a time"
+            raise LeaseError(rule, seen=f"{seen} has {folder.parent}", action=action)
         if not has_reported:
-            log_to_stderr(f"{_describe(seen)} did not give the run up; looking for {silence_s:g} s whether it lives")
+            log_to_stderr(f"{seen} did not give the run up; looking for {silence_s:g} s whether it lives")
             has_reported = True
         time.sleep(look_s)
 
 
 def _claim(folder: Path, epoch: int, own: LockHolder) -> bool:
     """Return True if this process acquired the epoch."""
-    content = json.dumps(asdict(own)).encode()
     with tempfile.NamedTemporaryFile(prefix=".", dir=folder) as file:
         os.fchmod(file.fileno(), 0o644)
-        file.write(content)
+        file.write(json.dumps(asdict(own)).encode())
         file.flush()
         os.fsync(file.fileno())
-        return _link(Path(file.name), folder / f"{epoch}.json", content)
+        return _link(Path(file.name), folder / f"{epoch}.json")
 
 
-def _link(source: Path, target: Path, content: bytes) -> bool:
-    """Hard-link `source` to `target`; write `content` where links are not supported. Return False if it exists."""
+def _link(source: Path, target: Path) -> bool:
+    """Hard-link `source` to `target`; copy it where links are not supported. Return False if `target` exists."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -206,19 +204,16 @@ def _link(source: Path, target: Path, content: bytes) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         try:
-            target.open("xb").write(content)
+            target.open("xb").write(source.read_bytes())
         except FileExistsError:
             return False
     return True
 
 
-def read_lock(folder: Path) -> LockState | None:
-    """Return the state of the lock, or None if the run never had a holder."""
-    epoch, is_ended = _newest(folder)
-    if not epoch:
-        return None
+def read_lock(folder: Path) -> LockState:
+    """Return the state of the lock."""
+    (epoch, is_ended), holder, beat = _newest(folder), None, 0
     path = folder / f"{epoch}.json"
-    holder, beat = None, 0
     with contextlib.suppress(OSError, ValueError, TypeError):
         beat = path.stat().st_mtime_ns
         holder = LockHolder(**json.loads(path.read_text(encoding="utf-8")))
@@ -228,19 +223,15 @@ def read_lock(folder: Path) -> LockState | None:
 def require_epoch(folder: Path, epoch: int) -> None:
     """Raise LeaseError if another controller has a higher epoch than `epoch`."""
     if _newest(folder)[0] > epoch:
-        seen = _describe(read_lock(folder))
-        raise LeaseError("another controller owns the run now, so this one stops writing", seen=seen)
+        rule = "another controller owns the run now, so this one stops writing"
+        raise LeaseError(rule, seen=str(read_lock(folder)))
 
 
 def _newest(folder: Path) -> tuple[int, bool]:
-    """Return the highest epoch, 0 without one, and whether its holder has released it."""
+    """Return the highest epoch and whether its holder has released it; 0 and True without a holder."""
     # Network file systems cache listings for a minute; a local change invalidates the cache.
     with contextlib.suppress(OSError):
         os.utime(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     epoch = max((int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name)), default=0)
-    return epoch, f"{epoch}.ended" in names
-
-
-def _describe(state: LockState | None) -> str:
-    return "an unreadable holder" if state is None or state.holder is None else str(state.holder)
+    return epoch, not epoch or f"{epoch}.ended" in names

@@ -144,8 +144,7 @@ def lease(folder: Path) -> Case:
     from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 
     def is_held() -> bool:
-        standing = read_lock(folder / "lease")
-        return standing is not None and standing.holder is not None
+        return read_lock(folder / "lease").holder is not None
 
     def write() -> None:
         # The process of a command that could not release the run has ended.

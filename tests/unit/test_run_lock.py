@@ -65,8 +65,7 @@ def test_a_run_is_given_on_and_each_holder_has_a_higher_number(tmp_path: Path) -
     for epoch in (1, 2, 3):
         with acquire(run.lease, ME) as lease:
             assert lease.epoch == epoch
-            standing = read_lock(run.lease)
-            assert standing is not None and standing[:3] == (epoch, ME, False)
+            assert read_lock(run.lease)[:3] == (epoch, ME, False)
     assert not list(run.lease.glob(".*"))
 
 
@@ -270,7 +269,7 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
         for _, lease in won:
             lease.__exit__(None, None, None)
         standing = read_lock(folder)
-        assert standing is not None and standing.holder is not None
+        assert standing.holder is not None
         assert sorted(lease.epoch for _, lease in won) == list(range(2, standing.epoch + 1))
         # All but the newest have lost the run, and would find it out.
         assert {lease.epoch: job for job, lease in won}[standing.epoch] == standing.holder.job

@@ -77,9 +77,8 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
 def own_epoch(run: RunDir, own: LockHolder) -> int:
     """Return the epoch of this job's newest controller; 0 if another job holds the lock."""
     state = read_lock(run.lease)
-    holder = state.holder if state else None
-    is_mine = holder is not None and holder.start_of_job == own.start_of_job
-    return state.epoch if state and is_mine else 0
+    start = None if state.holder is None else (state.holder.launcher, state.holder.job, state.holder.restart)
+    return state.epoch if start == (own.launcher, own.job, own.restart) else 0
 
 
 class Supervisor:

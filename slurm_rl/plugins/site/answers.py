@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
@@ -18,7 +19,8 @@ KEYS = ("partition", "accelerator", "account", "run_root", "image", "network")
 class Answer:
     """A value of the preset, and its source."""
 
-    value: str
+    value: Any
+    """Empty for the default."""
     why: str
     is_assumed: bool = False
 

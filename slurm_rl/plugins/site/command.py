@@ -8,14 +8,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.parser import PROGRAM
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir
 from slurm_rl.config.paths import expand_user
-from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError
+from slurm_rl.errors import ConfigError, SubmitError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
@@ -37,26 +36,21 @@ def run(args: argparse.Namespace) -> int:
     name = args.name if args.name is not None else name_of(findings.cluster)
     path = check_name(name, folder, force=args.force)
     given = {key: value for key in KEYS if (value := getattr(args, key)) is not None}
-    judged = judge(name, findings, choose_answers(findings, given))
+    preset, refusal = judge(name, findings, choose_answers(findings, given))
     with expect_writable(path.parent, "or choose another --config-dir", what="the folder for presets"):
-        write_text(path, judged.preset.text)
+        write_text(path, preset.text)
     # Other verbs search the same folders.
     words = [f"+cluster={name}", *(["--config-dir", str(folder)] if args.config_dir else [])]
-    _report(path, judged, words)
-    return EXIT_FAILED if judged.refusal else 0
+    _report(path, preset, refusal, words)
+    return EXIT_FAILED if refusal else 0
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A preset, and Slurm's verdict."""
+def judge(name: str, findings: Findings, answers: Answers) -> tuple[Preset, str]:
+    """Compose the preset, plan the demo with it, and ask Slurm whether it takes that job. Nothing is queued.
 
-    preset: Preset
-    refusal: str = ""
-    """Empty if Slurm takes a job of it."""
-
-
-def judge(name: str, findings: Findings, answers: Answers) -> Judged:
-    """Compose the preset, plan the demo with it, and ask Slurm whether it takes that job. Nothing is queued."""
+    Returns:
+        The preset, and Slurm's refusal; "" if Slurm takes a job of it.
+    """
     date = time.strftime("%Y-%m-%d")
     origin = f"{name}: written by `{PROGRAM} site` on {findings.host}, {date}. Comments name the source of each value."
     with tempfile.TemporaryDirectory(prefix="slurm_rl-site-") as folder:
@@ -66,17 +60,13 @@ def judge(name: str, findings: Findings, answers: Answers) -> Judged:
     try:
         open_launcher(plan.launcher).check(plan)
         word = f"`sbatch --test-only` took a job of it on {date}."
-    except SlurmUnavailableError as error:
-        refusal = f"not judged, since Slurm gave no answer: {_one_line(error)}"
-        word = f"NOT CHECKED by `sbatch --test-only`: {_one_line(error)}"
-    except SubmitError as error:
-        refusal = _one_line(error)
+    except (SubmitError, SlurmUnavailableError) as error:
+        refusal = " ".join(str(error).split())
         word = f"REFUSED by `sbatch --test-only` on {date}: {refusal}"
-    return Judged(build_preset(findings, answers, [origin, word]), refusal)
-
-
-def _one_line(error: SlurmRLError) -> str:
-    return " ".join(str(error).split())
+        if isinstance(error, SlurmUnavailableError):
+            word = f"NOT CHECKED by `sbatch --test-only`: {refusal}"
+            refusal = f"not judged, since Slurm gave no answer: {refusal}"
+    return build_preset(findings, answers, [origin, word]), refusal
 
 
 def check_name(name: str, folder: Path, *, force: bool) -> Path:
@@ -107,19 +97,20 @@ def name_of(cluster: str) -> str:
     return f"{name}_site" if (conf_dir() / "cluster" / f"{name}.yaml").is_file() else name
 
 
-def _report(path: Path, judged: Judged, words: Sequence[str]) -> None:
+def _report(path: Path, preset: Preset, refusal: str, words: Sequence[str]) -> None:
     lines = [f"wrote   {path}"]
-    if judged.preset.assumed:
-        lines.append(f"assumed {', '.join(judged.preset.assumed)}: check these lines")
-    if judged.refusal:
-        lines.append(f"slurm   {judged.refusal}")
-        again = shlex.join(["plan", "+exp=demo", *words])
-        lines.append(
-            "next    name another --partition or --account with --force, or correct the file; then see whether"
-        )
-        lines.append(f"        Slurm takes it: {PROGRAM} {again}")
+    if preset.assumed:
+        lines.append(f"assumed {', '.join(preset.assumed)}: check these lines")
+    if refusal:
+        lines += [
+            f"slurm   {refusal}",
+            "next    name another --partition or --account with --force, or correct the file; then see whether",
+            f"        Slurm takes it: {PROGRAM} {shlex.join(['plan', '+exp=demo', *words])}",
+        ]
     else:
-        lines.append("slurm   takes a job of it (sbatch --test-only)")
-        lines.append(f"next    {PROGRAM} {shlex.join(['doctor', *words])}")
-        lines.append(f"then    {PROGRAM} {shlex.join(['+exp=demo', *words])}")
+        lines += [
+            "slurm   takes a job of it (sbatch --test-only)",
+            f"next    {PROGRAM} {shlex.join(['doctor', *words])}",
+            f"then    {PROGRAM} {shlex.join(['+exp=demo', *words])}",
+        ]
     print("\n".join(lines), flush=True)

@@ -20,14 +20,8 @@ _CPUS, _MEM_GB = 8, 16
 """Request on a shared node without GPUs."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A key of the preset, dotted."""
-
-    key: str
-    value: object
-    why: str
-    is_assumed: bool = False
+Line = tuple[str, Answer]
+"""A key of the preset, dotted, and its value."""
 
 
 @dataclass(frozen=True)
@@ -44,76 +38,72 @@ def build_preset(findings: Findings, answers: Answers, header: Sequence[str]) ->
     tree: dict[str, Any] = {}
     if (network := answers["network"].value) != "auto":
         tree["defaults"] = ["_self_", {"override /network": network}]
-    for line in lines:
-        *sections, name = line.key.split(".")
+    for key, answer in lines:
+        *sections, name = key.split(".")
         section = tree
         for one in sections:
             section = section.setdefault(one, {})
-        section[name] = line.value
-    comments = [*header, *(f"{line.key}: {'assumed: ' * line.is_assumed}{line.why}" for line in lines)]
+        section[name] = None if answer.value == "" else answer.value
+    comments = [*header, *(f"{key}: {'assumed: ' * answer.is_assumed}{answer.why}" for key, answer in lines)]
     parts = ["# @package _global_", *(part for text in comments for part in _wrap(text))]
     body = yaml.safe_dump(tree, sort_keys=False, width=10**6)
-    return Preset("\n".join([*parts, body]), tuple(line.key for line in lines if line.is_assumed))
+    return Preset("\n".join([*parts, body]), tuple(key for key, answer in lines if answer.is_assumed))
 
 
 def _lines(findings: Findings, answers: Answers, partition: Partition) -> Iterator[Line]:
-    def answered(key: str) -> Line:
-        answer = answers[key.rpartition(".")[2]]
-        return Line(key, answer.value or None, answer.why, answer.is_assumed)
-
     on_gpus = answers["accelerator"].value != "cpu"
-    yield Line("cluster.launcher", "slurm", f"sinfo answers on {findings.host}")
-    yield answered("cluster.accelerator")
+    yield "cluster.launcher", Answer("slurm", f"sinfo answers on {findings.host}")
+    yield "cluster.accelerator", answers["accelerator"]
     yield from _gpu_lines(partition.kind, answers["accelerator"]) if on_gpus else _cpu_lines(partition.kind)
     kind = partition.kind
     alike = [one for one in partition.kinds if (one.gpu_type, one.num_gpus) == (kind.gpu_type, kind.num_gpus)]
     total, usable = sum(one.num_nodes for one in alike), sum(one.num_usable for one in alike)
     count = f"{partition.name} has {total} such nodes, of which {usable} take jobs now"
-    yield Line("cluster.num_nodes", 1, f"to begin with; {count}", is_assumed=True)
-    yield answered("cluster.run_root")
-    yield Line("cluster.tmp_root", "/tmp", "local to each node; the nodes were not inspected", is_assumed=True)
+    yield "cluster.num_nodes", Answer(1, f"to begin with; {count}", is_assumed=True)
+    yield "cluster.run_root", answers["run_root"]
+    yield "cluster.tmp_root", Answer("/tmp", "local to each node; the nodes were not inspected", is_assumed=True)
     python = f"the Python of the command, {sys.executable}, which the nodes must have"
-    yield Line("cluster.python", None, "python3 of the image" if answers["image"].value else python)
-    yield answered("cluster.slurm.partition")
-    yield answered("cluster.slurm.account")
+    yield "cluster.python", Answer(None, "python3 of the image" if answers["image"].value else python)
+    yield "cluster.slurm.partition", answers["partition"]
+    yield "cluster.slurm.account", answers["account"]
     why = "whole nodes with all of their GPUs" if on_gpus else "other jobs may use the rest of a node"
-    yield Line("cluster.slurm.exclusive", on_gpus, why)
-    yield answered("container.runtime")
-    yield answered("container.image")
+    yield "cluster.slurm.exclusive", Answer(on_gpus, why)
+    yield "container.runtime", answers["runtime"]
+    yield "container.image", answers["image"]
     yield _time_line(partition)
-    yield Line("job.max_failures", 3, "attempts that may fail before a run gives up, as in the shipped presets")
+    yield "job.max_failures", Answer(3, "attempts that may fail before a run gives up, as in the shipped presets")
     if on_gpus:
         memory = kind.mem_mb / 1024
         store = max(2, min(_OBJECT_STORE_GB, int(memory / 8)))
-        yield Line("ray.object_store_gb", store, f"of the {memory:.0f} GB of a node, in /dev/shm")
+        yield "ray.object_store_gb", Answer(store, f"of the {memory:.0f} GB of a node, in /dev/shm")
 
 
 def _gpu_lines(kind: NodeKind, accelerator: Answer) -> Iterator[Line]:
     gpu_type = kind.gpu_type or ""
-    yield Line("cluster.gpu_type", gpu_type or None, f"GRES of its nodes: {kind.gres}")
-    yield Line("cluster.gpus_per_node", kind.num_gpus, f"all of a node: {kind.gres}")
+    yield "cluster.gpu_type", Answer(gpu_type or None, f"GRES of its nodes: {kind.gres}")
+    yield "cluster.gpus_per_node", Answer(kind.num_gpus, f"all of a node: {kind.gres}")
     model = find_model(gpu_type)
     if model is None or model.mem_gb is None or model.accelerator != accelerator.value:
-        yield Line("cluster.gpu_mem_gb", None, "unknown, so memory is not estimated; doctor shows it")
+        yield "cluster.gpu_mem_gb", Answer(None, "unknown, so memory is not estimated; doctor shows it")
     else:
         why = f"by the name of the type, {gpu_type}; doctor shows whether it has more"
-        yield Line("cluster.gpu_mem_gb", model.mem_gb, why, is_assumed=True)
-    yield Line("cluster.cpus_per_node", None, f"all {kind.cpus} of a node, since it is exclusive")
-    yield Line("cluster.mem_gb_per_node", "all", f"all {kind.mem_mb // 1024} GB of a node (--mem=0)")
+        yield "cluster.gpu_mem_gb", Answer(model.mem_gb, why, is_assumed=True)
+    yield "cluster.cpus_per_node", Answer(None, f"all {kind.cpus} of a node, since it is exclusive")
+    yield "cluster.mem_gb_per_node", Answer("all", f"all {kind.mem_mb // 1024} GB of a node (--mem=0)")
 
 
 def _cpu_lines(kind: NodeKind) -> Iterator[Line]:
     has = f"a node has {kind.cpus} CPUs and {kind.mem_mb // 1024} GB (sinfo)"
-    yield Line("cluster.gpus_per_node", 0, "none are taken")
-    yield Line("cluster.cpus_per_node", min(_CPUS, kind.cpus), has, is_assumed=True)
-    yield Line("cluster.mem_gb_per_node", max(1, min(_MEM_GB, kind.mem_mb // 1024)), has, is_assumed=True)
+    yield "cluster.gpus_per_node", Answer(0, "none are taken")
+    yield "cluster.cpus_per_node", Answer(min(_CPUS, kind.cpus), has, is_assumed=True)
+    yield "cluster.mem_gb_per_node", Answer(max(1, min(_MEM_GB, kind.mem_mb // 1024)), has, is_assumed=True)
 
 
 def _time_line(partition: Partition) -> Line:
     limit = partition.max_time_min
     minutes = _DAY_MIN if limit is None else min(_DAY_MIN, limit)
     why = f"{partition.name} has {'no limit' if limit is None else f'a limit of {render_minutes(limit)}'}"
-    return Line("job.time_limit", render_minutes(minutes), why, is_assumed=limit is None or limit > _DAY_MIN)
+    return "job.time_limit", Answer(render_minutes(minutes), why, is_assumed=limit is None or limit > _DAY_MIN)
 
 
 def render_minutes(minutes: int) -> str:
