@@ -19,7 +19,7 @@ _LIBRARY = [
 ]
 
 
-def test_every_name_that_we_import_is_there_and_takes_what_we_say(installed: Package) -> None:
+def test_imported_names_exist_with_expected_arguments(installed: Package) -> None:
     assert (
         list(imports("deepspeed"))
         and missing_imports("deepspeed", installed) + wrong_uses("deepspeed", installed) == []
@@ -27,16 +27,16 @@ def test_every_name_that_we_import_is_there_and_takes_what_we_say(installed: Pac
 
 
 @pytest.mark.parametrize(("name", "use"), _LIBRARY, ids=[name for name, _ in _LIBRARY])
-def test_what_we_call_takes_what_we_say(installed: Package, name: str, use: Use) -> None:
+def test_called_functions_take_expected_arguments(installed: Package, name: str, use: Use) -> None:
     assert use.call is not None
     check_call(installed.get(f"deepspeed:{name}"), use.call)
 
 
-def test_we_call_what_starts_it_and_what_cuts_a_model_while_it_loads() -> None:
+def test_initialize_and_zero_init_exist() -> None:
     assert {name for name, _ in _LIBRARY} >= {"initialize", "init_distributed", "zero.Init"}
 
 
-def test_the_parameters_that_it_cut_have_what_we_ask_of_them(installed: Package) -> None:
+def test_partitioned_parameters_have_expected_attributes(installed: Package) -> None:
     asked = {
         word
         for path, tree in sources().items()
@@ -49,7 +49,7 @@ def test_the_parameters_that_it_cut_have_what_we_ask_of_them(installed: Package)
     assert asked and [name for name in sorted(asked) if f"param.{name} = " not in text] == []
 
 
-def test_the_engine_has_what_we_ask_of_it(installed: Package) -> None:
+def test_engine_has_expected_attributes(installed: Package) -> None:
     engine = installed.get("deepspeed.runtime.engine:DeepSpeedEngine")
     uses = list(uses_of(_FILE, "self.engine"))
     assert {use.name for use in uses} >= {"backward", "step", "get_global_grad_norm"}
@@ -61,7 +61,7 @@ def test_the_engine_has_what_we_ask_of_it(installed: Package) -> None:
             check_call(engine.members[use.name], use.call, method=True)
 
 
-def test_every_key_of_the_config_is_one_that_it_reads(installed: Package) -> None:
+def test_config_keys_are_read(installed: Package) -> None:
     """A key that it does not know is left unread, but for those of zero_optimization."""
     keys = {
         key.value
@@ -87,13 +87,13 @@ def test_every_key_of_the_config_is_one_that_it_reads(installed: Package) -> Non
     assert (keys | {"offload_optimizer", "offload_param"}) - read == set()
 
 
-def test_pages_are_locked_by_torch(installed: Package) -> None:
+def test_torch_pins_memory(installed: Package) -> None:
     """Its own way compiles C++ when a run starts."""
     text = ast.unparse(installed.tree("deepspeed.utils.pin_memory") or ast.Pass())
     assert "os.environ.get('DS_PIN_MEMORY_BACKEND', 'torch')" in text
 
 
-def test_the_all_reduce_in_shared_memory_is_of_cpus_alone(installed: Package) -> None:
+def test_shared_memory_all_reduce_is_cpu_only(installed: Package) -> None:
     """So on GPUs nobody asks which operators could be compiled, which takes a compiler and many seconds."""
     builders = installed.root / "deepspeed/ops/op_builder"
     with_it = [one.name for one in builders.iterdir() if one.suffix == ".py" and "ShareMemComm" in one.read_text()]

@@ -10,7 +10,7 @@ _CALLER = "transformers.modeling_flash_attention_utils"
 _NEEDED = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic"}
 
 
-def test_whatever_transformers_and_we_import_of_it_is_there(flash_attn: Package, installed: Package) -> None:
+def test_imported_names_exist(flash_attn: Package, installed: Package) -> None:
     branch = next(
         node
         for node in ast.walk(installed.get(f"{_CALLER}:_lazy_imports").node)
@@ -27,7 +27,7 @@ def test_whatever_transformers_and_we_import_of_it_is_there(flash_attn: Package,
         assert flash_attn.find(module, name) is not None, f"{module} has no {name}"
 
 
-def test_the_calls_of_transformers_are_ones_that_they_take(flash_attn: Package, installed: Package) -> None:
+def test_transformers_calls_match_signatures(flash_attn: Package, installed: Package) -> None:
     names = {"flash_varlen_fn": "flash_attn_varlen_func", "flash_fn": "flash_attn_func"}
     called = set()
     for node in ast.walk(installed.get(f"{_CALLER}:_flash_attention_forward").node):
@@ -41,7 +41,7 @@ def test_the_calls_of_transformers_are_ones_that_they_take(flash_attn: Package, 
     assert called == set(names.values())
 
 
-def test_what_we_tell_of_packed_rows_is_what_transformers_asks_for(installed: Package) -> None:
+def test_packed_row_arguments_match_transformers(installed: Package) -> None:
     """Names that it does not know would be handed on and dropped: sequences of a row would see each other."""
     told = {
         node.value

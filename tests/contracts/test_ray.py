@@ -19,12 +19,12 @@ _BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_s
 _NOT_RAYS = {"RAY_WORKER"}
 
 
-def test_every_name_that_we_import_is_there_and_takes_what_we_say(installed: Package) -> None:
+def test_imported_names_exist_with_expected_arguments(installed: Package) -> None:
     assert list(imports("ray"))
     assert missing_imports("ray", installed) + wrong_uses("ray", installed) == []
 
 
-def test_ray_start_knows_every_flag(installed: Package) -> None:
+def test_ray_start_has_every_flag(installed: Package) -> None:
     flags = {
         word
         for node in ast.walk(sources()["node/ray_cluster.py"])
@@ -39,7 +39,7 @@ def test_ray_start_knows_every_flag(installed: Package) -> None:
     assert flags > {"--num-gpus", "--labels"} and flags - known == set()
 
 
-def test_ray_start_needs_none_of_the_other_commands(installed: Package) -> None:
+def test_ray_start_needs_none_of_other_commands(installed: Package) -> None:
     """Nor pandas and FastAPI, which come with them."""
     words = """
 import sys
@@ -55,7 +55,7 @@ assert not {"pandas", "fastapi", *OTHER_COMMANDS} & set(sys.modules)
     assert tree is not None and all(f"from {name} import" in ast.unparse(tree) for name in OTHER_COMMANDS)
 
 
-def test_every_variable_that_we_set_is_read(installed: Package) -> None:
+def test_set_variables_are_read(installed: Package) -> None:
     """One that is not is no error to Ray: it does nothing."""
     root = Path(str(installed.root)) / "ray"
     names = {name for name in names_that_we_set() if name.startswith("RAY_")} - _NOT_RAYS
@@ -69,7 +69,7 @@ def test_every_variable_that_we_set_is_read(installed: Package) -> None:
     assert names == set()
 
 
-def test_its_masks_are_ours(installed: Package) -> None:
+def test_visibility_masks_match_ours(installed: Package) -> None:
     places = "ray._private.accelerators"
     theirs = {
         "nvidia": f"{places}.nvidia_gpu:CUDA_VISIBLE_DEVICES_ENV_VAR",
@@ -84,14 +84,14 @@ def test_its_masks_are_ours(installed: Package) -> None:
     assert "'ROCR_VISIBLE_DEVICES' in os.environ" in told, "visibility.py says why ROCR is not left alone"
 
 
-def test_an_actor_without_gpus_keeps_the_mask_that_we_give_it(installed: Package) -> None:
+def test_actor_without_gpus_keeps_its_mask(installed: Package) -> None:
     """Our actors ask for none, also in a cluster of others, whose variables are not ours."""
     text = ast.unparse(installed.get("ray._private.utils:set_visible_accelerator_ids").node)
     assert "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR, False)" in text
     assert "if not override_on_zero and len(accelerator_ids) == 0:" in text
 
 
-def test_ray_obeys_the_flags_by_which_it_leaves_masks_alone(installed: Package) -> None:
+def test_ray_flags_disable_mask_override(installed: Package) -> None:
     folder = Path(str(installed.root)) / "ray/_private/accelerators"
     text = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))
     assert [flag for flag in NOSET_FLAGS if f'"{flag}"' not in text] == []

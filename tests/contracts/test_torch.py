@@ -7,7 +7,7 @@ from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Package
 
 
-def test_every_variable_that_we_set_is_read(installed: Package) -> None:
+def test_set_variables_are_read(installed: Package) -> None:
     root = Path(str(installed.root)) / "torch"
     names = {name for name in names_that_we_set() if name.startswith("TORCH_")}
     assert len(names) > 5

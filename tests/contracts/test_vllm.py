@@ -65,16 +65,16 @@ def own_names(cls: Found) -> set[str]:
     return cls.assigned | {name for name, found in cls.members.items() if isinstance(found.node, ast.FunctionDef)}
 
 
-def test_every_name_that_we_import_is_there(vllm: Package) -> None:
+def test_imported_names_exist(vllm: Package) -> None:
     assert len(list(imports("vllm"))) > 10 and missing_imports("vllm", vllm) == []
 
 
-def test_every_call_of_an_imported_name_says_what_it_takes(vllm: Package) -> None:
+def test_imported_calls_match_signatures(vllm: Package) -> None:
     assert len([use for use, _ in imported_uses("vllm") if use.call]) > 5 and wrong_uses("vllm", vllm) == []
 
 
 @pytest.mark.parametrize(("path", "expression", "name"), OBJECTS, ids=lambda value: str(value).rpartition("/")[2])
-def test_its_objects_have_what_we_ask_of_them(vllm: Package, path: str, expression: str, name: str) -> None:
+def test_objects_have_expected_attributes(vllm: Package, path: str, expression: str, name: str) -> None:
     # What our own class says of itself, where `self` is both.
     own = own_names(our_class(path, expression.partition("/")[0])) if expression.endswith("/self") else set()
     uses = [use for use in uses_of(path, expression) if use.name not in own]
@@ -82,7 +82,7 @@ def test_its_objects_have_what_we_ask_of_them(vllm: Package, path: str, expressi
     assert [wrong for use in uses if (wrong := wrong_in(vllm.get(name), use))] == []
 
 
-def test_our_classes_fill_vllms_with_the_arguments_that_it_gives_them(vllm: Package) -> None:
+def test_subclasses_match_signatures(vllm: Package) -> None:
     wrong, pairs = [], list(classes_over("vllm"))
     assert len(pairs) > 4
     for path, cls, module, name in pairs:
@@ -99,7 +99,7 @@ def test_our_classes_fill_vllms_with_the_arguments_that_it_gives_them(vllm: Pack
     assert wrong == []
 
 
-def test_workers_have_the_methods_that_are_called_by_name(vllm: Package) -> None:
+def test_workers_have_methods_called_by_name(vllm: Package) -> None:
     members = vllm.get(WORKER).members | ours().get(EXTENSION).members
     calls = list(calls_by_name("rollout/vllm/", {"collective_rpc", "_call"}))
     assert {name for _, name, _, _ in calls} >= {"update_weights", "watch_transfer", "transfer_checksum"}
@@ -112,7 +112,7 @@ def test_workers_have_the_methods_that_are_called_by_name(vllm: Package) -> None
         members[name].bound.bind_partial(None, *arguments)
 
 
-def test_the_worker_has_none_of_our_extensions_names(vllm: Package) -> None:
+def test_worker_extension_has_no_name_collision(vllm: Package) -> None:
     """It refuses to start otherwise (init_worker in vllm/v1/worker/worker_base.py)."""
     worker, extension = vllm.get(WORKER), ours().get(EXTENSION)
     own = own_names(extension)
@@ -121,19 +121,19 @@ def test_the_worker_has_none_of_our_extensions_names(vllm: Package) -> None:
     assert declared <= set(worker.members), "what the extension says that the worker has, it must have"
 
 
-def test_the_client_is_one_that_vllms_senders_can_call(vllm: Package) -> None:
+def test_transfer_client_fits_vllm_senders(vllm: Package) -> None:
     client = ours().get("slurm_rl.rollout.vllm.transfer:EngineClient")
     for name, member in vllm.get("vllm.distributed.weight_transfer.base:VLLMWeightSyncClient").members.items():
         assert list(client.members[name].signature.parameters) == list(member.signature.parameters), name
 
 
-def test_a_sender_is_told_address_port_and_size_in_this_order(vllm: Package) -> None:
+def test_sender_takes_address_port_and_size_in_order(vllm: Package) -> None:
     """transfer.py says the first two by a star, so the call alone does not show them."""
     info = vllm.get("vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo").signature
     assert list(info.parameters)[:3] == ["master_address", "master_port", "world_size"]
 
 
-def test_the_arguments_of_the_engine_are_fields_of_its_arguments(vllm: Package) -> None:
+def test_engine_arguments_are_fields(vllm: Package) -> None:
     """LLM() hands what it does not know to EngineArgs; a user's own are compared with the fields when a run starts."""
     fields = set(vllm.get("vllm:EngineArgs").signature.parameters)
     assert set(OURS) - fields == set()
@@ -143,13 +143,13 @@ def test_the_arguments_of_the_engine_are_fields_of_its_arguments(vllm: Package) 
             assert {word.arg for word in use.call.keywords if word.arg} <= fields
 
 
-def test_the_fields_of_what_is_sampled_are_vllms(vllm: Package) -> None:
+def test_sampling_fields_exist(vllm: Package) -> None:
     spec = set(ours().get("slurm_rl.data.groups:SamplingSpec").signature.parameters) - {"num_completions", "batch"}
     assert "temperature" in spec
     assert takes(vllm.get("vllm:SamplingParams"), spec | {"n", "seed"}) == set()
 
 
-def test_every_variable_that_we_set_is_one_of_vllms(vllm: Package) -> None:
+def test_set_variables_are_vllm_variables(vllm: Package) -> None:
     table = vllm.get("vllm.envs:environment_variables").node
     known = {key.value for key in ast.walk(table) if isinstance(key, ast.Constant)}
     names = {name for name in names_that_we_set() if re.fullmatch(r"VLLM_\w*[A-Z0-9]", name)}

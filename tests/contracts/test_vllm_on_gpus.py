@@ -187,24 +187,24 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "sentence", "rests"), SENTENCES, ids=[row[0].rpartition(":")[2] for row in SENTENCES])
-def test_it_still_says(vllm: Package, name: str, sentence: str, rests: str) -> None:
+def test_source_contains_expected_code(vllm: Package, name: str, sentence: str, rests: str) -> None:
     text = plain(ast.unparse(vllm.get(name).node))
     assert plain(sentence) in text, f"{name} no longer says `{sentence}`. On it rests: {rests}. It says: {text[:3000]}"
 
 
-def test_no_stream_of_the_packing_waits_for_the_policys(vllm: Package) -> None:
+def test_packing_streams_do_not_wait_for_policy_stream(vllm: Package) -> None:
     """When it does, weight_sender.py need not synchronize."""
     assert "wait_stream" not in ast.unparse(vllm.tree(f"{_TRANSFER}.packed_tensor") or ast.Pass())
 
 
-def test_what_sleeps_is_what_we_wake(vllm: Package) -> None:
+def test_sleep_tags_match_wake_tags(vllm: Package) -> None:
     tags = vllm.get("vllm.v1.executor.abstract:SLEEP_TAGS").node
     here = ours().get("slurm_rl.rollout.vllm.engine:SLEEP_TAGS").node
     assert isinstance(tags, ast.Assign) and isinstance(tags.value, ast.Call) and isinstance(here, ast.Assign)
     assert set(ast.literal_eval(tags.value.args[0])) == ast.literal_eval(here.value)
 
 
-def test_nothing_that_we_ask_for_is_beyond_model_runner_v2(vllm: Package) -> None:
+def test_requested_features_work_in_model_runner_v2(vllm: Package) -> None:
     """A new line there may be about us: then engines run V1 on GPUs, whose seeds and memory are others."""
     function = vllm.get("vllm.config:VllmConfig._get_v2_model_runner_unsupported_features").node
     reasons = [
@@ -216,7 +216,7 @@ def test_nothing_that_we_ask_for_is_beyond_model_runner_v2(vllm: Package) -> Non
     assert reasons and [reason for reason in reasons if not any(word in reason for word in about)] == []
 
 
-def test_the_backends_that_we_name_are_registered_on_both_sides(vllm: Package) -> None:
+def test_named_backends_are_registered(vllm: Package) -> None:
     text = ast.unparse(vllm.tree(f"{_TRANSFER}.factory") or ast.Pass())
     for backend in ("nccl", "ipc"):
         for factory in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory"):

@@ -78,7 +78,7 @@ def folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_no_command_stands_outside_of_a_fence_that_is_looked_at() -> None:
+def test_commands_are_in_checked_fences() -> None:
     starts = ("python -m", "make ", "pip install", "sbatch ", "$ ")
     loose = [
         f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -96,7 +96,7 @@ def test_no_command_stands_outside_of_a_fence_that_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=[block.place for block in COMMANDS])
-def test_a_block_that_cannot_be_checked_here_says_who_runs_it(block: Block) -> None:
+def test_unchecked_block_names_its_runner(block: Block) -> None:
     assert block.commands(), f"{block.place} has no command; text that is printed is a fence `text`"
     unknown = [" ".join(words) for words in block.commands() if not is_checked_here(words)]
     assert block.mark or not unknown, f"{block.place} needs a mark for: {unknown}"
@@ -110,7 +110,7 @@ def test_a_block_that_cannot_be_checked_here_says_who_runs_it(block: Block) -> N
 @pytest.mark.parametrize(
     "page", [page for page in pages() if page.relative_to(ROOT).parts[0] != "examples"], ids=lambda page: page.name
 )
-def test_every_command_of_a_page_is_accepted(
+def test_commands_of_pages_are_accepted(
     page: Path, folder: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = list(read_blocks(page))
@@ -127,7 +127,7 @@ def test_every_command_of_a_page_is_accepted(
                 expect_accepted(shlex.split(code), shared, f"{page.name}:{number}", capsys)
 
 
-def test_what_readme_types_is_accepted_in_a_bare_clone(
+def test_readme_commands_work_in_bare_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where nothing was prepared. Seen before: its `plan` of GSM8K was refused for want of the rows."""

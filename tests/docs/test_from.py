@@ -24,7 +24,7 @@ def count_row(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_step_has_an_answer_and_a_test(page: Path) -> None:
+def test_steps_have_answer_and_test(page: Path) -> None:
     rows = read_tables(page)
     assert len(rows) >= 15
     wrong = []
@@ -43,7 +43,7 @@ def exists(name: str) -> bool:
     return path.startswith("tests/") and file.is_file() and (not test or f"def {test}(" in file.read_text())
 
 
-def test_index_has_the_counts_of_every_page() -> None:
+def test_index_counts_match_pages() -> None:
     rows = {re.findall(r"\]\(([\w-]+\.md)\)", cells[1])[0]: cells[2:] for cells in read_tables(FOLDER / "index.md")}
     assert rows == {page.name: count_row(page) for page in PAGES}
 

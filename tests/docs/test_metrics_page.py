@@ -90,20 +90,20 @@ def _drop_docstrings_and_events(tree: ast.AST) -> None:
             node.args = [] if name in _EVENTS else node.args
 
 
-def test_the_page_names_every_key_that_the_code_writes() -> None:
+def test_page_names_every_written_key() -> None:
     assert find_keys() - named_on_the_page() == set()
 
 
-def test_the_code_writes_every_key_that_the_page_names() -> None:
+def test_page_names_only_written_keys() -> None:
     assert named_on_the_page() - find_keys() == set()
 
 
-def test_every_chart_of_the_report_is_explained() -> None:
+def test_report_charts_are_explained() -> None:
     shown = {curve.key for curves in LINE_CHARTS.values() for curve in curves}
     assert shown - named_on_the_page() == set()
 
 
-def test_a_row_of_a_run_can_be_printed_so(tmp_path: Path) -> None:
+def test_documented_row_can_be_printed(tmp_path: Path) -> None:
     [block] = read_blocks(PAGE)
     [words] = block.commands()
     file = tmp_path / words[-1]

@@ -37,7 +37,7 @@ def find_field(key: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_row_has_a_word_of_theirs_and_one_of_ours(page: Path) -> None:
+def test_rows_name_both_projects_words(page: Path) -> None:
     rows = read_tables(page)
     assert len(rows) >= 40
     for theirs, ours, _ in rows:
@@ -46,7 +46,7 @@ def test_every_row_has_a_word_of_theirs_and_one_of_ours(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "row"), ROWS, ids=[f"{page.stem}-{row[0]}" for page, row in ROWS])
-def test_what_stands_on_our_side_exists(page: Path, row: list[str]) -> None:
+def test_our_names_exist(page: Path, row: list[str]) -> None:
     for word in words_in_code(row[1]):
         key, equals, value = word.partition("=")
         if key.startswith("+"):
@@ -62,7 +62,7 @@ def test_what_stands_on_our_side_exists(page: Path, row: list[str]) -> None:
                 assert str(functools.reduce(getattr, key.split("."), config)) == value
 
 
-def test_keys_that_notes_and_pages_name_exist() -> None:
+def test_keys_of_notes_and_pages_exist() -> None:
     sections = "|".join(name for name, field in RunConfig.model_fields.items() if name not in ("name", "run_dir"))
     pattern = re.compile(rf"(?:{sections})(?:\.[a-z_]+)+")
     for page in sorted([*DOCS.glob("*.md"), *(DOCS / "reference").glob("*.md"), *PAGES]):
@@ -93,6 +93,6 @@ def trl_fields() -> frozenset[str]:
     return frozenset(found)
 
 
-def test_trl_has_every_word_of_its_page() -> None:
+def test_trl_has_words_of_its_page() -> None:
     words = {word for row in read_tables(DOCS / "from/moving-trl.md") for word in words_in_code(row[0])}
     assert words - trl_fields() == set()

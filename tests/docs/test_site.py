@@ -31,22 +31,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_builds_strictly(site: Path) -> None:
+def test_site_builds_strictly(site: Path) -> None:
     assert (site / "index.html").is_file() and (site / "search/search_index.json").is_file()
 
 
-def test_no_page_is_fetched_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text())
         assert fetched == [], page.name
 
 
-def test_readme_is_at_most_90_lines() -> None:
+def test_readme_has_at_most_90_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_page_is_short(page: Path) -> None:
+def test_page_is_short(page: Path) -> None:
     if not str(page.relative_to(DOCS)).startswith(_ANY_LENGTH):
         assert len(page.read_text().splitlines()) <= 150
 
@@ -68,7 +68,7 @@ def slug(head: str) -> str:
     return re.sub(r"\s+", "-", text)
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_pages_are_in_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r"([\w/-]+\.md)", str(yaml.safe_load(text)["nav"])))
     assert named == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}

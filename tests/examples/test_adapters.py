@@ -78,14 +78,14 @@ def test_frozen_lake(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_of_reasoning_gym(tmp_path: Path) -> None:
+def test_task_of_reasoning_gym(tmp_path: Path) -> None:
     steps = run_package("reasoning_gym", "words", tmp_path)
     # By the letter: thirds, of which a model that knows little has few.
     assert all(row["episode/turns_mean"] == 1 and 0 < row["reward/mean"] < 1 for row in steps)
 
 
 @pytest.mark.slow
-def test_an_environment_of_verifiers(tmp_path: Path) -> None:
+def test_environment_of_verifiers(tmp_path: Path) -> None:
     steps = run_package("verifiers", "stones", tmp_path, "examples/adapters/stones.py:load_environment")
     assert all(1 <= row["episode/turns_mean"] <= 4 and row["score/moves"] > 0 for row in steps)
     # The sum of its rubric.

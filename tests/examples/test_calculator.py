@@ -11,7 +11,7 @@ from tests.whole_run import exact_rows
 pytestmark = pytest.mark.slow
 
 
-def test_a_calculator(tmp_path: Path) -> None:
+def test_calculator(tmp_path: Path) -> None:
     # The first stage as it is: of a shorter one no sum comes out right, and there is nothing to train on.
     sizes = ("trainer.num_steps=2", "trainer.prompts_per_step=16", "data.num_eval=20", "eval.interval=2")
     printed = run_readme("calculator", tmp_path, {"calls_tiny": (), "calculator_tiny": sizes})

@@ -23,7 +23,7 @@ def rows_of(run: Path, stage: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_rows_and_a_reward_of_ones_own(tmp_path: Path) -> None:
+def test_rows_and_reward_of_ones_own(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=6", "data.num_eval=20")
     run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
     steps = rows_of(tmp_path / "runs/own_data", "grpo")
@@ -55,7 +55,7 @@ def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_programs_in_the_sandbox(tmp_path: Path) -> None:
+def test_programs_in_sandbox(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=2", "algorithm.group_size=4", "data.num_eval=4")
     run_readme("code", tmp_path, {"programs_tiny": (), "code_tiny": sizes})
     steps = rows_of(tmp_path / "runs/code", "grpo")
@@ -64,7 +64,7 @@ def test_programs_in_the_sandbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
+def test_sft_then_dpo_in_number_format_of_gpu(tmp_path: Path) -> None:
     run_readme("sft_dpo", tmp_path, dict.fromkeys(("chats_sft_tiny", "chats_dpo_tiny"), ("model.dtype=bfloat16",)))
     losses = [row["eval/loss"] for row in rows_of(tmp_path / "runs/chats_sft", "eval")]
     assert losses[-1] < losses[0] / 2
@@ -78,7 +78,7 @@ def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
+def test_ppo_uses_trained_reward_model(tmp_path: Path) -> None:
     sizes = (SMALL_MODEL, "model.dtype=bfloat16")
     ppo = (*sizes, "reward.model.dtype=bfloat16", "trainer.num_steps=3", "trainer.prompts_per_step=16")
     run_readme("ppo_reward_model", tmp_path, {"sums_rm_tiny": sizes, "sums_ppo_tiny": ppo})
@@ -91,7 +91,7 @@ def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
+def test_script_starts_and_reads_two_runs(tmp_path: Path) -> None:
     sizes = (
         SMALL_MODEL,
         "supervised.max_steps=4",
@@ -106,7 +106,7 @@ def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
     assert len(slow) == len(fast) == 3 and fast[-1] < slow[-1] < slow[0]
 
 
-def test_each_readme_has_its_sections_and_is_listed() -> None:
+def test_readmes_have_sections_and_are_listed() -> None:
     assert len(NAMES) == 13
     listed = (EXAMPLES / "README.md").read_text()
     for name in NAMES:

@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_guessing_game(folder: Path) -> None:
+def test_guessing_game(folder: Path) -> None:
     rows = exact_rows(folder / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
@@ -31,7 +31,7 @@ def test_a_guessing_game(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_game_has_the_same_digits(folder: Path, tmp_path: Path) -> None:
+def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None:
     """In every turn, at any time and in free order: tests/train/test_killed_game_run.py."""
     rows = exact_rows(folder / "runs/guessing_game")
     killed = Game(tmp_path / "killed", world="HeldGuess")

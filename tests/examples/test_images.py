@@ -26,7 +26,7 @@ def grpo_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [row for row in exact_rows(run_dir) if row["stage"] == "grpo"]
 
 
-def test_engine_and_policy_agree_on_images_in_every_step_as_far_as_bfloat16_goes(run_dir: Path) -> None:
+def test_engine_and_policy_agree_on_images_to_bfloat16(run_dir: Path) -> None:
     """To 1e-4 in float32: test_vision_engines.py."""
     steps = grpo_rows(run_dir)
     assert len(steps) == 3
@@ -40,7 +40,7 @@ def test_engine_and_policy_agree_on_images_in_every_step_as_far_as_bfloat16_goes
     assert all(row["policy/clip_fraction"] == 0 for row in trained)
 
 
-def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path) -> None:
+def test_export_is_trained_model_with_image_processor(run_dir: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
@@ -54,13 +54,13 @@ def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path)
     AutoImageProcessor.from_pretrained(run_dir / "export")
 
 
-def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path) -> None:
+def test_prompts_with_many_and_no_images_are_trained(run_dir: Path) -> None:
     groups = [json.loads(line) for path in (run_dir / "rollouts").iterdir() for line in path.read_text().splitlines()]
     assert {len(group["prompt"]["images"]) for group in groups} == {0, 1, 2}
     assert len(groups) == 3 * 8
 
 
-def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Path, tmp_path: Path) -> None:
+def test_resumed_run_has_identical_metrics(run_dir: Path, tmp_path: Path) -> None:
     """Images, bfloat16, rewards over HTTP, the reference: equal in every digit that is not a time.
 
     The run loses what it saved after its first GRPO step, as if its machine had died then; that a kill is no more

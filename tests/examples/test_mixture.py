@@ -22,7 +22,7 @@ SOURCES = {"sums": 5, "games": 10, "calculator": 10}
 """Their held-out rows."""
 
 
-def test_a_mixture(tmp_path: Path) -> None:
+def test_mixture(tmp_path: Path) -> None:
     sizes = (*SIZES["mixture"], *HEATED, "algorithm.kl.coef=0.001")
     run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": sizes})
     rows = exact_rows(tmp_path / "runs/mixture")
@@ -44,7 +44,7 @@ def test_a_mixture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_mixture_has_the_same_digits(tmp_path: Path) -> None:
+def test_killed_mixture_has_identical_metrics(tmp_path: Path) -> None:
     run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": (*SIZES["mixture"], "rollout.dump=true")})
     whole = RunDir(tmp_path / "runs/mixture")
     rows = exact_rows(whole.path)

@@ -20,7 +20,7 @@ SIZES += ("trainer.prompts_per_step=8", "algorithm.group_size=4", "env.agent_con
 
 
 @pytest.mark.slow
-def test_a_program_is_trained(tmp_path: Path) -> None:
+def test_program_is_trained(tmp_path: Path) -> None:
     printed = run_readme("openai_program", tmp_path, {"openai_program_tiny": SIZES})
     assert "step 2, reward" in printed and "turn 1" in printed and "observation" in printed
     rows = exact_rows(tmp_path / "runs/openai_program")

@@ -46,7 +46,7 @@ def build_engine(folder: Path, *, offload: Any = "none", **model: Any) -> Any:
     return PolicyEngine(folder, config, policy, OptimConfig(lr=1e-3), temperature=1.0)
 
 
-def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> None:
+def test_bfloat16_step_raises_rewarded_tokens(folder: Path) -> None:
     from slurm_rl.algorithms.policy_loss import build_policy_loss
 
     engine = build_engine(folder, dtype="bfloat16")
@@ -60,7 +60,7 @@ def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> No
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "all"])
-def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: str, tmp_path: Path) -> None:
+def test_offloaded_optimizer_takes_identical_steps(folder: Path, offload: str, tmp_path: Path) -> None:
     from slurm_rl.algorithms.policy_loss import build_policy_loss
 
     batch, found = [build_sequences(LENGTHS)], []
@@ -76,7 +76,7 @@ def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: s
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
-def test_packed_sequences_do_not_see_each_other(folder: Path) -> None:
+def test_packed_sequences_are_independent(folder: Path) -> None:
     engine = build_engine(folder, dtype="float32")
     together = engine.compute_logprobs([build_sequences(LENGTHS)])[0]
     alone = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences(LENGTHS)]
@@ -90,7 +90,7 @@ _NO_FLASH = importlib.util.find_spec("flash_attn") is None
 @pytest.mark.parametrize(
     "way", ["varlen", pytest.param("flash_attention_2", marks=pytest.mark.skipif(_NO_FLASH, reason="no flash-attn"))]
 )
-def test_flash_attention_says_what_sdpa_says(folder: Path, way: str) -> None:
+def test_flash_attention_equals_sdpa(folder: Path, way: str) -> None:
     """Both in bfloat16, which the kernels want; their difference is that of their rounding."""
     both = [
         np.concatenate(

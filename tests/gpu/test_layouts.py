@@ -24,7 +24,7 @@ def run_layout(num_ranks: int, backend: str, folder: Path, out: Path) -> list[di
 
 
 @pytest.mark.parametrize("backend", LAYOUTS)
-def test_two_gpus_take_the_steps_of_one(backend: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
+def test_two_gpus_equal_one(backend: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
     from tests.tiny_models import TinyModel, build_tiny_model
 
     need(2, num_gpus)

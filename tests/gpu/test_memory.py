@@ -27,7 +27,7 @@ def measure(folder: Path, name: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("model", "name"), [("0.5b", "grpo, colocated"), ("1.5b", "grpo, colocated, 1.5b")])
-def test_a_step_takes_what_was_planned(model: str, name: str, tmp_path: Path, note: Note) -> None:
+def test_step_memory_matches_plan(model: str, name: str, tmp_path: Path, note: Note) -> None:
     found = measure(build_text(model, tmp_path / "model"), name)
     note(**found)
     assert 0 < found["measured_gb"] <= found["planned_gb"]

@@ -14,7 +14,7 @@ from tests.whole_run import exact_rows, kill_trainer
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_comes_to_its_end(name: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
+def test_run_finishes(name: str, tmp_path: Path, num_gpus: int, note: Note) -> None:
     need(CASES[name].num_gpus, num_gpus)
     steps = train_case(name, tmp_path)
     assert len(steps) >= 3
@@ -26,7 +26,7 @@ def test_a_run_comes_to_its_end(name: str, tmp_path: Path, num_gpus: int, note: 
 
 
 @pytest.mark.parametrize(("name", "captures"), [("grpo, colocated", True), ("grpo, colocated, eager", False)])
-def test_engines_capture_graphs_as_shipped_and_not_when_told(name: str, captures: bool, tmp_path: Path) -> None:
+def test_engines_capture_graphs_unless_disabled(name: str, captures: bool, tmp_path: Path) -> None:
     handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "vllm.log"), "level": "INFO"}
     loggers = {"vllm": {"handlers": ["file"], "level": "INFO"}}
     config = {"version": 1, "handlers": {"file": handler}, "loggers": loggers, "disable_existing_loggers": False}
@@ -36,7 +36,7 @@ def test_engines_capture_graphs_as_shipped_and_not_when_told(name: str, captures
     assert ("Graph capturing finished" in (tmp_path / "vllm.log").read_text()) == captures
 
 
-def test_the_same_seed_samples_and_scores_the_same_first_step(tmp_path: Path, note: Note) -> None:
+def test_same_seed_samples_and_scores_same_first_step(tmp_path: Path, note: Note) -> None:
     words = words_of(CASES["grpo, colocated"], tmp_path)
     one, other = ([row for row in train(tmp_path / name, words) if row["stage"] == "grpo"] for name in ("a", "b"))
     sampled = [key for key in one[0] if key.startswith(("reward/", "completion/", "tokens/"))]
@@ -45,7 +45,7 @@ def test_the_same_seed_samples_and_scores_the_same_first_step(tmp_path: Path, no
     note(equal_steps=sum(a == b for a, b in zip(one, other, strict=True)), of=len(one))
 
 
-def test_a_run_killed_with_9_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_run_killed_with_sigkill_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [*words_of(CASES["grpo, colocated"], tmp_path), "trainer.num_steps=5", "job.max_failures=0"]
     process = start(run, ["submit", f"run_dir={run}", *words])
@@ -58,7 +58,7 @@ def test_a_run_killed_with_9_goes_on_from_its_checkpoint(tmp_path: Path) -> None
     assert steps == [1, 2, 3, 4, 5]
 
 
-def test_a_mask_of_one_gpu_leaves_the_other_alone(tmp_path: Path, num_gpus: int, note: Note) -> None:
+def test_mask_of_one_gpu_leaves_other_free(tmp_path: Path, num_gpus: int, note: Note) -> None:
     need(2, num_gpus)
     words = words_of(CASES["grpo, colocated"], tmp_path)
     names = {"CUDA_VISIBLE_DEVICES": "1"}
@@ -69,7 +69,7 @@ def test_a_mask_of_one_gpu_leaves_the_other_alone(tmp_path: Path, num_gpus: int,
     assert most[0] - before < 1e8 < most[1]
 
 
-def test_what_a_colocated_run_takes_is_what_was_planned(tmp_path: Path, note: Note) -> None:
+def test_colocated_memory_matches_plan(tmp_path: Path, note: Note) -> None:
     """1.5 billion parameters at the planner's own sizes: all of the GPU together, at any moment."""
     words = words_of(CASES["grpo, colocated, 1.5b"], tmp_path)
     with most_used() as most:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_the_trainer_of_a_real_shape_prints_its_row() -> None:
+def test_trainer_throughput_prints_row() -> None:
     words = [sys.executable, "-m", "benchmarks.trainer_throughput", "--shape", "0.5b", "1.5b", "--tokens", "16384"]
     done = subprocess.run([*words, "--gradient-checkpointing"], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr

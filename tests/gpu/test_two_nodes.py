@@ -24,7 +24,7 @@ def shared(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def test_all_nodes_are_fit(shared: Path) -> None:
+def test_two_nodes_pass_preflight(shared: Path) -> None:
     words = ["doctor", f"+cluster={PRESETS[vendor()]}", f"cluster.run_root={shared}"]
     done = subprocess.run([sys.executable, "-m", "slurm_rl", *words], cwd=ROOT, capture_output=True, text=True)
     print(done.stdout)

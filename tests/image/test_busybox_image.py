@@ -48,7 +48,7 @@ def for_pyxis(path: Path) -> list[str]:
     return ["container.runtime=pyxis", f"container.image={path}"]
 
 
-def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], tmp_path: Path) -> None:
+def test_sqsh_has_enroot_layout_and_is_idempotent(env: Mapping[str, str], tmp_path: Path) -> None:
     path = tmp_path / "rl.sqsh"
     words = ["import", "--engine=podman", f"--from={IMAGE}", *for_pyxis(path)]
     done = image(env, *words)
@@ -82,9 +82,7 @@ STAND_INS = {
 }
 
 
-def test_the_recipe_of_the_cpu_image_is_built_without_a_registry_and_twice_is_a_no_op(
-    env: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_cpu_recipe_builds_offline_and_is_idempotent(env: Mapping[str, str], tmp_path: Path) -> None:
     """With all that it downloads left out; tests/slurm/test_image_cpu.py builds and uses the whole image."""
     path, base = tmp_path / "cpu.sqsh", "localhost/stand-ins:1"
     make_busybox_root(tmp_path / "root.tar", STAND_INS)
@@ -122,23 +120,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_while_the_image_is_written(env: Mapping[str, str], small_disk: Path) -> None:
+def test_image_write_reports_full_disk(env: Mapping[str, str], small_disk: Path) -> None:
     done = image(env, "import", f"--from={IMAGE}", *for_pyxis(small_disk / "rl.sqsh"))
     assert done.returncode == 2, done.stderr
     assert "an image needs room on the disk" in done.stderr and "Traceback" not in done.stderr
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_disk_that_fills_while_the_image_is_unpacked(
-    env: Mapping[str, str], small_disk: Path, tmp_path: Path
-) -> None:
+def test_image_unpack_reports_full_disk(env: Mapping[str, str], small_disk: Path, tmp_path: Path) -> None:
     done = image({**env, "TMPDIR": str(small_disk)}, "import", f"--from={IMAGE}", *for_pyxis(tmp_path / "rl.sqsh"))
     assert done.returncode == 2, done.stderr
     assert "an image needs room on the disk" in done.stderr and "TMPDIR" in done.stderr
     assert list(small_disk.iterdir()) == [] and not list(tmp_path.glob("*.sqsh*"))
 
 
-def test_an_engine_that_has_no_such_image_says_so(env: Mapping[str, str], tmp_path: Path) -> None:
+def test_engine_names_missing_image(env: Mapping[str, str], tmp_path: Path) -> None:
     done = image(env, "import", "--engine=podman", "--from=localhost/nothing:1", *for_pyxis(tmp_path / "rl.sqsh"))
     assert done.returncode == 2, done.stderr
     assert "podman pull must succeed" in done.stderr

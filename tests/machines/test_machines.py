@@ -26,7 +26,7 @@ def machines(all_machines: Machines) -> Iterator[Machines]:
     all_machines.end_all()
 
 
-def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -> None:
+def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None:
     """RunPod's variables. The worker comes first and waits; a stranger with another token is turned away."""
     run = Run(machines.root / "own" / "1" / "w" / "pods")
     words = machines.words(machines.shared / "pods", port=machines.next_port())
@@ -54,7 +54,7 @@ def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -
     assert [path for path in left if path.parent.name == "secrets"] == []
 
 
-def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machines: Machines) -> None:
+def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> None:
     """GCP's variables, one run directory for all: a spot machine is taken away, and the run goes on with three."""
     run = Run(machines.shared / "spot")
     words = machines.words(run.run_dir.path, port=machines.next_port())
@@ -87,7 +87,7 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     assert len(run.events("machines/complete")[-1]["hosts"]) == 3
 
 
-def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines) -> None:
+def test_missing_worker_is_named_at_deadline(machines: Machines) -> None:
     run = Run(machines.shared / "alone")
     words = machines.words(run.run_dir.path, "job.start_timeout_s=1", port=machines.next_port())
     head = machines.start(1, dstack(machines, 0), *words)
@@ -97,7 +97,7 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
     assert len(run.events("attempt/started")) == 1
 
 
-def test_a_python_that_one_machine_lacks_is_the_cause(machines: Machines) -> None:
+def test_python_missing_on_one_machine_is_named(machines: Machines) -> None:
     python = machines.root / "t" / "python"
     there = machines.root / "own" / "1" / "t" / "python"
     there.write_text(f'#!/bin/sh\nexec {machines.python} "$@"\n')
@@ -113,7 +113,7 @@ def test_a_python_that_one_machine_lacks_is_the_cause(machines: Machines) -> Non
 
 
 @pytest.mark.slow
-def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
+def test_invalid_setup_is_refused_with_exit_2(machines: Machines) -> None:
     """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""
     port = machines.next_port()
     words = machines.words(machines.shared / "tiny", port=port, tiny=True)

@@ -22,7 +22,7 @@ def words_of(machines: Machines, run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("cloud", ["runpod", "dstack"])
-def test_the_demo_finishes_over_two_machines(cloud: str) -> None:
+def test_demo_finishes_over_two_machines(cloud: str) -> None:
     with machines_up() as machines:
         run = Run(machines.shared / "demo")
         pair = (RUNPOD_HEAD, RUNPOD_WORKER) if cloud == "runpod" else (dstack(machines, 0), dstack(machines, 1))
@@ -32,7 +32,7 @@ def test_the_demo_finishes_over_two_machines(cloud: str) -> None:
         assert steps(run.run_dir.path) == list(range(41, 47))
 
 
-def test_the_demo_over_two_machines_is_interrupted_and_goes_on_with_one() -> None:
+def test_demo_on_two_machines_resumes_on_one() -> None:
     """GCP's variables."""
     with machines_up() as machines:
         run = Run(machines.shared / "demo")

@@ -22,9 +22,7 @@ def state(run: LightRun) -> RunState:
 
 
 @pytest.mark.slow
-def test_it_waits_through_a_requeue_is_refused_with_its_cause_and_comes_back(
-    cluster: Cluster, shared_dir: Path
-) -> None:
+def test_successor_waits_through_requeue_and_resumes(cluster: Cluster, shared_dir: Path) -> None:
     small = ("cluster.num_nodes=1",)
     first = LightRun(cluster, shared_dir / "first", *small, num_steps=400, step_s=0.05)
     second = LightRun(cluster, shared_dir / "second", *small, f"job.depends_on={first.run_dir.path}", num_steps=3)
@@ -58,7 +56,7 @@ sys.exit(0 if good.is_file() else "good is not there")
 
 
 @pytest.mark.slow
-def test_a_pipeline_goes_on_where_a_stage_has_failed(cluster: Cluster, shared_dir: Path) -> None:
+def test_pipeline_resumes_at_failed_stage(cluster: Cluster, shared_dir: Path) -> None:
     script, folder = shared_dir / "fail_once.py", shared_dir / "both"
     script.write_text(FAIL_ONCE)
     stage = f'"+exp=command external.argv=[{sys.executable},{script}]"'

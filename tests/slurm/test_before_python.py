@@ -79,7 +79,7 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("launcher", "what"), cells())
-def test_the_cause_is_told(launched: Launched, launcher: str, what: str, tmp_path: Path) -> None:
+def test_failed_start_names_cause(launched: Launched, launcher: str, what: str, tmp_path: Path) -> None:
     words = {
         "absent": ["cluster.python=/nowhere/bin/python"],
         "bare": [f"cluster.python={quote(make_bare(launched.run.path.parent))}"],
@@ -96,12 +96,12 @@ def test_the_cause_is_told(launched: Launched, launcher: str, what: str, tmp_pat
     assert said in launched.type("status", path)
 
 
-def test_a_ray_cluster_of_others_takes_no_setup_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_external_ray_refuses_setup_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://head:8265", SETUP]) == 2
     assert "cluster.launcher=ray does not support cluster.setup=" in capsys.readouterr().err
 
 
-def test_a_setup_line_that_fails_on_another_node(cluster: Cluster, shared_dir: Path) -> None:
+def test_failing_setup_line_of_second_node_is_named(cluster: Cluster, shared_dir: Path) -> None:
     run, other = shared_dir / "run", cluster.nodes[1]
     line = f"test $SLURMD_NODENAME != {other}"
     submit(cluster, run, make_light_python(shared_dir), f'cluster.setup=["{line}"]', "job.max_failures=0")
@@ -124,7 +124,7 @@ def link_python(folder: Path) -> Path:
     return python
 
 
-def test_an_environment_that_only_the_login_node_has(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
+def test_environment_missing_on_nodes_is_named(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
     """The commonest mistake on a cluster: a virtual environment in /tmp."""
     run, python = shared_dir / "run", link_python(tmp_path)
     submit_with(python, Path(sysconfig.get_paths()["purelib"]), cluster, run)
@@ -132,9 +132,7 @@ def test_an_environment_that_only_the_login_node_has(cluster: Cluster, shared_di
 
 
 @pytest.mark.slow
-def test_an_environment_that_lacks_what_the_controller_needs(
-    cluster: Cluster, shared_dir: Path, tmp_path: Path
-) -> None:
+def test_environment_without_controller_packages_is_named(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
     run, packages = shared_dir / "run", tmp_path / "packages"
     packages.symlink_to(sysconfig.get_paths()["purelib"])
     submit_with(link_python(shared_dir), packages, cluster, run)
@@ -143,7 +141,7 @@ def test_an_environment_that_lacks_what_the_controller_needs(
 
 
 @pytest.mark.slow
-def test_a_working_directory_that_the_nodes_lack(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
+def test_working_directory_missing_on_nodes_is_named(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
     """Slurm starts the job in /tmp then, which costs a run nothing but what its setup lines look for."""
     (tmp_path / "env.sh").write_text("export HELLO=there\n")
     python, words = make_light_python(shared_dir), ["+exp=demo", "+cluster=slurm_cpu", "cluster.num_nodes=1"]

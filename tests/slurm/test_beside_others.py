@@ -35,7 +35,7 @@ def submit_as(other: OtherUser, cluster: Cluster, folder: Path, *more: str) -> P
     return run
 
 
-def test_runs_of_two_users_share_a_node(cluster: Cluster, shared_dir: Path) -> None:
+def test_runs_of_two_users_share_node(cluster: Cluster, shared_dir: Path) -> None:
     other, node = find_other_user(), cluster.nodes[0]
     python = make_light_python(shared_dir)
     first, without = shared_dir / "first", shared_dir / "without"

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_cancel_answers_and_ends_a_run_on_any_disk(launcher: str) -> None:
+def test_cancel_answers_and_ends_run_on_any_disk(launcher: str) -> None:
     """Deadlines of the measurement are minutes, so nothing else ends the run."""
     found = measure(launcher)
     for state, times in found.items():

@@ -24,7 +24,7 @@ def clock(shared_dir: Path) -> Iterator[Path]:
         yield set_clocks(shared_dir)
 
 
-def test_three_faults_of_a_seed(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
+def test_three_faults_of_seed(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
     """A rank and the trainer are killed; then the controller's node is cut off from slurmctld and called down.
 
     So one job has two live starts, and the run one writer.
@@ -48,7 +48,7 @@ def test_three_faults_of_a_seed(cluster: Cluster, shared_dir: Path, clock: Path)
 
 
 @pytest.mark.slow
-def test_a_storm_of_its_own(tmp_path: Path) -> None:
+def test_storm_of_seed_violates_no_guarantee(tmp_path: Path) -> None:
     """The command as the docs have it, but for the seconds that this machine is held to."""
     words = ["--seed", "1", "--minutes", "5", "--every", "12", "--process-s", "60", "--node-s", "120"]
     assert main([*words, "--log", str(tmp_path / "log.jsonl")]) == 0

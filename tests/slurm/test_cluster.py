@@ -18,7 +18,7 @@ def run_on_first(cluster: Cluster, body: str, num_nodes: int = 2) -> str:
     return done.stdout
 
 
-def test_nodes_share_the_cluster_folder_and_nothing_else_in_tmp(cluster: Cluster, shared_dir: Path) -> None:
+def test_nodes_share_only_cluster_folder_in_tmp(cluster: Cluster, shared_dir: Path) -> None:
     body = f"touch /tmp/mine-$(hostname) /dev/shm/mine /run/mine {shared_dir}/$(hostname); ls /tmp | grep mine"
     assert sorted(run_on_first(cluster, body).split()) == [f"mine-{node}" for node in cluster.nodes[:2]]
     assert sorted(path.name for path in shared_dir.iterdir()) == cluster.nodes[:2]
@@ -29,7 +29,7 @@ def test_nodes_share_the_cluster_folder_and_nothing_else_in_tmp(cluster: Cluster
     wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the node to be clean")
 
 
-def test_what_a_job_leaves_is_seen(cluster: Cluster) -> None:
+def test_leftovers_of_job_are_detected(cluster: Cluster) -> None:
     """Through ssh, so that no cgroup of Slurm ends it."""
     node = cluster.nodes[0]
     listen = "import socket,time; s=socket.create_server(('',4321)); time.sleep(60)"

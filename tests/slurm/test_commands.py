@@ -51,7 +51,7 @@ def wait_for(job: str, state: JobState) -> JobInfo:
         (["--time=soon"], "Invalid --time specification", "words above"),
     ],
 )
-def test_a_refusal_is_in_slurms_words(args: list[str], said: str, action: str) -> None:
+def test_refusal_quotes_slurm(args: list[str], said: str, action: str) -> None:
     with pytest.raises(SubmitError) as asked:
         commands.test_only([*args, "--wrap", "true"])
     assert said in str(asked.value) and action in str(asked.value)
@@ -61,13 +61,13 @@ def test_a_refusal_is_in_slurms_words(args: list[str], said: str, action: str) -
         assert said in str(submitted.value) and action in str(submitted.value)
 
 
-def test_test_only_queues_nothing(on_cluster: Cluster) -> None:
+def test_test_only_queues_no_job(on_cluster: Cluster) -> None:
     commands.test_only(["-N2", "--time=5", "--wrap", "true"])
     assert on_cluster.run(["squeue", "-h"]).stdout == ""
 
 
 @pytest.mark.versions
-def test_a_job_from_waiting_to_its_end(on_cluster: Cluster, shared_dir: Path) -> None:
+def test_job_states_from_pending_to_end(on_cluster: Cluster, shared_dir: Path) -> None:
     go = shared_dir / "go"
     wait = f"until [ -e {go} ]; do sleep 0.1; done; exit 3"
     job = commands.submit([QUIET, "--hold", "--time=10", "--wrap", wait])
@@ -102,7 +102,7 @@ def test_accounting_adds_exit_codes_and_forgotten_jobs(
     assert (forgotten.start_time, forgotten.end_time) == (ended.start_time, ended.end_time)
 
 
-def test_accounting_does_not_mind_a_waiting_array(with_accounting: Cluster) -> None:
+def test_accounting_reads_pending_array(with_accounting: Cluster) -> None:
     job = commands.submit([QUIET, "--array=0-2%1", "--wrap", "sleep 60"])
     wait_until(lambda: with_accounting.run(["sacct", "-n", "-X", "-j", job]).stdout, "sacct to know the array")
     found = commands.query_jobs([job])
@@ -114,7 +114,7 @@ def test_accounting_does_not_mind_a_waiting_array(with_accounting: Cluster) -> N
     wait_until(lambda: all(info.state.is_ended for info in commands.query_jobs([job]).values()), "the array to end")
 
 
-def test_a_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm calls its components 9+0 and 9+1; it is job 9 that was submitted, and that runs the script."""
     job = commands.submit([QUIET, "-N1", "--wrap", "sleep 60", ":", "-N1"])
     wait_for(job, JobState.RUNNING)
@@ -127,7 +127,7 @@ def test_a_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: p
 
 
 @pytest.mark.versions
-def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
+def test_cluster_description_matches_slurm(on_cluster: Cluster) -> None:
     found = partitions()
     assert [(partition.name, partition.is_default) for partition in found] == [("main", True), ("high", False)]
     assert found[0].groups == (NodeGroup(4, 4, 12_000, {"fake": 2}),)
@@ -136,7 +136,7 @@ def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     assert kill_wait_s() == 15
 
 
-def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir: Path) -> None:
+def test_signal_reaches_batch_script_only(on_cluster: Cluster, shared_dir: Path) -> None:
     seen = shared_dir / "seen"
     body = f"trap 'echo got >> {seen}; exit 0' USR2; echo up >> {seen}; srun sleep 60 & wait"
     job = commands.submit([QUIET, "--wrap", body])
@@ -149,7 +149,7 @@ def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir:
 
 
 @pytest.mark.versions
-def test_requeue_and_its_refusal(on_cluster: Cluster) -> None:
+def test_requeue_works_or_quotes_refusal(on_cluster: Cluster) -> None:
     job = commands.submit([QUIET, "--wrap", "sleep 60"])
     wait_for(job, JobState.RUNNING)
     commands.requeue(job)
@@ -158,7 +158,7 @@ def test_requeue_and_its_refusal(on_cluster: Cluster) -> None:
         commands.requeue("999999")
 
 
-def test_a_job_name_is_not_interpreted(on_cluster: Cluster, shared_dir: Path) -> None:
+def test_job_name_is_not_interpreted(on_cluster: Cluster, shared_dir: Path) -> None:
     proof = shared_dir / "executed"
     name = f"""it's "quoted" $(touch {proof}) `touch {proof}`; touch {proof} 50%j a|b\nc|d é"""
     job = commands.submit([QUIET, f"--job-name={name}", "--hold", "--wrap", "true"])
@@ -169,7 +169,7 @@ def test_a_job_name_is_not_interpreted(on_cluster: Cluster, shared_dir: Path) ->
     assert not proof.exists()
 
 
-def test_an_outer_job_changes_nothing(on_cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outer_job_does_not_leak(on_cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SBATCH_ARRAY_INX alone would make four jobs of one."""
     outer = {"SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SLURM_MEM_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "3"}
     for key, value in {**outer, "SQUEUE_STATES": "PD", "SLURM_TIME_FORMAT": "relative"}.items():
@@ -184,7 +184,7 @@ def test_an_outer_job_changes_nothing(on_cluster: Cluster, shared_dir: Path, mon
 
 
 @pytest.mark.slow
-def test_a_silent_controller_is_unavailable_and_then_back(on_cluster: Cluster) -> None:
+def test_unreachable_slurmctld_is_unavailable_then_back(on_cluster: Cluster) -> None:
     job = commands.submit([QUIET, "--wrap", "sleep 60"])
     wait_for(job, JobState.RUNNING)
     on_cluster.stop_controller()

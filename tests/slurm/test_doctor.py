@@ -24,7 +24,7 @@ def run_doctor(cluster: Cluster, run_root: Path) -> subprocess.CompletedProcess[
     return subprocess.run(argv, cwd=run_root, env=env, capture_output=True, text=True, timeout=600)
 
 
-def test_doctor_checks_every_node_of_an_allocation(cluster: Cluster, shared_dir: Path) -> None:
+def test_doctor_checks_nodes_of_allocation(cluster: Cluster, shared_dir: Path) -> None:
     done = run_doctor(cluster, shared_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     nodes = json.loads(done.stdout)["nodes"]
@@ -39,7 +39,7 @@ def test_doctor_checks_every_node_of_an_allocation(cluster: Cluster, shared_dir:
 
 
 @pytest.mark.slow
-def test_doctor_names_nodes_without_the_shared_folder(cluster: Cluster, tmp_path: Path) -> None:
+def test_doctor_names_nodes_without_shared_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Each node has its own /tmp, where pytest's folder is."""
     done = run_doctor(cluster, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -68,5 +68,5 @@ def test_end(launched: Launched, launcher: str, what: str) -> None:
         assert "Next: python -m slurm_rl resume" in end["cause"]
 
 
-def test_the_table_names_every_launcher_once() -> None:
+def test_table_names_launchers_once() -> None:
     assert [sorted(row) for row in TABLE.values()] == [sorted(LAUNCHERS)] * len(TABLE)

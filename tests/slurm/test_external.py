@@ -50,7 +50,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, shared_dir: Path) -> None:
+def test_ranks_of_any_program_start_and_restart(cluster: Cluster, shared_dir: Path) -> None:
     run, script = shared_dir / "run", shared_dir / "sum.py"
     script.write_text(SUM)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
@@ -74,7 +74,7 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     assert all((copy / "complete.json").is_file() for copy in copies)
 
 
-def test_a_program_starts_when_the_last_node_has_joined(cluster: Cluster, shared_dir: Path) -> None:
+def test_program_starts_after_last_node_joins(cluster: Cluster, shared_dir: Path) -> None:
     run, script, last = shared_dir / "run", shared_dir / "count.py", cluster.nodes[1]
     script.write_text(COUNT)
     program = f"[{quote(sys.executable)},{quote(script)}]"

@@ -28,7 +28,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("layout", "experiment", "num_nodes"), ROWS)
-def test_a_requeue_goes_on_from_the_newest_whole_checkpoint(
+def test_requeue_resumes_from_newest_complete_checkpoint(
     cluster: Cluster, shared_dir: Path, layout: str, experiment: str, num_nodes: int
 ) -> None:
     run, story = shared_dir / "run", shared_dir / "story.json"

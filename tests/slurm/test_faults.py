@@ -145,7 +145,7 @@ def test_fault(name: str, results: dict[str, Future[None]]) -> None:
 
 
 @pytest.mark.versions
-def test_nothing_is_left_anywhere(results: dict[str, Future[None]], cluster: Cluster) -> None:
+def test_faults_leave_no_process_port_or_file(results: dict[str, Future[None]], cluster: Cluster) -> None:
     for future in results.values():
         future.exception()
     wait_until_clean(cluster)

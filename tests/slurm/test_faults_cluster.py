@@ -38,7 +38,7 @@ def grace_time(cluster: Cluster, seconds: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: Path) -> None:
+def test_preemption_without_warning_resumes(cluster: Cluster, shared_dir: Path) -> None:
     with cluster.changed({"SlurmctldParameters": "cloud_dns"}), grace_time(cluster, 0):
         run = LightRun(cluster, shared_dir / "run", num_steps=60)
         run.wait_for_training(1)
@@ -50,7 +50,7 @@ def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["head", "worker"])
-def test_a_node_without_power_is_replaced_by_a_requeue(cluster: Cluster, shared_dir: Path, victim: int) -> None:
+def test_node_without_power_is_replaced_by_requeue(cluster: Cluster, shared_dir: Path, victim: int) -> None:
     run = LightRun(cluster, shared_dir / "run", num_steps=60)
     run.wait_for_training(1)
     lost = run.hosts(1)[victim]
@@ -62,7 +62,7 @@ def test_a_node_without_power_is_replaced_by_a_requeue(cluster: Cluster, shared_
 
 
 @pytest.mark.slow
-def test_spare_nodes_do_not_wait_for_a_controller_whose_node_is_gone(cluster: Cluster, shared_dir: Path) -> None:
+def test_spare_nodes_leave_lost_controller(cluster: Cluster, shared_dir: Path) -> None:
     """Slurm lets such a job go on without its batch step, and the node stays away."""
     run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
     run.wait_for_training(1)
@@ -76,7 +76,7 @@ def test_spare_nodes_do_not_wait_for_a_controller_whose_node_is_gone(cluster: Cl
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
+def test_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
     # Three minutes, the last 30 s of them for saving: by Slurm's clock the signal comes after 120 to 150 s. With two
     # minutes Ray's start had, on a busy machine, all the time that there was, and a run that saves nothing twice ends.
     # How many steps an attempt has is the machine's business: more than three have, and the third is ended.

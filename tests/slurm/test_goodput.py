@@ -43,7 +43,7 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
 
 
 @pytest.mark.slow
-def test_what_it_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
+def test_held_seconds_match_slurm_accounting(accounting_cluster: Cluster) -> None:
     """A killed controller, a requeue without a warning, a node without power."""
     folder = make_shared_dir(accounting_cluster) / "run"
     run = LightRun(accounting_cluster, folder, "cluster.num_nodes=1", num_steps=120, save_every=7, step_s=0.15)
@@ -66,7 +66,7 @@ def test_what_it_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_save_is_begun_in_time(cluster: Cluster, shared_dir: Path) -> None:
+def test_slow_save_starts_in_time(cluster: Cluster, shared_dir: Path) -> None:
     """Slurm would signal 10 s before the end, and a save takes 15 s: the run has learned that when it matters."""
     words = ("cluster.num_nodes=1", "job.time_limit=3")
     hurried: dict[str, Any] = {"num_steps": 400, "step_s": 0.5, "save_every": 4, "save_s": 15.0}

@@ -24,7 +24,7 @@ def grpo_rows(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(2400)  # two whole demos share the machine
-def test_the_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(cluster: Cluster, shared_dir: Path) -> None:
+def test_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(cluster: Cluster, shared_dir: Path) -> None:
     nodes = ",".join(cluster.nodes[:2])
     first, second = shared_dir / "first", shared_dir / "second"
     words = ["+exp=demo", "+cluster=slurm_cpu", "trainer.num_steps=60", "logging.wandb.mode=disabled"]
@@ -44,9 +44,7 @@ def test_the_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(clust
         wait_until(lambda node=node: not cluster.leftovers(node), f"{node} to be clean")  # type: ignore[misc]
 
 
-def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
-    cluster: Cluster, shared_dir: Path, whole_run: Path
-) -> None:
+def test_requeued_run_has_identical_metrics(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
     run = shared_dir / "run"
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES)
     assert done.returncode == 0, done.stderr
@@ -57,9 +55,7 @@ def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
     assert exact_rows(run) == exact_rows(whole_run)
 
 
-def test_reference_and_reward_service_stand_on_nodes_of_their_own_kind(
-    cluster: Cluster, shared_dir: Path, whole_run: Path
-) -> None:
+def test_reference_and_reward_service_run_on_their_groups(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
     """Slurm lists the old nodes first, but the head and the policy must stand on the new one."""
     run = shared_dir / "pinned"
     words = ["cluster.num_nodes=2", "+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1"]

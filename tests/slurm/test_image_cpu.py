@@ -59,12 +59,12 @@ def built(session_cluster: Cluster) -> Iterator[Built]:
     subprocess.run(["podman", "system", "reset", "--force"], env=here, capture_output=True, timeout=300)
 
 
-def test_built_twice_is_built_once(built: Built) -> None:
+def test_second_build_is_no_op(built: Built) -> None:
     again = built.image("build", *built.flags, "container.runtime=podman", f"container.image={IMAGE}")
     assert again.returncode == 0 and "is up to date" in again.stderr and "podman build" not in again.stderr
 
 
-def test_its_sqsh_has_enroots_layout_and_a_manifest(built: Built) -> None:
+def test_sqsh_has_enroot_layout_and_manifest(built: Built) -> None:
     path = built.folder / "slurm_rl-cpu.sqsh"
     done = built.image("build", *built.flags, "container.runtime=pyxis", f"container.image={path}")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -80,7 +80,7 @@ def test_its_sqsh_has_enroots_layout_and_a_manifest(built: Built) -> None:
     assert manifest["from"] == "cpu" and manifest["size"] == path.stat().st_size
 
 
-def test_the_demo_trains_in_it_on_two_nodes_and_leaves_nothing(built: Built, cluster: Cluster) -> None:
+def test_demo_trains_in_image_on_two_nodes(built: Built, cluster: Cluster) -> None:
     run = built.folder / "run"
     words = ["+cluster=slurm_cpu", "container.runtime=podman", f"container.image={IMAGE}", f"run_dir={run}"]
     done = cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.there)

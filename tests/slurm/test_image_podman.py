@@ -27,9 +27,7 @@ def in_podman(image: str = BUSYBOX, *mounts: str) -> list[str]:
     return [*words, f"container.mounts=[{','.join(mounts)}]"]
 
 
-def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
-    cluster: Cluster, shared_dir: Path, podman: dict[str, str]
-) -> None:
+def test_wrong_image_is_refused_without_retry(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     """Debian's own Python has none of the packages."""
     run = shared_dir / "run"
     mounts = [word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib"))]
@@ -46,9 +44,7 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     assert len(list((run / "attempts").glob("[0-9]*"))) == 1
 
 
-def test_a_running_container_is_entered_and_its_log_is_seen(
-    cluster: Cluster, shared_dir: Path, podman: dict[str, str]
-) -> None:
+def test_attach_enters_running_container(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     run, second = shared_dir / "run", cluster.nodes[1]
     python = make_light_python(shared_dir)
     words = in_podman(BUSYBOX, *python_of_this_machine(), f"{shared_dir}:{shared_dir}")

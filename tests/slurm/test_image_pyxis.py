@@ -82,9 +82,7 @@ def mounts(*more: object) -> str:
     return f"container.mounts=[{','.join([*python_of_this_machine(), *map(str, more)])}]"
 
 
-def test_an_image_that_is_not_as_planned_is_refused_and_not_tried_again(
-    pyxis_cluster: Cluster, image: list[str], folder: Path
-) -> None:
+def test_wrong_image_is_refused_without_retry(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
     """Debian's own Python has none of the packages."""
     system = ",".join(word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib")))
     words = [*OVERRIDES, *image, "cluster.python=/usr/bin/python3", f"container.mounts=[{system}]"]
@@ -95,7 +93,7 @@ def test_an_image_that_is_not_as_planned_is_refused_and_not_tried_again(
     assert len(list((folder / "run/attempts").glob("[0-9]*"))) == 1
 
 
-def test_what_pyxis_says_is_the_cause(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
+def test_pyxis_message_is_cause(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
     words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", mounts("/nowhere/data")]
     assert cli(pyxis_cluster, folder, *words, f"run_dir={folder}/run").returncode == 0
     end = wait_for_end(folder / "run")
@@ -103,9 +101,7 @@ def test_what_pyxis_says_is_the_cause(pyxis_cluster: Cluster, image: list[str], 
     assert "pyxis: " in end["cause"] and "spank: required plugin" not in end["cause"]
 
 
-def test_a_run_unpacks_its_image_once_a_node_and_can_be_entered(
-    pyxis_cluster: Cluster, image: list[str], folder: Path
-) -> None:
+def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
     """With Ray's files on the node's own disk, where the preflight looked."""
     run, log = folder / "run", pyxis_cluster.root / "enroot.log"
     log.write_text("")

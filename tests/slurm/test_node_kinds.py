@@ -34,9 +34,7 @@ def hosts_of(run: Path, attempt: int) -> list[str]:
 
 
 @pytest.mark.versions
-def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
-    cluster: Cluster, shared_dir: Path
-) -> None:
+def test_three_type_job_requeues_cancels_resumes_and_finishes(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir), *KINDS, f"+cluster.env.DEVICES={cluster.root}/dev")
     wait_for_step(run)
@@ -62,7 +60,7 @@ def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
 
 
 @pytest.mark.slow
-def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
+def test_ray_spans_types_and_requeue_keeps_metrics(cluster: Cluster, shared_dir: Path) -> None:
     """With two reward services on the old nodes; one of them is killed."""
     kinds = ["+cluster.nodes.old={count: 2, cpus_per_node: 2}", "+cluster.nodes.new={count: 1, cpus_per_node: 1}"]
     words = ["cluster.num_nodes=3", *kinds, "policy.node_group=new", "+reward=service"]

@@ -53,7 +53,7 @@ def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) ->
     assert (remembered(run), excluded(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
 
 
-def test_sick_node_is_remembered_over_requeues_and_by_the_next_run(cluster: Cluster, shared_dir: Path) -> None:
+def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, *_ = cluster.nodes
     (shared_dir / second).write_text(REMAP_FAILED)
@@ -84,7 +84,7 @@ def test_sick_node_is_remembered_over_requeues_and_by_the_next_run(cluster: Clus
 
 
 @pytest.mark.versions
-def test_sick_node_of_one_kind_is_excluded_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
+def test_sick_node_of_one_type_is_excluded_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
     """The job has one of two old and one of two new nodes; Slurm assigns the first of each."""
     make_nvidia_smi(shared_dir)
     sick, well = cluster.nodes[:2]
@@ -130,7 +130,7 @@ def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
+def test_pending_job_excludes_bad_node_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
     """A node is marked bad while the job waits for it."""
     make_nvidia_smi(shared_dir)
     site = shared_dir / "site"
@@ -149,7 +149,7 @@ def test_remembered_node_of_a_waiting_job_is_excluded_by_one_requeue(cluster: Cl
     assert len(events(run, "nodes/avoided")) == 1
 
 
-def test_node_with_missing_gpus_or_full_shm_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
+def test_node_with_missing_gpus_or_full_shm_is_excluded(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     first, second, third, fourth = cluster.nodes
     (shared_dir / f"{second}.lies").touch()
@@ -174,7 +174,7 @@ def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_node_with_a_slow_disk_is_left_out(cluster: Cluster, shared_dir: Path) -> None:
+def test_node_with_slow_disk_is_excluded(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     slow = cluster.nodes[1]
     with slow_disk(cluster, slow, shared_dir) as tmp_root:
@@ -208,7 +208,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_level_full_leaves_out_a_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
+def test_level_full_leaves_out_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
     _, second, third, _ = cluster.nodes
     python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
     words = ["preflight.level=full", "job.num_spare_nodes=2"]

@@ -24,7 +24,7 @@ def write_preset(cluster: Cluster, folder: Path, *words: str) -> str:
 
 
 @pytest.mark.versions
-def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: Cluster, shared_dir: Path) -> None:
+def test_preset_describes_cluster_and_plans(cluster: Cluster, shared_dir: Path) -> None:
     text = write_preset(cluster, shared_dir)
     found = yaml.safe_load(text)["cluster"]
     assert (found["launcher"], found["slurm"]["partition"], found["slurm"]["account"]) == ("slurm", "main", None)
@@ -39,7 +39,7 @@ def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: C
 
 @pytest.mark.slow
 @pytest.mark.versions
-def test_the_demo_trains_with_it_to_its_end(cluster: Cluster, shared_dir: Path) -> None:
+def test_demo_trains_with_preset(cluster: Cluster, shared_dir: Path) -> None:
     write_preset(cluster, shared_dir)
     words = ["+cluster=mysite", f"run_dir={shared_dir / 'run'}", *OVERRIDES]
     done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
@@ -48,7 +48,7 @@ def test_the_demo_trains_with_it_to_its_end(cluster: Cluster, shared_dir: Path) 
     assert (end["state"], end["exit_code"]) == ("finished", 0)
 
 
-def test_preset_has_the_named_gpus_the_time_limit_and_the_nodes_in_service(cluster: Cluster, shared_dir: Path) -> None:
+def test_preset_has_gpus_time_limit_and_nodes_in_service(cluster: Cluster, shared_dir: Path) -> None:
     cluster.run(["scontrol", "update", f"nodename={cluster.nodes[0]}", "state=drain", "reason=test"])
     cluster.run(["scontrol", "update", "partitionname=high", "MaxTime=90"])
     try:
@@ -62,7 +62,7 @@ def test_preset_has_the_named_gpus_the_time_limit_and_the_nodes_in_service(clust
     assert (found["gpu_type"], found["gpus_per_node"], found["slurm"]["partition"]) == ("fake", 2, "high")
 
 
-def test_preset_with_a_named_account_is_accepted(accounting_cluster: Cluster) -> None:
+def test_preset_with_named_account_is_accepted(accounting_cluster: Cluster) -> None:
     folder = make_shared_dir(accounting_cluster)
     text = write_preset(accounting_cluster, folder, "--account", ACCOUNT)
     assert yaml.safe_load(text)["cluster"]["slurm"]["account"] == ACCOUNT

@@ -34,7 +34,7 @@ def change(cluster: Cluster, *words: str) -> None:
     assert done.returncode == 0 or "Nothing new added" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def test_a_qos_that_refuses_is_heard_at_once(strict_cluster: Cluster) -> None:
+def test_refusing_qos_is_reported_at_submission(strict_cluster: Cluster) -> None:
     folder = make_shared_dir(strict_cluster)
     for qos, said in (("nope", "Invalid qos specification"), ("deny", "QOSMaxGRESPerUser")):
         words = ["+exp=demo", "+cluster=slurm_cpu", "run_dir=run", f"cluster.slurm.account={ACCOUNT}", *GPUS]
@@ -45,7 +45,7 @@ def test_a_qos_that_refuses_is_heard_at_once(strict_cluster: Cluster) -> None:
     assert queue(strict_cluster) == ""
 
 
-def test_a_requeue_that_is_forbidden_ends_with_what_to_type(cluster: Cluster, shared_dir: Path) -> None:
+def test_forbidden_requeue_names_next_command(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     job = submit(cluster, run, make_light_python(shared_dir))
     wait_for_step(run)
@@ -63,7 +63,7 @@ def test_a_requeue_that_is_forbidden_ends_with_what_to_type(cluster: Cluster, sh
     assert wait_for_end(run)["state"] == "finished"
 
 
-def test_a_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) -> None:
+def test_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) -> None:
     """Some sites give their users no more than sbatch, squeue, scancel and sinfo."""
     folder = make_shared_dir(accounting_cluster)
     env = {"PATH": str(make_bin(folder, "sbatch", "squeue", "scancel", "sinfo"))}
@@ -94,7 +94,7 @@ def make_bin(folder: Path, *programs: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_root_that_is_not_where_one_submits(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
+def test_run_root_missing_on_login_node_is_refused(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
     """Home is not mounted on the nodes: nothing of the folder that one submits from may be needed there."""
     words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.run_root={shared_dir}/runs", "name=far"]
     done = cli(cluster, tmp_path, *words, f"cluster.python={make_light_python(shared_dir)}")

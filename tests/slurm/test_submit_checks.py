@@ -47,7 +47,7 @@ def test_slurm_would_refuse(session_cluster: Cluster, words: list[str], said: li
 
 
 @pytest.mark.versions
-def test_a_gpu_type_is_submitted_as_the_site_spells_it(cluster: Cluster) -> None:
+def test_gpu_type_uses_spelling_of_site(cluster: Cluster) -> None:
     words = [H100, "cluster.gpu_type=FAKE", "cluster.gpus_per_node=2", "cluster.cpus_per_node=4"]
     words += ["cluster.mem_gb_per_node=1", "+cluster.slurm.extra.hold=true", "run_dir=waits"]
     folder = make_shared_dir(cluster)
@@ -59,7 +59,7 @@ def test_a_gpu_type_is_submitted_as_the_site_spells_it(cluster: Cluster) -> None
     assert json.loads((folder / "waits" / "plan.json").read_text())["sbatch"]["gres"] == "gpu:fake:2"
 
 
-def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
+def test_longer_than_partition_allows(cluster: Cluster) -> None:
     """Slurm itself would let such a job wait for ever."""
     cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=60"])
     try:
@@ -68,11 +68,11 @@ def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
         cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
 
 
-def test_accounts_that_do_not_exist(accounting_cluster: Cluster) -> None:
+def test_unknown_account_is_refused(accounting_cluster: Cluster) -> None:
     assert "nvalid account" in refuse(accounting_cluster, CPU, "cluster.slurm.account=nobody")
 
 
-def test_a_machine_without_slurm_points_home(cluster: Cluster, tmp_path: Path) -> None:
+def test_machine_without_slurm_points_home(cluster: Cluster, tmp_path: Path) -> None:
     done = cli(cluster, tmp_path, "+exp=demo", CPU, env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert "must be on PATH" in done.stderr

@@ -30,7 +30,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.mark.versions
-def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_dir: Path) -> None:
+def test_allocation_decides_and_requeue_resumes(cluster: Cluster, shared_dir: Path) -> None:
     job = sbatch(cluster, shared_dir, "-N3", "--mem=2G", str(TEMPLATE), *overrides(shared_dir), "cluster.num_nodes=9")
     run = shared_dir / "runs" / f"plain-{job}"
     wait_for_step(run)
@@ -49,7 +49,7 @@ def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_d
     assert list(shared_dir.glob("runs/*")) == [run]
 
 
-def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: Path) -> None:
+def test_failed_start_is_explained_in_job_log(cluster: Cluster, shared_dir: Path) -> None:
     job = sbatch(cluster, shared_dir, "-N1", str(TEMPLATE), "+exp=demo", "+cluster=nvidia_h100", "optim.lrr=1")
     log = shared_dir / f"slurm_rl-{job}.log"
     wait_until(lambda: log.is_file() and "did you mean optim.lr" in log.read_text(), "the error")
@@ -58,7 +58,7 @@ def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: 
 
 
 @pytest.mark.slow
-def test_the_snapshot_runs_and_not_the_working_directory(cluster: Cluster, shared_dir: Path) -> None:
+def test_job_runs_snapshot_not_working_directory(cluster: Cluster, shared_dir: Path) -> None:
     """Submitted from a checkout, edited while the job waits: the run keeps the code it was given."""
     (shared_dir / "slurm_rl").mkdir()
     (shared_dir / "slurm_rl" / "__init__.py").write_text("raise RuntimeError('the working directory')")

@@ -11,7 +11,7 @@ from tests.slurm.submitting import cli, queue, quote, refused, submit, wait_for_
 pytestmark = pytest.mark.slurm
 
 
-def test_a_run_in_a_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
+def test_run_in_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
     """Spaces, quotes, `$()` and more in the run directory, the comment and the path of Python."""
     folder = shared_dir / """a b'c"d;$(touch pwned)`touch pwned`&|<>*?[x]{y}~#!é"""
     folder.mkdir()
@@ -54,7 +54,7 @@ def test_a_run_in_a_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
         ["job.time_limit='1; touch pwned'"],
     ],
 )
-def test_is_refused_in_words(session_cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
+def test_hostile_input_is_refused_with_cause(session_cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
     done = refused(session_cluster, shared_dir, "+exp=demo", "+cluster=slurm_cpu", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith("slurm_rl: ")

@@ -22,7 +22,7 @@ def state_of(cluster: Cluster, run: Path) -> str:
 
 
 @pytest.mark.versions
-def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
+def test_life_of_run(cluster: Cluster, shared_dir: Path) -> None:
     """Running, followed, cancelled, resumed, finished: every verb tells the same story."""
     run, python = shared_dir / "run", make_light_python(shared_dir)
     first = submit(cluster, run, python)
@@ -71,7 +71,7 @@ def resume_twice_at_once(cluster: Cluster, run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> None:
+def test_running_job_accepts_verbs(cluster: Cluster, shared_dir: Path) -> None:
     """A shell on the second node, with the run's environment; the tunnel to the first."""
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir))
@@ -84,7 +84,7 @@ def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> Non
     assert f" {cluster.nodes[0]}\n" in tunnel
 
 
-def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
+def test_pending_run_names_reason_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     # Only Slurm's own words reach status, so any reason will do.
     submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
@@ -98,7 +98,7 @@ def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_di
     assert state_of(cluster, run).startswith("pending")
 
 
-def test_slurm_away_leaves_what_the_run_says(cluster: Cluster, shared_dir: Path) -> None:
+def test_unreachable_slurm_keeps_known_state(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
     env = {"PATH": str(shared_dir)}

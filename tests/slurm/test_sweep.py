@@ -52,7 +52,7 @@ def calls(folder: Path) -> list[str]:
     return (folder / "calls").read_text().split()
 
 
-def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
+def test_life_of_sweep(cluster: Cluster, shared_dir: Path) -> None:
     """The example's commands with light runs: one array, of which one is requeued and one cancelled; a table of all."""
     spy = make_spy(shared_dir, "sbatch", "squeue")
     (shared_dir / "examples").symlink_to(EXAMPLES)
@@ -104,7 +104,7 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(cluster: Cluster, shared_dir: Path, number: int) -> None:
+def test_large_sweep_is_submitted_in_few_calls(cluster: Cluster, shared_dir: Path, number: int) -> None:
     """One --test-only and one sbatch; `-s` prints the time."""
     spy = make_spy(shared_dir, "sbatch")
     start = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(cluster: Cluster, sha
     assert queue(cluster) == ""
 
 
-def test_more_runs_than_an_array_holds(session_cluster: Cluster, cluster: Cluster, shared_dir: Path) -> None:
+def test_more_runs_than_array_holds(session_cluster: Cluster, cluster: Cluster, shared_dir: Path) -> None:
     with session_cluster.changed({"MaxArraySize": "4"}):
         # Until the nodes have reported to the new controller, it knows none that fits.
         wait_until(lambda: is_idle(cluster), "the nodes to report")
@@ -149,7 +149,7 @@ def test_more_runs_than_an_array_holds(session_cluster: Cluster, cluster: Cluste
         (["optim.lr=1,2", "run_dir=x"], ["hydra.sweep.dir"]),
     ],
 )
-def test_nothing_is_left_of_a_sweep_that_is_refused(
+def test_refused_sweep_leaves_no_files(
     session_cluster: Cluster, shared_dir: Path, words: list[str], said: list[str]
 ) -> None:
     done = refused(session_cluster, shared_dir, "-m", *SMALL, *words)
@@ -162,7 +162,7 @@ def test_nothing_is_left_of_a_sweep_that_is_refused(
 
 
 @pytest.mark.slow
-def test_a_sweeper_that_asks_for_values_waits(cluster: Cluster, shared_dir: Path) -> None:
+def test_adaptive_sweeper_waits_for_values(cluster: Cluster, shared_dir: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     path, stop = shared_dir / "sweep", threading.Event()
 

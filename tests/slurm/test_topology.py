@@ -54,7 +54,7 @@ def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("session_cluster")
-def test_ranks_follow_the_switches_and_a_run_stays_under_one() -> None:
+def test_ranks_follow_switches_and_run_stays_under_one() -> None:
     lines = "SwitchName=s1 Nodes={first}\nSwitchName=s2 Nodes={second}\nSwitchName=top Switches=s[1-2]\n"
     with wired("topology/tree", lines) as (cluster, folder):
         a, b, c, d = cluster.nodes
@@ -65,7 +65,7 @@ def test_ranks_follow_the_switches_and_a_run_stays_under_one() -> None:
 
 
 @pytest.mark.versions
-def test_ranks_follow_the_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
+def test_ranks_follow_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
     words = ["cluster.num_nodes=4", "cluster.topology.segment=2"]
     if VERSION.startswith("slurm-22"):
         # Its plugins are older than blocks.

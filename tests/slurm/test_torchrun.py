@@ -36,7 +36,7 @@ def check_end(run: LightRun, num_attempts: int) -> None:
     wait_until_clean(run.cluster)
 
 
-def test_a_killed_rank_leaves_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
+def test_killed_rank_keeps_metrics(cluster: Cluster, shared_dir: Path) -> None:
     run = start(cluster, shared_dir)
     run.wait_for_training(1)
     host = run.hosts(1)[1]
@@ -50,7 +50,7 @@ def test_a_killed_rank_leaves_the_numbers_as_they_are(cluster: Cluster, shared_d
 
 
 @pytest.mark.slow
-def test_a_requeue_and_a_stop_leave_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
+def test_requeue_and_stop_keep_metrics(cluster: Cluster, shared_dir: Path) -> None:
     run = start(cluster, shared_dir)
     run.wait_for_training(1)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0

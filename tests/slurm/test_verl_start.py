@@ -54,9 +54,7 @@ def read_logs(attempt: AttemptDir) -> str:
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4])
-def test_verl_comes_to_the_gpus_that_it_lacks(
-    cluster: Cluster, shared_dir: Path, verl_python: Path, num_nodes: int
-) -> None:
+def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl_python: Path, num_nodes: int) -> None:
     run, model = RunDir(shared_dir / "run"), build_tiny_llama(shared_dir / "model")
     make_rows("gsm8k", shared_dir / "rows")
     args = {

@@ -44,7 +44,7 @@ def start(folder: Path) -> slurm_rl.Run:
     return slurm_rl.Run(folder / "run")
 
 
-def test_a_local_run_outlives_its_script(folder: Path) -> None:
+def test_local_run_outlives_its_script(folder: Path) -> None:
     run = start(folder)
     wait_until(lambda: bool(run.metrics()), "the first step", timeout_s=240)
     assert (run.state.word, run.state.is_alive) == ("running", True)

@@ -62,7 +62,7 @@ def assert_reads_alike(model: PreTrainedModel, wanted: tuple[Tensor, dict[str, T
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
-def test_varlen_computes_what_masked_rows_do(family: str) -> None:
+def test_varlen_equals_masked_rows(family: str) -> None:
     """In every family that `auto` gives it to and whose masked rows are right."""
     model = build_model(family)
     if choose_attention(model, "cuda", any_mask=True) != "varlen" or LINES[family][0] != "packed":
@@ -75,7 +75,7 @@ def test_varlen_computes_what_masked_rows_do(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "deepseek_v3"])
-def test_the_kernel_is_told_the_same(family: str) -> None:
+def test_kernel_gets_same_arguments(family: str) -> None:
     """In place of torch's kernel stand the names of its arguments and plain mathematics."""
     model = build_model(family)
     wanted, kernel = read(model), mock.Mock(side_effect=flash_stand_in.varlen_attn)
@@ -89,7 +89,7 @@ def test_the_kernel_is_told_the_same(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
-def test_flash_attention_is_told_where_sequences_end(family: str) -> None:
+def test_flash_attention_gets_sequence_ends(family: str) -> None:
     """The same of flash-attn, through transformers, for every family that says it has it."""
     model = build_model(family, torch.bfloat16)
     with mock.patch.object(attention, "is_flash_attn_2_available", lambda: True):
@@ -130,7 +130,7 @@ def test_scores_are_capped_on_every_device() -> None:
         ("bloom", torch.bfloat16, None),
     ],
 )
-def test_auto_takes_flash_attention_where_the_model_has_it(family: str, dtype: torch.dtype, chosen: str | None) -> None:
+def test_auto_uses_flash_attention_if_model_supports_it(family: str, dtype: torch.dtype, chosen: str | None) -> None:
     model = build_model(family, dtype)
     with mock.patch.object(attention, "is_flash_attn_2_available", lambda: True):
         assert choose_attention(model, "cuda", any_mask=False) == chosen
@@ -153,7 +153,7 @@ def build_small() -> list[TrainSequence]:
 @pytest.mark.parametrize(
     ("fields", "score_seed"), [({}, None), ({"logprob_chunk_tokens": 5}, 1), ({"prefix_sharing": True}, None)]
 )
-def test_an_engine_takes_the_same_steps(folder: Path, fields: dict[str, Any], score_seed: int | None) -> None:
+def test_engine_takes_same_steps(folder: Path, fields: dict[str, Any], score_seed: int | None) -> None:
     """Of a policy and of a critic, with what `auto` is on a GPU and on CPU; shared prompts bring their mask."""
     policy, found = PolicyConfig(num_threads=1, **fields), []
     for device in ("cpu", "cuda"):
@@ -168,7 +168,7 @@ def test_an_engine_takes_the_same_steps(folder: Path, fields: dict[str, Any], sc
 
 
 @pytest.mark.parametrize(("family", "way"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
-def test_images_are_read_the_same(family: Any, way: str, tmp_path: Path) -> None:
+def test_images_give_same_result(family: Any, way: str, tmp_path: Path) -> None:
     """The tower attends to each image as a whole, the text to what is before it."""
     build_tiny_model(TinyVL(family=family), 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
@@ -193,7 +193,7 @@ def test_images_are_read_the_same(family: Any, way: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("window", [None, pytest.param(256, marks=pytest.mark.slow)])
-def test_a_packed_row_holds_nothing_of_the_size_of_its_square(window: int | None) -> None:
+def test_packed_row_allocates_no_square(window: int | None) -> None:
     """Forward and backward: fewer bytes in all than the row's mask would take; the masked way takes more."""
     lengths, peaks = [2048] + [128] * 48, {}
     config = Qwen2Config(

@@ -123,5 +123,5 @@ def _check_on_rank(rank: int, num_ranks: int, kind: str, port: int) -> None:
     ("num_ranks", "kind"),
     [(2, "fsdp2"), pytest.param(3, "fsdp2", marks=pytest.mark.slow), pytest.param(3, "zero-3", marks=pytest.mark.slow)],
 )
-def test_every_bit_of_every_tensor_comes_in_few_collectives(num_ranks: int, kind: str) -> None:
+def test_bucketed_gather_is_bit_exact_in_few_collectives(num_ranks: int, kind: str) -> None:
     multiprocessing.spawn(_check_on_rank, (num_ranks, kind, free_port()), num_ranks)  # type: ignore[no-untyped-call]

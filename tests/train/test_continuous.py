@@ -12,7 +12,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_script("continuous_script", tmp_path_factory.mktemp("continuous"))
 
 
-def test_each_token_has_the_logprob_of_its_weight_version(sampled: dict[str, Any]) -> None:
+def test_token_logprob_matches_its_weight_version(sampled: dict[str, Any]) -> None:
     assert sampled["difference"] < 1e-4
     assert sampled["probe"] < 1e-4
 
@@ -25,6 +25,6 @@ def test_completions_in_flight_continue_with_new_weights(sampled: dict[str, Any]
     assert any({1, 2} <= set(of) for of in versions), "no completion saw the second update"
 
 
-def test_second_batch_starts_before_the_first_is_done(sampled: dict[str, Any]) -> None:
+def test_second_batch_starts_before_first_ends(sampled: dict[str, Any]) -> None:
     first, second = sampled["versions"][:6], sampled["versions"][6:]
     assert min(runs[0][0] for runs in second) < max(runs[-1][0] for runs in first)

@@ -44,7 +44,7 @@ def values_of(critic: PolicyEngine, sequences: list[TrainSequence]) -> list[list
     return [values.tolist() for values in found]
 
 
-def test_values_are_those_before_each_token_and_know_nothing_of_what_comes(folder: Path) -> None:
+def test_values_depend_only_on_earlier_tokens(folder: Path) -> None:
     critic, sequences = build_critic(folder), build_completions()
     packed = values_of(critic, sequences)
     for sequence, values in zip(sequences, packed, strict=True):
@@ -57,7 +57,7 @@ def test_values_are_those_before_each_token_and_know_nothing_of_what_comes(folde
     assert values_of(critic, changed) == packed, "the last token is what the last value is about"
 
 
-def test_it_learns_the_returns_and_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_critic_learns_returns_and_resumes(folder: Path, tmp_path: Path) -> None:
     critic, sequences = build_critic(folder), build_completions()
     read = [read_before(sequence) for sequence in sequences]
     losses = [critic.train([read], build_critic_loss(None), 3e-3)["loss"] for _ in range(30)]
@@ -71,7 +71,7 @@ def test_it_learns_the_returns_and_goes_on_from_its_checkpoint(folder: Path, tmp
     assert steps[0] == steps[1]
 
 
-def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
+def test_critic_learns_same_values_in_other_unit(folder: Path) -> None:
     unit = ScoreStatistics(mean=2.0, std=0.5)
     critic, sequences = build_critic(folder), build_completions()
     read = [read_before(sequence) for sequence in sequences]
@@ -83,7 +83,7 @@ def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
     assert 0.5 * np.square(error).mean() < 0.25 * losses[0]
 
 
-def test_critic_of_architecture_without_classifier_is_refused_by_name(tmp_path: Path) -> None:
+def test_critic_without_classifier_class_is_refused(tmp_path: Path) -> None:
     build_tiny_model(TinyVL(family="qwen2_5_vl"), seed=0, folder=tmp_path / "vl")
     with pytest.raises(ConfigError, match=r"a sequence classifier; got qwen2_5_vl in .*\+algorithm=grpo"):
         build_critic(tmp_path / "vl")
@@ -96,12 +96,12 @@ def test_critic_of_architecture_without_classifier_is_refused_by_name(tmp_path: 
         (["+exp=rm_tiny", "model=tiny_qwen2_5_vl"], "task=rm trains a reward model"),
     ],
 )
-def test_check_inputs_of_vision_model_with_scorer_is_refused(words: list[str], seen: str) -> None:
+def test_check_inputs_refuses_vision_model_with_scorer(words: list[str], seen: str) -> None:
     with pytest.raises(ConfigError, match=f"needs a text model.*{seen}"):
         check_inputs(load_config(words), print)
 
 
-def test_it_starts_from_a_reward_model_with_its_head(folder: Path, tmp_path: Path) -> None:
+def test_critic_starts_from_reward_model_head(folder: Path, tmp_path: Path) -> None:
     reward = build_critic(folder, seed=5)
     reward.export(tmp_path / "rm")
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").num_labels == 1

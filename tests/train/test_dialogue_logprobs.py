@@ -27,7 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", [*TOOLS, *TALKS, PROGRAM])
-def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], case: str) -> None:
+def test_engine_and_policy_agree_on_every_token(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert one["difference"] < 1e-5
     # Of tokens that were certain it would be nothing.
@@ -35,19 +35,19 @@ def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], ca
 
 
 @pytest.mark.parametrize("case", TOOLS)
-def test_there_were_calls_with_what_came_of_them_in_between(found: dict[str, Any], case: str) -> None:
+def test_dialogues_contain_calls_and_results(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert sum(one["calls"].values()) > 3 and max(one["turns"]) > 1
     assert one["thoughts"] > 3 or case.startswith("llama")
 
 
 @pytest.mark.parametrize("case", REWRITING)
-def test_thoughts_stay_where_the_template_would_drop_them(found: dict[str, Any], case: str) -> None:
+def test_thoughts_are_kept_where_template_drops_them(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert one["sequences"] == len(one["turns"]) and one["thoughts"] > len(one["turns"])
 
 
-def test_a_program_that_drops_thoughts_makes_sequences_of_its_own(found: dict[str, Any]) -> None:
+def test_program_that_drops_thoughts_splits_sequences(found: dict[str, Any]) -> None:
     assert found[PROGRAM]["sequences"] == sum(found[PROGRAM]["turns"])
 
 
@@ -59,6 +59,6 @@ def test_a_program_that_drops_thoughts_makes_sequences_of_its_own(found: dict[st
         ("gemma4/tools", {"made", "arguments"}),
     ],
 )
-def test_the_engines_parser_tells_calls_apart(found: dict[str, Any], case: str, kinds: set[str]) -> None:
+def test_engine_parser_separates_calls(found: dict[str, Any], case: str, kinds: set[str]) -> None:
     """hermes, llama3_json and gemma4, on what was sampled."""
     assert kinds <= found[case]["calls"].keys()

@@ -15,7 +15,7 @@ def run(folder: Path, *words: str) -> None:
     run_cli(folder.parent, "+exp=demo", f"run_dir={folder}", *HERE, *SIZES, *words)
 
 
-def test_a_policy_comes_to_its_teacher(tmp_path: Path) -> None:
+def test_policy_approaches_teacher(tmp_path: Path) -> None:
     run(tmp_path / "taught", "trainer.num_steps=1")
     teacher = f"reference.path={tmp_path / 'taught/export'}"
     run(tmp_path / "run", "+algorithm=distill", teacher, "warmup.num_steps=0", "trainer.num_steps=40")

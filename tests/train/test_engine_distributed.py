@@ -290,7 +290,7 @@ def found_by(layout: Path, rank: int) -> dict[str, Any]:
     return dict(json.loads((layout / f"found-{rank}.json").read_text()))
 
 
-def test_layout_computes_what_one_worker_does(layout: Path, reference: Reference, adapted_reference: Reference) -> None:
+def test_layout_equals_one_worker(layout: Path, reference: Reference, adapted_reference: Reference) -> None:
     metrics, engine = adapted_reference if layout.name in ADAPTED else reference
     for ours, expected in zip(found_by(layout, 0)["metrics"], metrics, strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
@@ -313,7 +313,7 @@ def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
                 assert one == pytest.approx(other.tolist(), abs=1e-5)
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one(layout: Path) -> None:
+def test_resumed_run_equals_uninterrupted_one(layout: Path) -> None:
     for rank in range(2):
         found = found_by(layout, rank)
         assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
@@ -328,12 +328,12 @@ def test_bfloat16_follows_float32(layout: Path) -> None:
         assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
 
 
-def test_a_checkpoint_between_two_stages_resumes_with_fresh_moments(plain: Path) -> None:
+def test_checkpoint_between_two_stages_resumes_with_fresh_moments(plain: Path) -> None:
     found = found_by(plain, 0)
     assert found["resumed_after_reset"] == found["after_reset"]
 
 
-def test_bad_gradients_uneven_work_and_other_checkpoints_are_errors_on_both_ranks(plain: Path) -> None:
+def test_both_ranks_raise_on_bad_gradients_and_checkpoints(plain: Path) -> None:
     for rank in range(2):
         found = found_by(plain, rank)
         assert "must be finite" in found["nan"] and found["nan_changed"] == []
@@ -346,7 +346,7 @@ def test_bad_gradients_uneven_work_and_other_checkpoints_are_errors_on_both_rank
 @pytest.mark.parametrize(
     ("saved", "exported", "dtype"), [("last", "export", "float32"), ("half", "half-export", "bfloat16")]
 )
-def test_a_converted_checkpoint_is_the_export_and_the_export_the_model(
+def test_converted_checkpoint_equals_export(
     saved: str, exported: str, dtype: str, plain: Path, root: Path, tmp_path: Path
 ) -> None:
     config = ModelConfig(path=str(root / "model"), dtype=dtype)
@@ -365,7 +365,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def test_one_worker_goes_on_where_two_stopped(root: Path, reference: Reference) -> None:
+def test_one_worker_resumes_from_two(root: Path, reference: Reference) -> None:
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
     run_steps(engine, range(10, 11), 0, 1)  # what it held before must not matter
     engine.load(root / "fsdp2" / "checkpoint")
@@ -376,7 +376,7 @@ def test_one_worker_goes_on_where_two_stopped(root: Path, reference: Reference) 
 
 
 @pytest.mark.parametrize("num_saved", [1, 40])
-def test_two_workers_go_on_where_others_stopped(num_saved: int, root: Path, reference: Reference) -> None:
+def test_two_workers_resume_from_others(num_saved: int, root: Path, reference: Reference) -> None:
     """Of 40 workers most hold nothing of a tensor with 14 rows."""
     found = json.loads((root / f"resharded-{num_saved}.json").read_text())
     for ours, expected in zip(found, reference[0][SAVED_AFTER:], strict=True):
@@ -394,21 +394,21 @@ def test_deepspeed_names_both_numbers_of_workers(root: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "dtype"), [(PolicyConfig(backend="deepspeed"), "float32"), (PolicyConfig(), "bfloat16")]
 )
-def test_what_needs_a_process_group_says_so(root: Path, policy: PolicyConfig, dtype: str) -> None:
+def test_missing_process_group_is_named(root: Path, policy: PolicyConfig, dtype: str) -> None:
     with pytest.raises(BringUpError, match=r"needs a process group.*Next: call"):
         build_engine(root / "model", policy, dtype=dtype)
 
 
-def test_a_rank_that_waits_in_vain_names_itself() -> None:
+def test_waiting_rank_names_itself() -> None:
     with pytest.raises(BringUpError, match=r"policy rank 1 of 2 must reach all ranks at 127\.0\.0\.1:\d+ within 1 s"):
         init_process_group(1, 2, "127.0.0.1", free_port(), timeout_s=1)
 
 
-def test_a_checkpoint_of_adapters_leaves_the_base_out(adapted: Path) -> None:
+def test_checkpoint_of_adapters_leaves_base_out(adapted: Path) -> None:
     of_all = adapted.with_name(adapted.name.removesuffix("-lora"))
     full, small = (sum(f.stat().st_size for f in (at / "checkpoint").rglob("*rank*.pt")) for at in (of_all, adapted))
     assert 0 < small < full
 
 
-def test_with_adapters_off_every_layout_computes_the_base(adapted: Path, root: Path) -> None:
+def test_disabled_adapters_equal_base_in_every_layout(adapted: Path, root: Path) -> None:
     check_logprobs(adapted, "base", build_engine(root / "model", PolicyConfig(num_threads=1)))

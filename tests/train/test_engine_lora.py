@@ -54,7 +54,7 @@ def logprobs_under(model: Any) -> FloatArray:
     return np.concatenate(RowReader(model.eval(), CPU).compute_logprobs(build_sequences(99), 0.8))
 
 
-def test_fresh_adapters_change_nothing_and_the_seed_decides_them(folder: Path) -> None:
+def test_fresh_adapters_change_nothing_and_follow_seed(folder: Path) -> None:
     plain, one, same, other = build_engine(folder, None), *(build_engine(folder, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(logprobs_of(plain), logprobs_of(one))
     first, second, third = (dict(engine.adapter_state()) for engine in (one, same, other))
@@ -62,7 +62,7 @@ def test_fresh_adapters_change_nothing_and_the_seed_decides_them(folder: Path) -
     assert any(not torch.equal(first[name], third[name]) for name in first)
 
 
-def test_merged_and_apart_they_are_one_model(folder: Path, tmp_path: Path) -> None:
+def test_merged_and_separate_adapters_agree(folder: Path, tmp_path: Path) -> None:
     """Logprobs under the engine, the merged export, peft's own loading and the base with adapters sent, to 1e-5."""
     engine = build_engine(folder)
     train(engine, range(4))
@@ -92,9 +92,7 @@ def one_rank() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, None])
-def test_what_is_sent_directly_is_what_an_engine_makes_of_the_adapters(
-    folder: Path, lora: LoraConfig | None, dtype: str, one_rank: None
-) -> None:
+def test_sent_weights_equal_merged_adapters(folder: Path, lora: LoraConfig | None, dtype: str, one_rank: None) -> None:
     """Bit for bit; and its names, types and shapes, which vLLM cuts its buffers by, are known beforehand, in order."""
     engine = build_engine(folder, lora, dtype=dtype)
     train(engine, range(2))
@@ -121,7 +119,7 @@ def test_only_adapters_are_trained_and_saved(folder: Path, tmp_path: Path) -> No
     assert {n.replace(".default", "") for n in adapters} == dict(engine.adapter_state()).keys()
 
 
-def test_with_adapters_off_it_is_the_base_and_training_goes_on(folder: Path) -> None:
+def test_disabled_adapters_equal_base_and_training_continues(folder: Path) -> None:
     engine, undisturbed = build_engine(folder), build_engine(folder)
     for each in (engine, undisturbed):
         train(each, range(2))
@@ -132,7 +130,7 @@ def test_with_adapters_off_it_is_the_base_and_training_goes_on(folder: Path) -> 
 
 
 @pytest.mark.parametrize(("lora", "what"), [(LORA.model_copy(update={"rank": 2}), "lora"), (None, "lora")])
-def test_a_checkpoint_of_other_adapters_is_refused(
+def test_checkpoint_of_other_adapters_is_refused(
     folder: Path, tmp_path: Path, lora: LoraConfig | None, what: str
 ) -> None:
     build_engine(folder).save(tmp_path)
@@ -141,7 +139,7 @@ def test_a_checkpoint_of_other_adapters_is_refused(
 
 
 @pytest.mark.parametrize("target", ["qproj", "lm_head", "embed_tokens", "norm"])
-def test_a_target_that_is_no_linear_layer_is_refused_with_those_that_are(folder: Path, target: str) -> None:
+def test_nonlinear_target_is_refused_with_valid_ones(folder: Path, target: str) -> None:
     lora = LoraConfig(target_modules=("q_proj", target))
     for refuse in (
         lambda: build_engine(folder, lora),
@@ -154,15 +152,13 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_those_that_are(folder:
         assert caught.value.exit_code == 2
 
 
-def test_an_adapter_without_a_layer_in_the_base_is_refused(folder: Path) -> None:
+def test_adapter_without_base_layer_is_refused(folder: Path) -> None:
     lost = {f"model.layers.7.q_proj.lora_{part}.weight": torch.zeros(1, 1) for part in "AB"}
     with pytest.raises(ConfigError, match=r"every layer.*model\.layers\.7\.q_proj"):
         list(merge_into_base(read_base(folder, torch.float32), lost, 1.0, CPU))
 
 
-def test_a_reward_models_new_head_is_trained_beside_the_adapters_and_goes_where_they_go(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_reward_head_is_trained_and_saved_with_adapters(folder: Path, tmp_path: Path) -> None:
     """Scores under the engine, the merged export, peft's own loading and the converted checkpoint, to 1e-5."""
     engine = build_engine(folder, score_seed=3)
     start = {name: p.detach().clone() for name, p in engine.module.named_parameters()}

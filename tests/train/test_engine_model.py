@@ -26,7 +26,7 @@ def config(path: Path, **fields: object) -> ModelConfig:
     return ModelConfig(path=str(path), **fields)
 
 
-def test_every_character_survives_a_round_trip(tmp_path: Path) -> None:
+def test_characters_survive_round_trip(tmp_path: Path) -> None:
     text = " \n\té'\"<>漢🙂ab"
     build_tiny_model(replace(SMALL, characters=text), 0, tmp_path / "m")
     tokenizer = load_tokenizer(tmp_path / "m")
@@ -34,12 +34,12 @@ def test_every_character_survives_a_round_trip(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_character_outside_the_vocabulary_raises(folder: Path) -> None:
+def test_character_outside_vocabulary_raises(folder: Path) -> None:
     with pytest.raises(Exception, match="UNK"):
         load_tokenizer(folder).encode("3?4")
 
 
-def test_seed_decides_the_bytes_and_leaves_the_callers_randomness(tmp_path: Path, folder: Path) -> None:
+def test_seed_decides_bytes_and_leaves_callers_randomness(tmp_path: Path, folder: Path) -> None:
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
@@ -50,7 +50,7 @@ def test_seed_decides_the_bytes_and_leaves_the_callers_randomness(tmp_path: Path
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_what_was_built_is_what_was_asked(folder: Path) -> None:
+def test_built_model_matches_request(folder: Path) -> None:
     model = load_model(folder, config(folder))
     assert isinstance(model, Qwen3ForCausalLM)
     assert model.dtype == torch.float32
@@ -61,14 +61,14 @@ def test_what_was_built_is_what_was_asked(folder: Path) -> None:
     assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (1, 1)
 
 
-def test_options_reach_the_model(folder: Path) -> None:
+def test_options_reach_model(folder: Path) -> None:
     model = load_model(folder, config(folder, dtype="bfloat16", attention="eager", gradient_checkpointing=True))
     assert model.dtype == torch.bfloat16
     assert model.config._attn_implementation == "eager"
     assert model.is_gradient_checkpointing
 
 
-def test_init_from_replaces_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_init_from_replaces_weights(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(SMALL, 1, tmp_path / "other")
     (tmp_path / "weights").mkdir()
     shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "weights")  # no more is needed
@@ -77,7 +77,7 @@ def test_init_from_replaces_the_weights(folder: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
-def test_weights_of_another_size_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_weights_of_other_size_are_refused(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(replace(SMALL, hidden_size=64), 0, tmp_path / "other")
     with pytest.raises(ConfigError, match=r"model\.init_from must.*of another shape: .*\[14, 64\] for \[14, 32\]"):
         load_model(folder, config(folder, init_from=str(tmp_path / "other")))
@@ -91,7 +91,7 @@ def test_weights_with_other_names_are_refused(folder: Path, copy: Path) -> None:
         load_model(folder, config(folder, init_from=str(copy)))
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+def test_folder_without_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path must be.*got .*Next: correct model\.path"):
         load_model(tmp_path, config(tmp_path))
 
@@ -104,7 +104,7 @@ def test_pickled_weights_are_not_read(folder: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["pad_token", "eos_token"])
-def test_a_tokenizer_without_a_needed_token_is_refused(copy: Path, token: str) -> None:
+def test_tokenizer_without_needed_token_is_refused(copy: Path, token: str) -> None:
     path = copy / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     del settings[token]
@@ -113,6 +113,6 @@ def test_a_tokenizer_without_a_needed_token_is_refused(copy: Path, token: str) -
         load_tokenizer(copy)
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path must hold a tokenizer"):
         load_tokenizer(tmp_path)

@@ -93,7 +93,7 @@ def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
-def test_a_chunked_head_equals_the_whole_one(chunk_tokens: int, entropy_gradient: bool, tied: bool) -> None:
+def test_chunked_head_equals_unchunked(chunk_tokens: int, entropy_gradient: bool, tied: bool) -> None:
     """Logprobs, entropies and every gradient, to 1e-5."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SHAPE, "tie_word_embeddings": tied}, head_dim=16))
@@ -118,7 +118,7 @@ def test_a_chunked_head_equals_the_whole_one(chunk_tokens: int, entropy_gradient
 
 
 @pytest.mark.parametrize("split", [[12], [1] * 12, [5, 0, 7], [0, 12, 0]])
-def test_the_loss_is_a_sum_however_it_is_cut(folder: Path, split: list[int]) -> None:
+def test_loss_is_independent_of_micro_batches(folder: Path, split: list[int]) -> None:
     """Metrics and weights after two steps do not depend on the micro-batches."""
     sequences = build_sequences(12)
     results = []
@@ -137,7 +137,7 @@ def test_the_loss_is_a_sum_however_it_is_cut(folder: Path, split: list[int]) -> 
         torch.testing.assert_close(tensor, other_state[name], rtol=0, atol=2e-5)
 
 
-def test_a_micro_batch_without_trained_tokens_counts_for_nothing(folder: Path) -> None:
+def test_micro_batch_without_trained_tokens_adds_nothing(folder: Path) -> None:
     sequences = build_sequences(3)
     untrained = [dataclasses.replace(s, trained_from=len(s.token_ids)) for s in build_sequences(2, seed=1)]
     engines = build_engine(folder), build_engine(folder)
@@ -147,7 +147,7 @@ def test_a_micro_batch_without_trained_tokens_counts_for_nothing(folder: Path) -
     assert [len(values) for values in engines[0].compute_logprobs([untrained])[0]] == [0, 0]
 
 
-def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
+def test_step_without_tokens_changes_nothing(folder: Path) -> None:
     engine = build_engine(folder)
     engine.backend.reset_optimizer(OPTIM.model_copy(update={"weight_decay": 0.0}))
     before = state_of(engine)
@@ -156,7 +156,7 @@ def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
     assert engine.compute_logprobs([[]]) == [[]]
 
 
-def test_the_warm_up_learns_at_temperature_1_whatever_the_sampling_has(folder: Path) -> None:
+def test_warmup_uses_temperature_1(folder: Path) -> None:
     """Of an engine that samples at 0.5 it would teach a flatter distribution than that of the answers."""
     sequences, found = build_sequences(4), []
     for temperature in (0.5, 1.0):
@@ -180,7 +180,7 @@ def train(engine: PolicyEngine, seeds: Sequence[int]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path, steps: int) -> None:
+def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, steps: int) -> None:
     """Also from a checkpoint before the first step, which has no moments."""
     engine = build_engine(folder)
     train(engine, range(steps))
@@ -193,7 +193,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path
     assert_same(state_of(engine), state_of(resumed))
 
 
-def test_what_is_saved_in_the_background_is_the_state_of_that_moment(folder: Path, tmp_path: Path) -> None:
+def test_background_save_holds_state_of_its_moment(folder: Path, tmp_path: Path) -> None:
     engine, undisturbed = build_engine(folder), build_engine(folder)
     for each in (engine, undisturbed):
         train(each, range(2))
@@ -207,7 +207,7 @@ def test_what_is_saved_in_the_background_is_the_state_of_that_moment(folder: Pat
     assert train(resumed, range(2, 4)) == uninterrupted
 
 
-def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_other_model_is_refused(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(replace(SMALL, hidden_size=64), 0, tmp_path / "other")
     (tmp_path / "saved").mkdir()
     build_engine(tmp_path / "other").save(tmp_path / "saved")
@@ -218,7 +218,7 @@ def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) 
     assert_same(before, state_of(engine))
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+def test_folder_without_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"layout\.json"):
         build_engine(folder).load(tmp_path)
 
@@ -232,7 +232,7 @@ def nan_gradient(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple
 
 
 @pytest.mark.parametrize(("loss_fn", "what"), [(nan_loss, "loss"), (nan_gradient, "gradient norm")])
-def test_a_step_that_is_not_finite_changes_nothing(folder: Path, loss_fn: object, what: str) -> None:
+def test_nonfinite_step_changes_nothing(folder: Path, loss_fn: object, what: str) -> None:
     engine = build_engine(folder)
     train(engine, [0])
     before = state_of(engine)
@@ -241,7 +241,7 @@ def test_a_step_that_is_not_finite_changes_nothing(folder: Path, loss_fn: object
     assert_same(before, state_of(engine))
 
 
-def test_a_reset_optimizer_is_a_new_one(folder: Path, tmp_path: Path) -> None:
+def test_reset_optimizer_equals_new_one(folder: Path, tmp_path: Path) -> None:
     """The same weights with a fresh engine and with a reset one give the same steps."""
     engine = build_engine(folder)
     train(engine, range(3))
@@ -250,7 +250,7 @@ def test_a_reset_optimizer_is_a_new_one(folder: Path, tmp_path: Path) -> None:
     assert train(engine, range(2)) == train(build_engine(tmp_path / "export"), range(2))
 
 
-def test_full_state_is_the_state_dict_with_tied_names(folder: Path) -> None:
+def test_full_state_is_state_dict_with_tied_names(folder: Path) -> None:
     engine = build_engine(folder)
     train(engine, [0])
     state = state_of(engine)
@@ -261,7 +261,7 @@ def test_full_state_is_the_state_dict_with_tied_names(folder: Path) -> None:
     assert_same(before, state)  # copies: a later step leaves them alone
 
 
-def test_an_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:
+def test_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:
     engine = build_engine(folder)
     train(engine, range(2))
     engine.export(tmp_path / "export")

@@ -44,7 +44,7 @@ def build_folder(config: PreTrainedConfig, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("family", "score_seed"), [*((name, None) for name in FAMILIES), ("gpt2", 0), ("llama", 0)])
-def test_a_model_in_training_says_the_same_again(family: str, score_seed: int | None, tmp_path: Path) -> None:
+def test_train_mode_is_deterministic(family: str, score_seed: int | None, tmp_path: Path) -> None:
     folder = build_folder(FAMILIES[family], tmp_path / "model")
     config = ModelConfig(path=str(folder))
     model = load_model(folder, config, score_seed=score_seed)
@@ -53,7 +53,7 @@ def test_a_model_in_training_says_the_same_again(family: str, score_seed: int | 
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_a_layer_that_names_its_own_dropout_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_of_custom_layer_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     plain = LlamaMLP.__init__
@@ -73,7 +73,7 @@ def build_sequences(seed: int) -> list[TrainSequence]:
     return [TrainSequence(token_ids=drawn.integers(2, 14, 12), trained_from=4, weight=0.25) for _ in range(4)]
 
 
-def test_the_policy_trains_on_the_logprobs_that_it_says(tmp_path: Path) -> None:
+def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
     """Of GPT-2, whose config wants dropout: what the loss sees in training is what was computed before it."""
     engine = build_engine(build_folder(GPT2, tmp_path / "model"))
     said = np.concatenate(engine.compute_logprobs([build_sequences(0)])[0])
@@ -97,7 +97,7 @@ def train_by_chance(engine: PolicyEngine, steps: range) -> list[float]:
     return [engine.train([build_sequences(step)], scaled, 1e-2)["loss"] for step in steps]
 
 
-def test_a_resumed_process_draws_the_numbers_that_come_next(tmp_path: Path) -> None:
+def test_resumed_process_continues_random_numbers(tmp_path: Path) -> None:
     folder = build_folder(GPT2, tmp_path / "model")
     engine = build_engine(folder)
     train_by_chance(engine, range(3))
@@ -110,7 +110,7 @@ def test_a_resumed_process_draws_the_numbers_that_come_next(tmp_path: Path) -> N
     assert train_by_chance(resumed, range(3, 6)) == undisturbed
 
 
-def test_a_checkpoint_without_random_numbers_is_loaded_all_the_same(tmp_path: Path) -> None:
+def test_checkpoint_without_random_state_loads(tmp_path: Path) -> None:
     folder = build_folder(GPT2, tmp_path / "model")
     (tmp_path / "saved").mkdir()
     build_engine(folder).save(tmp_path / "saved")

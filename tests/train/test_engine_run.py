@@ -69,7 +69,7 @@ def finish(run: RunDir, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [row for row in read_rows(run.events) if row["kind"] == "engine/replaced"]
 
 
-def test_killed_engine_is_replaced_and_metrics_stay(whole_run: Path, tmp_path: Path) -> None:
+def test_killed_engine_is_replaced_with_same_metrics(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "killed")
     process = start_run(run.path, "ray.dashboard=false")
     os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_killed_engine_is_replaced_and_metrics_stay(whole_run: Path, tmp_path: P
     assert exact_rows(run.path) == exact_rows(whole_run)
 
 
-def test_stopped_engine_is_replaced_and_metrics_stay(whole_run: Path, tmp_path: Path) -> None:
+def test_stopped_engine_is_replaced_with_same_metrics(whole_run: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "stopped")
     process = start_run(run.path, "ray.dashboard=false", "job.heartbeat_timeout_s=5")
     os.kill(wait_for_engine(run, process, is_known=True), signal.SIGSTOP)
@@ -95,7 +95,7 @@ def test_engine_with_direct_transfer_is_replaced(whole_run: Path, tmp_path: Path
     assert [event["count"] for event in events] == [1]
 
 
-def test_asynchronous_engine_is_replaced_after_its_engine_process_is_killed(whole_run: Path, tmp_path: Path) -> None:
+def test_asynchronous_engine_is_replaced_after_kill(whole_run: Path, tmp_path: Path) -> None:
     """The killed process is vLLM's EngineCore, a child of the actor: the actor lives until it notices."""
     run = RunDir(tmp_path / "asynchronous")
     options = "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1", "trainer.num_steps=12"

@@ -83,7 +83,7 @@ def transformers_logprobs(folder: Path, reader: ImageReader, sequence: TrainSequ
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
-def test_packed_logprobs_are_those_of_transformers(
+def test_packed_logprobs_equal_transformers(
     folder: Path, reader: ImageReader, sequences: list[TrainSequence], chunk: int | None
 ) -> None:
     [packed] = build_engine(folder, chunk=chunk).compute_logprobs([sequences])
@@ -91,7 +91,7 @@ def test_packed_logprobs_are_those_of_transformers(
         np.testing.assert_allclose(found, transformers_logprobs(folder, reader, sequence), atol=1e-5)
 
 
-def test_a_placeholder_that_was_sampled_is_the_token_and_no_image(
+def test_sampled_placeholder_is_token_not_image(
     folder: Path, reader: ImageReader, sequences: list[TrainSequence]
 ) -> None:
     """Against the parts of the model put together by hand; Qwen3-VL also adds images inside its blocks."""
@@ -133,7 +133,7 @@ def test_other_pixels_give_other_logprobs(
     assert np.abs(before - after).max() > 1e-3
 
 
-def test_how_sequences_are_packed_does_not_change_the_step(folder: Path, sequences: list[TrainSequence]) -> None:
+def test_packing_does_not_change_step(folder: Path, sequences: list[TrainSequence]) -> None:
     """Also of micro-batches of text alone, which go through the vision tower with a blank image."""
     states = []
     for micro_batches in ([sequences], [[one] for one in reversed(sequences)]):
@@ -148,7 +148,7 @@ def test_how_sequences_are_packed_does_not_change_the_step(folder: Path, sequenc
     assert differing < 1e-3 * sum(tensor.numel() for tensor in packed.values())
 
 
-def test_text_alone_still_runs_the_vision_tower(folder: Path, sequences: list[TrainSequence]) -> None:
+def test_text_only_batch_runs_vision_tower(folder: Path, sequences: list[TrainSequence]) -> None:
     """Else its sharded weights would be gathered on the ranks with images alone, which then wait for ever."""
     engine = build_engine(folder)
     calls = []
@@ -157,7 +157,7 @@ def test_text_alone_still_runs_the_vision_tower(folder: Path, sequences: list[Tr
     assert len(calls) == 2
 
 
-def test_an_export_is_a_model_with_its_image_processor(folder: Path, reader: ImageReader, tmp_path: Path) -> None:
+def test_export_has_image_processor(folder: Path, reader: ImageReader, tmp_path: Path) -> None:
     build_engine(folder).export(tmp_path / "export")
     exported = load_image_reader(tmp_path / "export", ModelConfig(path="unused"))
     assert exported is not None
@@ -165,7 +165,7 @@ def test_an_export_is_a_model_with_its_image_processor(folder: Path, reader: Ima
     load_model(tmp_path / "export", ModelConfig(path=str(tmp_path / "export")))
 
 
-def test_a_converted_checkpoint_is_the_trained_model(
+def test_converted_checkpoint_equals_trained_model(
     folder: Path, sequences: list[TrainSequence], tmp_path: Path
 ) -> None:
     engine = build_engine(folder)
@@ -180,16 +180,14 @@ def test_a_converted_checkpoint_is_the_trained_model(
     np.testing.assert_array_equal(found, expected)
 
 
-def test_max_pixels_bounds_the_tokens_of_an_image(folder: Path, reader: ImageReader) -> None:
+def test_max_pixels_bounds_tokens_of_image(folder: Path, reader: ImageReader) -> None:
     config = ModelConfig(path=str(folder), min_pixels=32 * 32, max_pixels=32 * 32 * 4)
     bounded = load_image_reader(folder, config)
     assert bounded is not None
     assert bounded.count_tokens((300, 300)) <= 4 < reader.count_tokens((300, 300))
 
 
-def test_an_image_that_changed_since_it_was_encoded_is_refused(
-    folder: Path, reader: ImageReader, tmp_path: Path
-) -> None:
+def test_image_changed_after_encoding_is_refused(folder: Path, reader: ImageReader, tmp_path: Path) -> None:
     source = write_image(tmp_path / "image.png", 1, 60, 60)
     sequence = build_sequence(reader, 1, [source], 2, 2)
     write_image(tmp_path / "image.png", 1, 200, 60)

@@ -83,7 +83,7 @@ def numbers(steps: list[Any], name: str) -> list[int]:
     return [int(step.scores[name]) for step in steps]
 
 
-def test_a_node_that_is_lost_costs_what_its_episodes_replay(rays: Any, tmp_path: Path) -> None:
+def test_lost_node_costs_replay_of_its_episodes(rays: Any, tmp_path: Path) -> None:
     file, events = tmp_path / "world.py", list[Any]()
     file.write_text(WORLD)
     config = EnvironmentConfig(name=f"{file}:Here", num_workers=3, timeout_s=60.0)
@@ -129,7 +129,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_file_that_cannot_be_run_is_refused_on_the_other_node_too(rays: Any, tmp_path: Path) -> None:
+def test_unrunnable_file_is_refused_on_other_node(rays: Any, tmp_path: Path) -> None:
     file = tmp_path / "world.py"
     file.write_text("import os\nif os.getppid() != 1:\n    raise KeyError('not here')\n")
     config = EnvironmentConfig(name=f"{file}:Here", num_workers=2, timeout_s=60.0)

@@ -25,7 +25,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
+def test_evaluation_starts_engines_only(tmp_path: Path) -> None:
     words = ("+exp=demo", "data.train=''", SMALL_MODEL, *SETS, "rollout.max_num_seqs=64", *HERE)
     run_cli(tmp_path, "eval", *words, "run_dir=runs/alone")
     found = measured(tmp_path, "alone")
@@ -36,7 +36,7 @@ def test_engines_alone_measure_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_sft_is_measured_the_same_twice_and_a_checkpoint_of_it_too(tmp_path: Path) -> None:
+def test_evaluation_of_export_and_checkpoint_is_repeatable(tmp_path: Path) -> None:
     run_cli(tmp_path, *TRAIN, SMALL_MODEL, "policy.num_threads=1", "logging.wandb.mode=disabled")
     words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *HERE)
     for name in ("first", "again"):

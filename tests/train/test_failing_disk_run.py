@@ -47,7 +47,7 @@ def spoil_when(run: RunDir, disk: Disk, is_time: Callable[[RunDir], bool]) -> in
         pytest.param(a_checkpoint_is_being_written, False, id="read-only-checkpoint"),
     ],
 )
-def test_a_run_on_a_disk_that_fails_ends_soon_says_so_and_goes_on_with_every_digit(
+def test_run_on_failing_disk_ends_and_resumes_identically(
     whole_run: Path, tmp_path: Path, is_time: Callable[[RunDir], bool], is_full: bool
 ) -> None:
     with full(tmp_path, _SMALL_KB) if is_full else read_only(tmp_path) as disk:

@@ -83,7 +83,7 @@ def extend(engine: GlooEngine) -> RolloutWorkerExtension:
     return worker
 
 
-def test_gloo_delivers_every_bit_to_every_rank() -> None:
+def test_gloo_delivers_exact_bits_to_every_rank() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -105,7 +105,7 @@ def test_gloo_delivers_every_bit_to_every_rank() -> None:
     assert client.calls == ["start", "update", "finish"] * 2
 
 
-def test_source_checksum_covers_the_last_pass() -> None:
+def test_source_checksum_covers_last_pass() -> None:
     state = {name: tensor for name, tensor in STATE.items() if tensor.dtype == torch.float32}
     policy: Any = SimpleNamespace(state_to_send=lambda place: iter(state.items()), device=torch.device("cpu"))
     source = _build_source(policy)
@@ -128,7 +128,7 @@ def test_other_policy_ranks_gather_without_sending() -> None:
     assert passed == list(STATE)
 
 
-def test_the_plan_knows_the_heads_that_the_engine_takes_without_a_gpu() -> None:
+def test_plan_knows_head_sizes_of_cpu_engine() -> None:
     """Here, since this file has imported vLLM already, which takes long."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 

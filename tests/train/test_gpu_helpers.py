@@ -18,7 +18,7 @@ from tests.tiny_models import TinyModel, build_character_tokenizer
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_gpus_all_of_it_is_skipped_and_says_why() -> None:
+def test_gpu_tests_are_skipped_with_reason() -> None:
     reason = why_not()
     if reason is None:
         pytest.skip("there are GPUs here, and an environment for them")
@@ -30,7 +30,7 @@ def test_without_gpus_all_of_it_is_skipped_and_says_why() -> None:
     assert reason in done.stdout
 
 
-def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
+def test_random_model_samples_text(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     build_character_tokenizer(TinyModel(characters=CHARACTERS)).save_pretrained(tmp_path)
@@ -42,7 +42,7 @@ def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_step_that_is_measured_is_the_one_that_is_planned(tmp_path: Path) -> None:
+def test_measured_step_equals_planned_step(tmp_path: Path) -> None:
     build_model(SHAPES["tiny"], 256, tmp_path)
     words = fill(CASES["grpo, colocated"].words, model=tmp_path, rows=tmp_path, folder=tmp_path)
     words = [*device_words("nvidia", 1, 80), *words, "policy.micro_batch_tokens=512"]

@@ -38,7 +38,7 @@ def pid_of(run: RunDir, name: str) -> int:
     return found[0]
 
 
-def test_stopped_rank_is_named_and_the_run_continues(tmp_path: Path) -> None:
+def test_stopped_rank_is_named_and_run_continues(tmp_path: Path) -> None:
     """No failure is allowed: only a hang starts another attempt."""
     run = RunDir(tmp_path / "hung")
     process = start(run.path, words=(*WORDS, *SOON, "supervised.num_epochs=1000"))

@@ -26,7 +26,7 @@ WORDS = (
 )
 
 
-def test_a_step_trains_on_the_fair_episodes_and_names_the_failures_of_the_others(tmp_path: Path) -> None:
+def test_step_trains_on_fair_episodes_and_names_failures_of_others(tmp_path: Path) -> None:
     agent = shutil.copy(Path(__file__).with_name("hostile_agent.py"), tmp_path)
     subprocess.run([sys.executable, EXAMPLES / "guessing_game/make_data.py"], cwd=tmp_path, check=True)
     shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")

@@ -83,7 +83,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_the_demo_ends_with_every_digit_beside_a_hostile_neighbour(whole_run: Path, place: Path) -> None:
+def test_demo_with_hostile_neighbour_has_identical_metrics(whole_run: Path, place: Path) -> None:
     run_dir, neighbour = place / "run", Neighbour(place / "neighbour")
     before = os.umask(0o077)
     try:

@@ -39,7 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_killed_in_every_turn_of_a_step(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_kill_in_every_turn_keeps_metrics(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     """In turn 0, 1, 2 and 3 of the third step, each time gone on with."""
     mode, lefts = MODES[name], list[Left]()
     game = Game(tmp_path, *mode.words)
@@ -53,7 +53,7 @@ def test_killed_in_every_turn_of_a_step(name: str, tmp_path: Path, undisturbed: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", MODES)
-def test_agents_killed_at_random_moments_resume_to_the_same_tokens(
+def test_agents_killed_at_random_moments_resume_to_same_tokens(
     name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
     """The trainer alone or all processes of the run; in turns, training, evaluation or a save."""
@@ -71,7 +71,7 @@ def test_agents_killed_at_random_moments_resume_to_the_same_tokens(
 
 
 @pytest.mark.parametrize("name", ["lockstep", "lockstep-ahead", "async"])
-def test_run_stopped_in_a_turn_resumes_to_the_same_digits(
+def test_run_stopped_in_turn_resumes_to_same_digits(
     name: str, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
     """Its checkpoint holds the batch that was under way, or in free order its journal."""
@@ -90,7 +90,7 @@ def test_run_stopped_in_a_turn_resumes_to_the_same_digits(
 
 
 @pytest.mark.parametrize("name", ["lockstep", "async"])
-def test_game_continues_without_its_engine(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+def test_game_continues_after_engine_is_replaced(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     mode = MODES[name]
     game = Game(tmp_path, *mode.words)
     game.hold(2, 0)

@@ -31,7 +31,7 @@ def undisturbed(judged_words: tuple[str, ...], tmp_path_factory: pytest.TempPath
     return run_dir
 
 
-def test_a_killed_judge_is_replaced_and_costs_no_digit(
+def test_killed_judge_is_replaced_with_same_metrics(
     judged_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")

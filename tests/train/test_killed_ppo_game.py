@@ -23,7 +23,7 @@ PPO = (
 )
 
 
-def test_ppo_with_environment_learns_and_resumes_to_the_same_digits(tmp_path: Path) -> None:
+def test_ppo_with_environment_learns_and_resumes_to_same_digits(tmp_path: Path) -> None:
     whole, killed = Game(tmp_path / "whole", *PPO), Game(tmp_path / "killed", *PPO)
     whole.finish()
     steps = [row for row in exact_rows(whole.run.path) if row["stage"] == "grpo"]

@@ -22,7 +22,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ProgramGame:
     return game
 
 
-def test_killed_in_two_turns_of_a_step(tmp_path: Path, undisturbed: ProgramGame) -> None:
+def test_killed_in_two_turns_of_step(tmp_path: Path, undisturbed: ProgramGame) -> None:
     game, lefts = ProgramGame(tmp_path), []
     for turn in (0, 2):
         game.kill_in(2, turn, saved=2)
@@ -34,7 +34,7 @@ def test_killed_in_two_turns_of_a_step(tmp_path: Path, undisturbed: ProgramGame)
     assert len(opened) == 2 and not any(row["kind"] == "journal/program_changed" for row in read_rows(game.run.events))
 
 
-def test_run_stopped_in_a_turn_resumes_to_the_same_digits(tmp_path: Path, undisturbed: ProgramGame) -> None:
+def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed: ProgramGame) -> None:
     """Its checkpoint waits for no program."""
     game = ProgramGame(tmp_path)
     game.hold(2, 1)
@@ -51,7 +51,7 @@ def test_run_stopped_in_a_turn_resumes_to_the_same_digits(tmp_path: Path, undist
     FREE.check(game, [left], undisturbed)
 
 
-def test_ahead_no_turn_of_a_saved_policy_is_lost(tmp_path: Path) -> None:
+def test_run_ahead_loses_no_turn_of_saved_policy(tmp_path: Path) -> None:
     """Killed while a batch plays ahead of the one that is trained on; new weights wait for its programs."""
     ahead = Mode(("rollout.max_off_policy_steps=1", "checkpoint.interval=1"), waves=False, ahead=1)
     game = ProgramGame(tmp_path, *ahead.words)

@@ -37,7 +37,7 @@ def undisturbed(taught_words: tuple[str, ...], tmp_path_factory: pytest.TempPath
     [(("reference.num_workers=1",), "reference-0"), ((), "policy-0")],
     ids=["apart", "beside-the-policy"],
 )
-def test_a_killed_teacher_costs_an_attempt_and_no_digit(
+def test_killed_teacher_costs_one_attempt_and_no_digit(
     words: tuple[str, ...], holder: str, taught_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")

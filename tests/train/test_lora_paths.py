@@ -60,7 +60,7 @@ def build_engine(folder: Path, lora: LoraConfig) -> PolicyEngine:
 
 
 @pytest.mark.parametrize("family", [*SLOW, "qwen3_moe", "qwen2_5_vl"])
-def test_adapters_are_the_same_model_in_every_form(folders: Path, tmp_path: Path, family: str) -> None:
+def test_adapter_forms_agree(folders: Path, tmp_path: Path, family: str) -> None:
     folder = find_folder(folders, family)
     engine = build_engine(folder, LORA)
     before = logprobs_of(engine)
@@ -104,7 +104,7 @@ def write_merged(folder: Path, adapters: dict[str, torch.Tensor], out: Path) -> 
     (out / "config.json").write_text((folder / "config.json").read_text())
 
 
-def test_adapted_layers_of_a_mixture_exclude_its_experts(folders: Path) -> None:
+def test_adapters_of_mixture_exclude_experts(folders: Path) -> None:
     engine = build_engine(find_folder(folders, "qwen3_moe"), LORA)
     assert engine.adapted is not None
     assert "model.layers.0.mlp.gate_proj" in engine.adapted.names
@@ -113,7 +113,7 @@ def test_adapted_layers_of_a_mixture_exclude_its_experts(folders: Path) -> None:
     assert 0.3 < engine.adapted.share < 0.9
 
 
-def test_adapter_export_refuses_names_that_peft_moves_to_the_experts(folders: Path) -> None:
+def test_adapter_export_refuses_names_that_peft_moves_to_experts(folders: Path) -> None:
     folder = find_folder(folders, "qwen3_moe")
     with pytest.raises(ConfigError, match=r"got down_proj, gate_proj, up_proj\. Next: set model.lora.export=merged"):
         build_engine(folder, LORA.model_copy(update={"export": "adapter"}))
@@ -122,7 +122,7 @@ def test_adapter_export_refuses_names_that_peft_moves_to_the_experts(folders: Pa
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
-def test_peft_loads_the_adapter_of_a_vision_model(folders: Path, tmp_path: Path, family: str) -> None:
+def test_peft_loads_adapter_of_vision_model(folders: Path, tmp_path: Path, family: str) -> None:
     from peft import PeftModel
 
     engine = build_engine(folders / family, LORA)
@@ -143,7 +143,7 @@ def test_check_targets_refuses_layers_that_files_hold_joined(folders: Path) -> N
 
 
 @pytest.mark.parametrize("family", ["gpt2", "openai-gpt"])
-def test_check_targets_refuses_a_model_without_linear_layers(tmp_path: Path, family: str) -> None:
+def test_check_targets_refuses_model_without_linear_layers(tmp_path: Path, family: str) -> None:
     CONFIG_MAPPING[family](n_layer=1, n_embd=8, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"which this model does not have; got \w+LMHeadModel\. Next: train all") as e:
         check_targets(str(tmp_path), ModelConfig(path=str(tmp_path), lora=LORA), are_sent=False)
@@ -155,7 +155,7 @@ def test_require_whole_files_accepts_whole_folders(folders: Path, family: str) -
     require_whole_files(str(find_folder(folders, family)), ModelConfig(path="model"))
 
 
-def test_require_whole_files_refuses_a_missing_tensor(folders: Path, tmp_path: Path) -> None:
+def test_require_whole_files_refuses_missing_tensor(folders: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folders / "tiny" / "model.safetensors")
@@ -174,7 +174,7 @@ def test_require_whole_files_refuses_a_missing_tensor(folders: Path, tmp_path: P
         (lambda state: state.update({"model.norm.weight": torch.zeros(3)}), r"1 of another shape: model\.norm\.weight"),
     ],
 )
-def test_export_and_sync_refuse_a_state_that_is_not_the_models(
+def test_export_and_sync_refuse_foreign_state(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
 ) -> None:
     engine = build_engine(folders / "tiny", LORA)

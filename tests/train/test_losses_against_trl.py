@@ -188,16 +188,14 @@ def whiten_like_trl(name: str) -> torch.Tensor:
     return torch.tensor(whitened).reshape(REWARDS.shape) * ((count - 1) / count) ** 0.5
 
 
-def test_reinforce_pp_is_one_group_of_the_whole_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_reinforce_pp_is_one_group_per_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (1, 16), scale_rewards="batch")
     theirs = compute_their_advantages(trainer, REWARDS)
     # TRL adds 1e-4 to the deviation, which is 0.4.
     torch.testing.assert_close(whiten_like_trl("reinforce_pp"), theirs, rtol=1e-3, atol=0)
 
 
-def test_reinforce_pp_baseline_is_batch_scaling_of_centred_rewards(
-    tiny_model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_reinforce_pp_baseline_scales_centred_rewards_by_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     # TRL's scale_rewards="batch" divides by the deviation of what it is given; REINFORCE++ by that of the centred.
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
     theirs = compute_their_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))

@@ -19,7 +19,7 @@ LINES = dict(
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_a_family_is_exact_or_refused_as_the_page_says(family: str) -> None:
+def test_family_is_exact_or_refused_as_documented(family: str) -> None:
     found = study(family)
     rows, *errors = LINES[family].split(" | ")
     assert found.rows == rows
@@ -42,5 +42,5 @@ def test_lora_trained_merged_and_exported_agree(family: str, preset: str) -> Non
     assert found.misfits == ()
 
 
-def test_the_page_has_no_other_families() -> None:
+def test_page_lists_tested_families() -> None:
     assert set(LINES) - {"model type", "---"} == set(FAMILIES)

@@ -21,7 +21,7 @@ WORDS = (
 )
 
 
-def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None:
+def test_grpo_of_experts_learns_and_resumes_after_kill(tmp_path: Path) -> None:
     model = build_tiny_moe(SMALL, tmp_path / "model")
     base = [word for word in OVERRIDES if not word.startswith("model.")]
     words = ("model=hf", f"model.path={model}", *WORDS)

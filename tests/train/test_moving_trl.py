@@ -178,7 +178,7 @@ def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: i
     )
 
 
-def test_minibatches_of_dapo_differ_by_their_share_of_the_tokens(trainer: Any) -> None:
+def test_dapo_minibatches_are_weighted_by_tokens(trainer: Any) -> None:
     """TRL divides a minibatch by the mean tokens of all of them, ours by its own; the same where they are equal."""
     case, own = make_case(0), sum(LENGTHS)
     ours, gradient = ours_of(case, {})

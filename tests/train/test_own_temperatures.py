@@ -41,7 +41,9 @@ def read_alone(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor,
     ("attention", "prefix_sharing", "packed"),
     [("sdpa", False, True), ("sdpa", True, True), ("sdpa", False, False), ("varlen", False, True)],
 )
-def test_each_is_as_alone(attention: str, prefix_sharing: bool, packed: bool, chunk_tokens: int | None) -> None:
+def test_mixed_row_equals_separate_rows(
+    attention: str, prefix_sharing: bool, packed: bool, chunk_tokens: int | None
+) -> None:
     """Logprobs, entropies and every gradient of both."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES["qwen3"], attn_implementation=attention).float().train()
@@ -61,7 +63,7 @@ def test_each_is_as_alone(attention: str, prefix_sharing: bool, packed: bool, ch
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5 * float(gradients[name].abs().max()))
 
 
-def test_policy_and_reference_read_each_at_its_own(folder: Path) -> None:
+def test_policy_and_reference_use_temperature_of_each(folder: Path) -> None:
     engine, model = build_engine(folder, 9.0), ModelConfig(path=str(folder))
     reference = FrozenModel(folder, model, PolicyConfig(num_threads=1), 9.0, CPU)
     sequences = heat(build_groups())
@@ -73,7 +75,7 @@ def test_policy_and_reference_read_each_at_its_own(folder: Path) -> None:
         np.testing.assert_allclose(by_reference[place], expected, atol=1e-5)
 
 
-def test_where_all_say_the_same_the_step_has_the_bits_of_one_temperature(folder: Path) -> None:
+def test_equal_temperatures_give_identical_bits(folder: Path) -> None:
     """Micro-batches without work are among them."""
     one, other = build_engine(folder, 0.8), build_engine(folder, 9.0)
     for step in range(3):

@@ -74,7 +74,7 @@ def _wait_until_running(podman: Podman, name: str) -> None:
         time.sleep(0.05)
 
 
-def test_environment_by_name_arrives_and_the_rest_stays_out(podman: Podman) -> None:
+def test_environment_by_name_arrives_and_rest_stays_out(podman: Podman) -> None:
     value = "two words, 'quotes' $(id)\nand a line"
     wrapped = podman.wrap('printf "%s|%s|%s|%s" "$OURS" "$A_SECRET" "$SHELL_ONLY" "$PWD"', "t-env", {"OURS": value})
     podman_with_more = Podman({**podman.env, "SHELL_ONLY": "x"})
@@ -92,12 +92,12 @@ def test_mounts_with_spaces_commas_colons_and_quotes(podman: Podman, tmp_path: P
     assert (source / "out").read_text() == "back\n"
 
 
-def test_the_exit_code_comes_back_and_the_container_is_gone(podman: Podman) -> None:
+def test_exit_code_is_returned_and_container_removed(podman: Podman) -> None:
     assert podman.run(podman.wrap("exit 7", "t-exit"))[0] == 7
     assert "t-exit" not in podman.names()
 
 
-def test_a_signal_reaches_the_command(podman: Podman) -> None:
+def test_signal_reaches_command(podman: Podman) -> None:
     script = "trap 'echo saved; exit 3' USR2; echo ready; while :; do sleep 0.1; done"
     with podman.start(podman.wrap(script, "t-signal")) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -108,7 +108,7 @@ def test_a_signal_reaches_the_command(podman: Podman) -> None:
     assert "t-signal" not in podman.names()
 
 
-def test_what_a_killed_client_leaves_is_ended_by_name_and_no_other(podman: Podman) -> None:
+def test_leftover_container_is_ended_by_name_only(podman: Podman) -> None:
     script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     ours, neighbour = podman.wrap(script, "t-ours"), podman.wrap(script, "t-ours-2")
     clients = [podman.start(ours), podman.start(neighbour)]

@@ -23,7 +23,7 @@ WORDS = (
 )
 
 
-def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Path) -> None:
+def test_killed_run_resumes_policy_critic_and_kl_coefficient(tmp_path: Path) -> None:
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
     finish(start_run(whole, *WORDS))
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
@@ -39,7 +39,7 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
     assert exact_rows(harmed) == exact_rows(whole)
 
 
-def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_critic_and_reward_model_have_own_processes(tmp_path: Path) -> None:
     """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
     model = build_reward_model(tmp_path)
     words = [*WORDS, "critic.num_workers=2", f"reward.model.path={model}", "reward.model.device=critic"]

@@ -65,7 +65,7 @@ CELLS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=" ".join)
-def test_run_of_preset_and_kind_finishes_and_moves_the_policy(cell: tuple[str, str], tmp_path: Path) -> None:
+def test_run_of_preset_and_kind_finishes_and_moves_policy(cell: tuple[str, str], tmp_path: Path) -> None:
     preset, _ = cell
     example, words = CELLS[cell]
     (tmp_path / "examples").symlink_to(EXAMPLES)

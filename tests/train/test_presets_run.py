@@ -57,7 +57,7 @@ def test_supervised_presets_train(task: str, llama: Path, conversations: Path, t
     train_supervised(task, tmp_path / task, llama, conversations)
 
 
-def test_ppo_with_a_critic_and_a_reward_model_trains(
+def test_ppo_with_critic_and_reward_model_trains(
     llama: Path, conversations: Path, reward_model: Path, tmp_path: Path
 ) -> None:
     rows = train(

@@ -30,7 +30,7 @@ def slurm_rl(cluster: OthersCluster, folder: Path, *words: str, token: str | Non
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_wrong_token_is_refused_by_the_real_thing(cluster: OthersCluster, tmp_path: Path) -> None:
+def test_wrong_token_is_refused_by_ray(cluster: OthersCluster, tmp_path: Path) -> None:
     words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "+exp=demo"]
     code, output = slurm_rl(cluster, tmp_path, *words, token="wrong")
     assert code == 2
@@ -38,9 +38,7 @@ def test_a_wrong_token_is_refused_by_the_real_thing(cluster: OthersCluster, tmp_
     assert "Traceback" not in output
 
 
-def test_more_than_the_cluster_has_ends_at_the_deadline_with_both_numbers(
-    cluster: OthersCluster, tmp_path: Path
-) -> None:
+def test_too_large_request_ends_at_deadline_with_both_numbers(cluster: OthersCluster, tmp_path: Path) -> None:
     words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "cluster.cpus_per_node=64"]
     code, output = slurm_rl(cluster, tmp_path, *words, "job.start_timeout_s=2", *OVERRIDES)
     assert code == 0, output
@@ -50,7 +48,7 @@ def test_more_than_the_cluster_has_ends_at_the_deadline_with_both_numbers(
     assert "state   failed" in slurm_rl(cluster, tmp_path, "status", "here")[1]
 
 
-def test_the_demo_by_address_and_token_is_cancelled_resumed_and_equal_to_a_run_of_ours(
+def test_run_on_external_cluster_resumes_and_equals_ours(
     cluster: OthersCluster, tmp_path: Path, whole_run: Path
 ) -> None:
     words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "cluster.cpus_per_node=2"]

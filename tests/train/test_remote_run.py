@@ -12,9 +12,7 @@ from tests.whole_run import exact_rows, finish, start_run
 
 
 @pytest.mark.slow
-def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(
-    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_folder_resumes_from_url(whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the same on every machine")
     run_dir, url = tmp_path / "lost", f"checkpoint.upload_url='file://{tmp_path}/bucket'"
 

@@ -106,14 +106,14 @@ def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]
     return [float(result.value or 0.0) for result in results]
 
 
-def test_the_reward_is_the_score_of_training(trained: tuple[RunDir, RunConfig]) -> None:
+def test_reward_equals_training_score(trained: tuple[RunDir, RunConfig]) -> None:
     expected, found = scores_of_training(*trained), scores_of_grpo(*trained)
     assert len(expected) == 40
     assert np.std(expected) > 0.001, "scores that are all the same would prove nothing"
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_normalized_rewards_of_the_held_out_answers_have_mean_0_and_deviation_1(
+def test_normalized_held_out_rewards_are_standardized(
     trained: tuple[RunDir, RunConfig],
 ) -> None:
     run, config = trained
@@ -125,7 +125,7 @@ def test_normalized_rewards_of_the_held_out_answers_have_mean_0_and_deviation_1(
     assert measured["scores_chats"] == config.data.chat_template
 
 
-def test_require_loadable_refuses_a_reward_model_without_its_head(tmp_path: Path) -> None:
+def test_require_loadable_refuses_reward_model_without_its_head(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForSequenceClassification
 

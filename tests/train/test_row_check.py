@@ -20,7 +20,7 @@ from tests.tiny_models import TinyModel, build_tiny_model
 from tests.train.model_families import CPU, build_model, build_sequences
 
 
-def test_the_probe_shares_a_row() -> None:
+def test_probe_shares_row() -> None:
     """Else nothing would be tried."""
     lengths = [len(sequence.token_ids) for sequence in build_probe(build_model("qwen3").config)[0]]
     assert build_row_layout(lengths).num_rows == 1
@@ -28,12 +28,12 @@ def test_the_probe_shares_a_row() -> None:
 
 
 @pytest.mark.parametrize(("family", "packed"), [("qwen3", True), ("qwen3_moe", True), ("lfm2", False), ("opt", False)])
-def test_a_leak_shows_in_bfloat16(family: str, packed: bool) -> None:
+def test_leak_shows_in_bfloat16(family: str, packed: bool) -> None:
     """Where rounding is larger than the leak of some."""
     assert check_rows(RowReader(build_model(family, torch.bfloat16), CPU), torch.bfloat16).packed == packed
 
 
-def test_the_trial_leaves_the_model_as_it_was() -> None:
+def test_row_check_leaves_model_unchanged() -> None:
     model = build_model("qwen3").train()
     state = torch.random.get_rng_state()
     check_rows(RowReader(model, CPU, chunk_tokens=8), torch.float32)
@@ -42,7 +42,7 @@ def test_the_trial_leaves_the_model_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_an_engine_reads_what_leaks_one_a_row(tmp_path: Path) -> None:
+def test_row_check_detects_one_leaking_row(tmp_path: Path) -> None:
     """Logprobs before and after a step, of a model whose convolutions run over the boundary."""
     build_tiny_model(TinyModel(), 0, tmp_path)  # for its tokenizer
     build_model("lfm2").save_pretrained(tmp_path)
@@ -59,7 +59,7 @@ def test_an_engine_reads_what_leaks_one_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "falcon_h1"])
-def test_a_chunked_head_bends_logits_as_the_model_does(family: str) -> None:
+def test_chunked_head_equals_logits_of_model(family: str) -> None:
     """Logprobs and every gradient."""
     model: Any = build_model(family)
     for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
@@ -81,7 +81,7 @@ def test_a_chunked_head_bends_logits_as_the_model_does(family: str) -> None:
     check_rows(RowReader(model, CPU, chunk_tokens=4), torch.float32)
 
 
-def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
+def test_unsupported_head_is_refused_chunks() -> None:
     """It multiplies by what Granite divides by."""
     model = build_model("hyperclovax")
     model.config.logits_scaling = 0.3
@@ -90,13 +90,13 @@ def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
     check_rows(RowReader(model, CPU), torch.float32)
 
 
-def test_a_model_that_mixes_shared_prompts_is_refused_them() -> None:
+def test_model_that_mixes_shared_prompts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"policy\.prefix_sharing.*=false"):
         check_rows(RowReader(build_model("nemotron_h"), CPU, prefix_sharing=True), torch.float32)
     assert check_rows(RowReader(build_model("llama"), CPU, prefix_sharing=True), torch.float32).packed
 
 
-def test_a_real_chunk_of_attention_is_known_by_its_name() -> None:
+def test_real_attention_chunk_is_recognized() -> None:
     """Thousands of tokens are more than the trial reads."""
     model = build_model("llama4_text")
     model.config.attention_chunk_size = 8192
@@ -105,7 +105,7 @@ def test_a_real_chunk_of_attention_is_known_by_its_name() -> None:
     assert "8192 tokens of the row" in found.reason
 
 
-def test_a_half_head_sums_in_float32() -> None:
+def test_half_head_sums_in_float32() -> None:
     """Against the product of the same numbers in float64; a linear layer of bfloat16 rounds its sums."""
     torch.manual_seed(0)
     head = torch.nn.Linear(64, 9000).bfloat16()

@@ -33,7 +33,7 @@ from tests.whole_run import (
 )
 
 
-def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
+def test_run_writes_promised_files(whole_run: Path) -> None:
     summary = json.loads((whole_run / "summary.json").read_text())
     assert set(summary["accuracy"]["before"]) >= {"sampled", "greedy"}
     assert set(summary["accuracy"]["after"]) >= {"sampled", "greedy"}
@@ -55,13 +55,13 @@ def test_engine_and_policy_agree_after_every_sync(whole_run: Path) -> None:
     assert max(row["mismatch/mean"] for row in steps) < 1e-4
 
 
-def test_every_number_of_a_row_is_on_the_page_of_metrics(whole_run: Path) -> None:
+def test_metrics_page_names_keys_of_row(whole_run: Path) -> None:
     rows = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
     assert {row["stage"] for row in rows} == {"warmup", "eval", "grpo"}
     assert find_unexplained({key for row in rows for key in row}) == set()
 
 
-def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
+def test_exported_model_equals_trained_one(whole_run: Path) -> None:
     from safetensors.torch import load_file
 
     before = load_file(whole_run / "model" / "model.safetensors")
@@ -70,7 +70,7 @@ def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
     assert all((before[name] != after[name]).any() for name in before)
 
 
-def test_a_converted_checkpoint_is_the_exported_model(whole_run: Path, tmp_path: Path) -> None:
+def test_converted_checkpoint_equals_export(whole_run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -88,14 +88,14 @@ def test_a_converted_checkpoint_is_the_exported_model(whole_run: Path, tmp_path:
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_convert_names_what_is_not_there(whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_names_missing_parts(whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(whole_run), "--step", "7"]) != 0
     assert "step-7" in capsys.readouterr().err
     assert main(["convert", str(whole_run), "--out", str(tmp_path)]) == 2
     assert "new folder" in capsys.readouterr().err
 
 
-def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
+def test_run_leaves_no_process_or_file(whole_run: Path) -> None:
     assert not find_processes(whole_run)
     assert find_temp_dirs(whole_run) == []
     assert not list((whole_run / "secrets").iterdir())
@@ -136,7 +136,7 @@ def session_of(leader: int) -> list[int]:
     return found
 
 
-def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_to_same_numbers(whole_run: Path, tmp_path: Path) -> None:
     """kill -9 of the trainer in the middle of a step, after a save."""
     run_dir = tmp_path / "killed"
     # A dashboard, which the undisturbed run has, is a third of the CPU time of a bring-up.
@@ -172,7 +172,7 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, oth
 
 
 @pytest.mark.slow
-def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: Path) -> None:
+def test_killed_run_ahead_has_identical_metrics(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
     finish(start_run(whole, *words))
@@ -187,7 +187,7 @@ def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_continuous_run_ends_within_its_bound(tmp_path: Path) -> None:
+def test_continuous_run_respects_staleness_bound(tmp_path: Path) -> None:
     """Killed and resumed on the way. Time decides its numbers, so nothing can be compared but the bound."""
     run_dir = tmp_path / "continuous"
     words = (
@@ -266,7 +266,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return printed.err
 
 
-def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_data_file_is_named_with_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer"\n')
     words = [f"run_dir={tmp_path / 'bad'}", *OVERRIDES, f"data.train={data}", "data.num_eval=1"]
@@ -275,7 +275,7 @@ def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path, capsys: py
     assert str(data) in output
 
 
-def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokenizer_without_pad_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     words = ["+exp=demo", f"run_dir={tmp_path / 'bad'}", "model=hf", f"model.path={tmp_path}"]
     assert "pad token" in refused(words, capsys)

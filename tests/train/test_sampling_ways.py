@@ -18,7 +18,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "way", ["plain", "top_k", "min_p", "top_p", "repetition_penalty", "all", "stop", "stop_token", "greedy"]
 )
-def test_logprobs_are_of_the_sampled_distribution(sampled: dict[str, Any], way: str) -> None:
+def test_logprobs_are_of_sampled_distribution(sampled: dict[str, Any], way: str) -> None:
     assert max(one["difference"] for one in sampled[way]) < 1e-4
 
 
@@ -28,9 +28,7 @@ def read(tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize(("way", "last", "absent"), [("stop", SEVEN, ("7", "12")), ("stop_token", STOP_TOKEN, ("2",))])
-def test_stop_is_in_the_tokens_but_not_in_the_text(
-    sampled: dict[str, Any], way: str, last: int, absent: tuple[str, ...]
-) -> None:
+def test_stop_is_in_tokens_not_in_text(sampled: dict[str, Any], way: str, last: int, absent: tuple[str, ...]) -> None:
     stopped = [one for one in sampled[way] if one["tokens"][-1] == last]
     assert stopped, "none came to it"
     for one in stopped:
@@ -45,23 +43,23 @@ def test_completion_without_stop_is_truncated(sampled: dict[str, Any]) -> None:
     assert all(len(one["tokens"]) == 24 and one["tokens"][-1] != EOS for one in rest)
 
 
-def test_greedy_decoding_stops_where_sampling_does(sampled: dict[str, Any]) -> None:
+def test_greedy_decoding_stops_like_sampling(sampled: dict[str, Any]) -> None:
     for one in sampled["greedy"]:
         assert one["truncated"] or one["tokens"][-1] in (EOS, SEVEN, STOP_TOKEN)
         assert "7" not in one["text"] and "12" not in one["text"]
 
 
-def test_seed_determines_the_completion(sampled: dict[str, Any]) -> None:
+def test_seed_determines_completion(sampled: dict[str, Any]) -> None:
     assert sampled["again"] == sampled["alone"] == [one["tokens"] for one in sampled["plain"]]
     first, second = sampled["one_seed"][:4], sampled["one_seed"][4:]
     assert first == sampled["again"][:4]
     assert len({tuple(tokens) for tokens in first + second}) == 8, "two seeds or two completions share their numbers"
 
 
-def test_the_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
+def test_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
     assert sampled["engine_args"] == 96
 
 
-def test_prompts_beyond_one_step_are_read_in_the_next(sampled: dict[str, Any]) -> None:
+def test_later_prompts_are_read_in_next_step(sampled: dict[str, Any]) -> None:
     """Seen before: of a prompt that was read in part, vLLM asks a CPU's random numbers for what they cannot do."""
     assert sampled["crowded"] == sampled["one_by_one"]

@@ -77,15 +77,13 @@ def interrupt(run: RunDir) -> None:
     assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
 
 
-def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_disturbed(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_interrupted_sft_has_identical_metrics(whole: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "interrupted")
     interrupt(run)
     require_equal(finish(start(run.path, "resume"), run), whole)
 
 
-def test_its_agent_killed_it_tries_again_and_logs_the_same_numbers(whole: Path, tmp_path: Path) -> None:
+def test_sft_with_killed_agent_retries_with_identical_metrics(whole: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "killed")
     process = start(run.path)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")

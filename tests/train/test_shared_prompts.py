@@ -48,9 +48,7 @@ def test_shared_prompts_change_no_logprob(family: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize(("checkpointing", "chunk_tokens"), [(False, None), (True, 5)])
-def test_an_engine_with_shared_prompts_takes_the_same_steps(
-    tmp_path: Path, checkpointing: bool, chunk_tokens: int | None
-) -> None:
+def test_shared_prompts_give_identical_steps(tmp_path: Path, checkpointing: bool, chunk_tokens: int | None) -> None:
     build_tiny_model(SMALL, seed=0, folder=tmp_path / "model")
     model = ModelConfig(path=str(tmp_path / "model"), gradient_checkpointing=checkpointing)
     engines = [
@@ -72,7 +70,7 @@ def test_an_engine_with_shared_prompts_takes_the_same_steps(
         torch.testing.assert_close(shared[name], tensor, atol=1e-5, rtol=0.0)
 
 
-def test_what_cannot_take_a_mask_is_refused() -> None:
+def test_model_without_mask_support_is_refused() -> None:
     config = FAMILIES["llama"].__class__(**FAMILIES["llama"].to_dict())
     config._attn_implementation = "flash_attention_2"
     with pytest.raises(ConfigError, match="flash_attention_2"):

@@ -98,7 +98,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 @pytest.mark.parametrize(("backend", "kind"), CASES)
-def test_two_ranks_have_together_the_weights_that_one_loads_whole(
+def test_two_ranks_together_hold_loaded_weights(
     split: tuple[Path, list[dict[str, object]]], backend: str, kind: str
 ) -> None:
     folder, ranks = split
@@ -117,7 +117,7 @@ def test_two_ranks_have_together_the_weights_that_one_loads_whole(
 
 
 @pytest.mark.parametrize(("backend", "kind"), OTHERS)
-def test_published_tensors_are_found_under_the_names_of_the_parameters(
+def test_published_tensors_match_parameter_names(
     split: tuple[Path, list[dict[str, object]]], backend: str, kind: str
 ) -> None:
     """Qwen2.5-VL's `visual.` is `model.visual.` in transformers 5, and a mixture's experts are one parameter."""
@@ -133,7 +133,7 @@ def test_published_tensors_are_found_under_the_names_of_the_parameters(
         assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
-def test_a_reference_that_is_split_answers_as_a_whole_one(split: tuple[Path, list[dict[str, object]]]) -> None:
+def test_sharded_reference_equals_whole(split: tuple[Path, list[dict[str, object]]]) -> None:
     folder, ranks = split
     whole = FrozenModel(folder, ModelConfig(path=str(folder)), PolicyConfig(), 1.0, torch.device("cpu"))
     [[expected]] = whole.compute_logprobs([[SEQUENCE]])
@@ -143,14 +143,14 @@ def test_a_reference_that_is_split_answers_as_a_whole_one(split: tuple[Path, lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["zero-3", "fsdp2"])
-def test_a_rank_holds_little_more_than_its_part_while_it_loads(tmp_path: Path, backend: str) -> None:
+def test_rank_memory_while_loading_is_its_part(tmp_path: Path, backend: str) -> None:
     """At most 1.2 times its shard and one tensor; the smaller the model, the more everything else weighs."""
     write_model(tmp_path, 0.4, hidden_size=512, vocab_size=8000)
     for peak in measure(tmp_path, backend, 2):
         assert peak.over_shard <= 1.2
 
 
-def test_who_cannot_be_read_tensor_by_tensor_is_loaded_whole(tmp_path: Path) -> None:
+def test_unsplittable_model_is_loaded_whole(tmp_path: Path) -> None:
     """An expert is missing, or its number is not that of a part; the whole loading tells what is wrong."""
     build_moe(tmp_path / "moe", num_experts=4)
     _, files = open_model(tmp_path / "moe", ModelConfig(path=str(tmp_path / "moe")))
@@ -169,7 +169,7 @@ def test_who_cannot_be_read_tensor_by_tensor_is_loaded_whole(tmp_path: Path) -> 
     assert not any(buffer.is_meta for buffer in model.buffers())
 
 
-def test_a_model_with_saved_buffers_is_loaded_whole(tmp_path: Path) -> None:
+def test_model_with_saved_buffers_is_loaded_whole(tmp_path: Path) -> None:
     """Such as the bias by which some experts are chosen: only parameters are read tensor by tensor."""
     build_tiny_llama(tmp_path)
     model, files = open_model(tmp_path, ModelConfig(path=str(tmp_path)))

@@ -132,13 +132,13 @@ def require_equal(ours: list[dict[str, Any]], one: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize(("layout", "task"), STOPPED)
-def test_a_stopped_run_goes_on_to_the_same_numbers(layout: str, task: str, root: Path) -> None:
+def test_stopped_run_resumes_with_identical_metrics(layout: str, task: str, root: Path) -> None:
     folder = root / f"{layout}-2-{task}"
     assert "trainer/resumed" in (folder / "stopped" / "events.jsonl").read_text()
     assert exact_rows(folder / "stopped") == exact_rows(folder / "whole-0")
 
 
-def test_hugging_face_reads_the_reward_model_and_agrees_with_it(root: Path) -> None:
+def test_transformers_agrees_with_reward_model(root: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = root / "fsdp2-2-rm" / "whole-0"
@@ -157,7 +157,7 @@ def test_hugging_face_reads_the_reward_model_and_agrees_with_it(root: Path) -> N
     assert float(scores[:, 1].mean()) == pytest.approx(best["eval/rejected_score"], abs=1e-4)
 
 
-def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_reward_model_converts_to_one(root: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     folder, out = root / "fsdp2-2-rm" / "whole-0", tmp_path / "converted"
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
     assert count == sum(parameter.numel() for parameter in scorer.parameters())
 
 
-def test_early_stop_exports_the_best(tmp_path: Path) -> None:
+def test_early_stop_exports_best(tmp_path: Path) -> None:
     """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
     words = ["eval.interval=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
     run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
@@ -197,7 +197,7 @@ GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
         ("dpo-cached", GOOD, ["supervised.max_tokens=60"], []),
     ],
 )
-def test_bad_input_ends_with_status_2_and_names_the_row(
+def test_bad_input_ends_with_status_2_and_names_row(
     task: str, row: Any, words: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "rows.jsonl"

@@ -32,13 +32,13 @@ def test_sft_learns_to_add(tmp_path: Path) -> None:
     assert after["eval/exact_match"] > 0.3
 
 
-def test_a_reward_model_tells_right_from_wrong(tmp_path: Path) -> None:
+def test_reward_model_separates_right_from_wrong(tmp_path: Path) -> None:
     before, after = run_experiment("rm_tiny", tmp_path)
     assert before["eval/accuracy"] < 0.7
     assert after["eval/accuracy"] > 0.9
 
 
-def test_dpo_prefers_the_right_sum_and_makes_it_likelier(tmp_path: Path) -> None:
+def test_dpo_prefers_right_sum(tmp_path: Path) -> None:
     before, after = run_experiment("dpo_tiny", tmp_path)
     assert before["eval/margin"] == 0.0
     assert after["eval/margin"] > 0.4

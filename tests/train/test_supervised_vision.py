@@ -90,7 +90,7 @@ def loss_of_transformers(model_folder: Path, folder: Path) -> float:
     return total / count
 
 
-def test_sft_sees_the_images_as_transformers_does_and_learns(folder: Path, tmp_path: Path) -> None:
+def test_vision_sft_equals_transformers_and_learns(folder: Path, tmp_path: Path) -> None:
     first, last = run("sft", tmp_path / "run", folder)
     assert first["eval/loss"] == pytest.approx(loss_of_transformers(tmp_path / "run" / "model", folder), abs=1e-4)
     assert last["eval/loss"] < first["eval/loss"] - 0.2

@@ -29,14 +29,14 @@ def read(of: ToolCallReader, text: str, *, cut: bool = False) -> tuple[str, list
 
 
 @pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
-def test_reader_parses_calls_that_the_template_renders(family: str) -> None:
+def test_reader_parses_calls_that_template_renders(family: str) -> None:
     of = reader(family)
     assert read(of, of.syntax.example) == ("", [("add", CALL, None)])
     assert read(of, "It is 7.") == ("It is 7.", [])
 
 
 @pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
-def test_reader_marks_a_cut_call(family: str) -> None:
+def test_reader_marks_cut_call(family: str) -> None:
     of = reader(family)
     for length in (len(of.syntax.opening) + 8, len(of.syntax.example) - len(of.syntax.closing) - 1):
         text = of.syntax.example[:length]
@@ -46,7 +46,7 @@ def test_reader_marks_a_cut_call(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", TAGGED)
-def test_reader_keeps_a_valid_call_next_to_a_malformed_one(family: str) -> None:
+def test_reader_keeps_valid_call_next_to_malformed_one(family: str) -> None:
     of = reader(family)
     bad = f"{of.syntax.opening}{{oops{of.syntax.closing}"
     good = of.syntax.example
@@ -71,20 +71,20 @@ def test_reader_keeps_unknown_tools_and_wrong_types() -> None:
     assert read(of, text)[1] == [("sub", '{"a": "x"}', None)]
 
 
-def test_reader_marks_text_like_an_untagged_call_as_malformed() -> None:
+def test_reader_marks_text_like_untagged_call_as_malformed() -> None:
     of = reader("llama3_2")
     assert read(of, '{"name": "add", "parameters": {"a": 1')[1][0][2] == "malformed"
     assert read(of, "Say {7}")[1] == []
 
 
-def test_reader_rejects_a_parser_that_does_not_match_the_template() -> None:
+def test_reader_rejects_parser_that_does_not_match_template() -> None:
     with pytest.raises(ConfigError, match=r"env\.tool_parser=hermes must read the calls that the chat template writes"):
         reader("gemma4", "hermes")
     with pytest.raises(ConfigError, match=r"env\.tool_parser=nobody must read"):
         reader("qwen3", "nobody")
 
 
-def test_reader_trusts_the_parser_without_a_template() -> None:
+def test_reader_trusts_parser_without_template() -> None:
     tokenizer: Any = build_tokenizer("qwen3")
     syntax = ToolSyntax.of(ChatTemplate(tokenizer, {}, [ADD]), None)
     blind = ToolCallReader(replace(syntax, opening="", closing="", example=""), tokenizer)

@@ -85,7 +85,7 @@ def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Grou
     return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
 
 
-def test_a_sum_is_called_read_and_said(pool: EnvironmentPool) -> None:
+def test_tool_call_is_executed_and_answered(pool: EnvironmentPool) -> None:
     [group], engine = play(pool, {"1418": ["[add(a=481,b=937)]<eos>", "1418<eos>"]})
     # As examples/calculator/make_data.py writes what is to be imitated.
     assert engine.asked == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
@@ -98,7 +98,7 @@ def test_a_sum_is_called_read_and_said(pool: EnvironmentPool) -> None:
     assert completion.num_sampled == len("[add(a=481,b=937)]") + 1 + len("1418") + 1
 
 
-def test_wrong_calls_are_told_and_counted_and_the_episode_goes_on(pool: EnvironmentPool) -> None:
+def test_wrong_calls_are_reported_and_episode_continues(pool: EnvironmentPool) -> None:
     script = {
         "1": ["[add(a=481]<eos>", "1<eos>"],
         "2": ["[add(a=481,b=93", "2<eos>"],
@@ -161,7 +161,7 @@ def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[st
     return call.function, last, engine.contexts
 
 
-def test_a_program_with_tools_of_its_own_gets_the_calls_that_vllms_parser_reads() -> None:
+def test_program_with_own_tools_gets_parsed_calls() -> None:
     function, last, contexts = ask_twice(None, ["[add(a=481,b=937)]<eos>", "1418<eos>"])
     assert (function.name, function.arguments) == ("add", '{"a": 481, "b": 937}')
     assert last.content == "1418" and last.tool_calls is None
@@ -169,6 +169,6 @@ def test_a_program_with_tools_of_its_own_gets_the_calls_that_vllms_parser_reads(
     assert contexts == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
 
 
-def test_a_parser_that_does_not_read_what_the_template_writes_is_a_refusal_in_words() -> None:
+def test_parser_that_misreads_template_is_refused() -> None:
     with pytest.raises(openai.BadRequestError, match=r"env\.tool_parser=hermes must read the calls"):
         ask_twice("hermes", [])

@@ -68,7 +68,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_layout_gives_the_losses_of_one_worker(root: Path) -> None:
+def test_layouts_give_losses_of_one_worker(root: Path) -> None:
     expected = run_steps(root, PolicyConfig(num_threads=1), build_sequences(root), "float32")
     assert expected[-1] < expected[0]
     for rank in range(2):

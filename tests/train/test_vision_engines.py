@@ -118,7 +118,7 @@ def test_engine_and_policy_agree_on_images(pair: Pair) -> None:
     assert_agreement(pair)
 
 
-def test_weights_that_were_sent_are_used_in_the_vision_tower_too(pair: Pair) -> None:
+def test_sent_weights_reach_vision_tower(pair: Pair) -> None:
     """The engine knows an image again by its pixels: what it made of them with older weights must be gone."""
     held, said = pair.sync(0)
     np.testing.assert_allclose(held.probe, said, atol=1e-4)
@@ -131,7 +131,7 @@ def test_weights_that_were_sent_are_used_in_the_vision_tower_too(pair: Pair) -> 
     assert_agreement(pair)
 
 
-def test_a_training_step_reaches_the_engine(pair: Pair) -> None:
+def test_training_step_reaches_engine(pair: Pair) -> None:
     sequences = [dataclasses.replace(s, weight=0.1) for s in sample_sequences(pair)]
     pair.policy.train([sequences], build_warmup_loss(), lr=0.01)
     held, said = pair.sync(2)

@@ -18,7 +18,7 @@ def finish(run_dir: Path, *words: str) -> list[dict[str, float]]:
     return exact_rows(run_dir)
 
 
-def test_gloo_run_has_the_metrics_of_the_object_store(whole_run: Path, tmp_path: Path) -> None:
+def test_gloo_run_has_metrics_of_object_store(whole_run: Path, tmp_path: Path) -> None:
     """Not one digit of any metric is another."""
     assert finish(tmp_path / "gloo", "rollout.weight_transfer=gloo") == exact_rows(whole_run)
 
@@ -31,7 +31,7 @@ def test_async_engines_take_direct_transfers(tmp_path: Path) -> None:
     assert max(row["rollout/staleness"] for row in rows) > 0
 
 
-def test_engines_hold_the_base_with_the_sent_adapters(tmp_path: Path) -> None:
+def test_engines_hold_base_with_sent_adapters(tmp_path: Path) -> None:
     """Adapters alone travel, and are the export; after every sync engine and policy agree on the probe."""
     words = ("+lora=all_linear", "model.lora.rank=8", "model.lora.export=adapter")
     rows = [row for row in finish(tmp_path / "lora", *words) if row["stage"] == "grpo"]

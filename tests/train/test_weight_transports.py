@@ -22,7 +22,7 @@ def test_experts_agree_after_each_sync(found: dict[str, Any], transport: str) ->
 
 
 @pytest.mark.parametrize("weights", ["whole", "adapters"])
-def test_first_sync_raises_if_the_engine_ignores_the_weights(found: dict[str, Any], weights: str) -> None:
+def test_first_sync_raises_if_engine_ignores_weights(found: dict[str, Any], weights: str) -> None:
     assert "must agree with the policy" in found["unused"][weights]
     assert "these are the first weights that it got" in found["unused"][weights]
     assert "weight_check_tolerance=" not in found["unused"][weights].partition("Next: ")[2], "rounding is not the cause"

@@ -31,7 +31,7 @@ def modules_after(script: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_import_costs_nothing() -> None:
+def test_import_loads_no_dependency() -> None:
     found = modules_after("import importlib, typing, __future__; before = set(sys.modules); import slurm_rl")
     assert found == {"slurm_rl"}
 
@@ -48,11 +48,11 @@ def test_the_import_costs_nothing() -> None:
         ("from slurm_rl import rewards; rewards.score_arithmetic, rewards.score_code", {"pydantic"}),
     ],
 )
-def test_what_is_used_brings_no_more_than_it_needs(script: str, allowed: set[str]) -> None:
+def test_used_name_loads_only_its_needs(script: str, allowed: set[str]) -> None:
     assert modules_after(script) & HEAVY <= allowed
 
 
-def test_every_public_name_is_there_with_a_docstring() -> None:
+def test_public_names_exist_with_docstrings() -> None:
     for name in slurm_rl.__all__:
         assert getattr(slurm_rl, name).__doc__, name
     for name in slurm_rl.rewards.__all__:
@@ -62,7 +62,7 @@ def test_every_public_name_is_there_with_a_docstring() -> None:
     assert (Path(slurm_rl.__file__).parent / "py.typed").is_file()
 
 
-def test_values_are_what_they_are_whatever_is_in_them(tmp_path: Path) -> None:
+def test_values_are_not_interpreted(tmp_path: Path) -> None:
     odd = tmp_path / "it's a=b, {x}: [y] \\"
     config = slurm_rl.load_config(
         ["+exp=demo"],
@@ -106,7 +106,7 @@ def test_bad_input_is_raised_with_rule_value_and_next_action(
     assert "".join(capfd.readouterr()) == ""
 
 
-def test_a_plan_is_what_the_verb_prints_and_refuses_what_submit_refuses(tmp_path: Path) -> None:
+def test_plan_equals_command_and_refuses_like_submit(tmp_path: Path) -> None:
     config = slurm_rl.load_config(["+exp=demo", "+cluster=nvidia_h100"], {"run_dir": tmp_path / "run"})
     plan = slurm_rl.plan_run(config)
     assert (plan.run_dir, plan.gpus_per_node, plan.launcher) == (str(tmp_path / "run"), 8, "slurm")
@@ -126,7 +126,7 @@ def make_run(path: Path) -> RunDir:
     return run
 
 
-def test_a_run_is_what_its_directory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_reflects_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_run(tmp_path / "runs" / "a")
     monkeypatch.chdir(tmp_path)
     run = slurm_rl.Run("runs/a")
@@ -143,7 +143,7 @@ def test_a_run_is_what_its_directory_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert slurm_rl.Run(find_run([str(run.path)]).path).state == run.state
 
 
-def test_what_is_no_run_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
+def test_unknown_run_suggests_candidates(tmp_path: Path) -> None:
     make_run(tmp_path / "first")
     with pytest.raises(slurm_rl.errors.RunDirError, match=r"did you mean .*first\?"):
         slurm_rl.Run(tmp_path / "frist")
@@ -151,7 +151,7 @@ def test_what_is_no_run_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
         slurm_rl.Run("")
 
 
-def test_a_wait_has_an_end_and_names_what_it_saw(tmp_path: Path) -> None:
+def test_wait_times_out_with_last_state(tmp_path: Path) -> None:
     directory = make_run(tmp_path)
     record_job(directory, "manual", "7", host="elsewhere")
     with pytest.raises(slurm_rl.WaitError) as caught:
@@ -160,7 +160,7 @@ def test_a_wait_has_an_end_and_names_what_it_saw(tmp_path: Path) -> None:
     assert f"cancel {tmp_path}" in str(caught.value)
 
 
-def test_it_works_in_a_thread_and_in_a_running_event_loop(tmp_path: Path) -> None:
+def test_api_works_in_thread_and_event_loop(tmp_path: Path) -> None:
     directory = make_run(tmp_path)
     write_json(directory.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 1})
     found: list[str] = []
@@ -179,7 +179,7 @@ def test_it_works_in_a_thread_and_in_a_running_event_loop(tmp_path: Path) -> Non
     assert found == ["finished", "finished"]
 
 
-def test_a_hydra_application_keeps_its_own_hydra(tmp_path: Path) -> None:
+def test_hydra_application_keeps_its_hydra(tmp_path: Path) -> None:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -190,7 +190,7 @@ def test_a_hydra_application_keeps_its_own_hydra(tmp_path: Path) -> None:
         assert GlobalHydra.instance().hydra is before
 
 
-def test_what_the_page_says_is_so() -> None:
+def test_page_statements_hold() -> None:
     """Its short examples print what stands beside them; the long one is tests/whole_run.py's run."""
     _, *short = read_examples("python-api.md")
     assert len(short) == 2
@@ -202,7 +202,7 @@ def test_what_the_page_says_is_so() -> None:
         assert out.getvalue().splitlines() == said
 
 
-def test_the_page_names_every_public_name() -> None:
+def test_page_names_public_names() -> None:
     page = (ROOT / "docs" / "python-api.md").read_text()
     public = [name for name in slurm_rl.__all__ if name not in ("RunConfig", "RunState")]
     public += [f"run.{name}" for name in vars(slurm_rl.Run) if not name.startswith("_")]

@@ -14,7 +14,7 @@ EXCUSED: dict[str, str] = {}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOCKS)
-def test_no_package_of_a_lock_has_a_known_vulnerability(name: str) -> None:
+def test_locked_packages_have_no_known_vulnerability(name: str) -> None:
     # The database of OSV, not the package index.
     argv = [sys.executable, "-m", "pip_audit", "--vulnerability-service=osv", "--disable-pip", "--require-hashes"]
     argv += ["--progress-spinner=off", "--format=json", f"--requirement={ROOT / LOCKS[name].path}"]

@@ -103,17 +103,17 @@ def total_lines(paths: Iterator[Path]) -> int:
     return sum(map(lines_of, paths))
 
 
-def test_package_stays_within_its_lines() -> None:
+def test_package_stays_within_line_budget() -> None:
     assert total_lines(iter(modules().values())) <= MAX_LINES
     assert total_lines(path for path in modules().values() if package_of(path) == "plugins") <= MAX_PLUGIN_LINES
     assert max(map(lines_of, modules().values())) <= MAX_FILE_LINES
 
 
-def test_tests_stay_within_their_lines() -> None:
+def test_tests_stay_within_line_budget() -> None:
     assert total_lines(ROOT.glob("tests/**/*.py")) <= MAX_TEST_LINES
 
 
-def test_plain_run_does_not_import_its_options() -> None:
+def test_plain_run_does_not_import_options() -> None:
     out = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     loaded, lines = map(int, out.split())
     assert loaded <= MAX_CLOSURE_MODULES and lines <= MAX_CLOSURE_LINES, out
@@ -125,11 +125,11 @@ def test_layers_and_names_stay_few() -> None:
     assert len(LAYERS) <= MAX_LAYERS
 
 
-def test_files_do_not_import_each_other_in_a_circle() -> None:
+def test_files_have_no_import_cycles() -> None:
     assert len(cycles()) <= MAX_CYCLES, cycles()
 
 
-def test_no_layer_imports_a_plugin() -> None:
+def test_no_layer_imports_plugin() -> None:
     assert upward_imports() == []
 
 
@@ -137,20 +137,20 @@ def test_prose_stays_plain() -> None:
     assert dialect_per_1000() <= MAX_DIALECT
 
 
-def test_algorithm_takes_few_files() -> None:
+def test_algorithm_needs_few_files() -> None:
     files = [*PACKAGE.rglob("*.py"), *ROOT.glob("conf/**/*.yaml")]
     found = [path for path in files if re.search("distill|teacher", path.read_text(), re.IGNORECASE)]
     assert len(found) <= MAX_ALGORITHM_FILES, found
 
 
-def test_completion_reaches_its_loss_in_few_calls() -> None:
+def test_completion_reaches_loss_in_few_calls() -> None:
     files = {hop.partition(":")[0] for hop in HOPS}
     assert len(HOPS) <= MAX_HOPS and len(files) <= MAX_HOP_FILES
     for hop in HOPS:
         assert any(_calls(caller, hop) for caller in HOPS), f"no function of HOPS calls {hop}"
 
 
-def test_save_reaches_its_file_in_few_calls() -> None:
+def test_save_reaches_file_in_few_calls() -> None:
     assert len(SAVE) <= MAX_SAVE_CALLS
     for caller, called in pairwise(SAVE):
         assert _calls(caller, called), f"{caller} does not call {called}"

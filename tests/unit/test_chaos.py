@@ -32,7 +32,7 @@ storms = st.tuples(st.integers(0, 2**32), st.floats(10, 4000), st.floats(2, 120)
 
 
 @given(storms)
-def test_a_schedule_is_a_function_of_its_seed(storm: tuple[int, float, float]) -> None:
+def test_schedule_depends_only_on_seed(storm: tuple[int, float, float]) -> None:
     seed, seconds, every_s = storm
     faults = build_schedule(seed, seconds, every_s, KINDS)
     assert faults == build_schedule(seed, seconds, every_s, KINDS)
@@ -47,7 +47,7 @@ def test_a_schedule_is_a_function_of_its_seed(storm: tuple[int, float, float]) -
 
 
 @given(storms)
-def test_every_kind_falls_once_before_one_falls_twice(storm: tuple[int, float, float]) -> None:
+def test_kinds_occur_once_before_repeating(storm: tuple[int, float, float]) -> None:
     names = [fault.kind for fault in build_schedule(*storm, KINDS)]
     for start in range(0, len(names), len(KINDS)):
         round_of = names[start : start + len(KINDS)]
@@ -55,7 +55,7 @@ def test_every_kind_falls_once_before_one_falls_twice(storm: tuple[int, float, f
 
 
 @given(storms, st.integers(1, 9))
-def test_pieces_are_the_whole(storm: tuple[int, float, float], num_pieces: int) -> None:
+def test_pieces_are_complete(storm: tuple[int, float, float], num_pieces: int) -> None:
     seed, seconds, every_s = storm
     faults = build_schedule(seed, seconds, every_s, KINDS)
     pieces = [cut_piece(faults, seconds, number + 1, num_pieces) for number in range(num_pieces)]
@@ -63,7 +63,7 @@ def test_pieces_are_the_whole(storm: tuple[int, float, float], num_pieces: int) 
     assert all(0 <= f.at_s <= seconds / num_pieces + 0.1 for piece in pieces for f in piece)
 
 
-def test_each_kind_has_one_function_and_one_row_in_the_docs() -> None:
+def test_fault_kinds_have_function_and_row_in_docs() -> None:
     own = {name for name, value in vars(deeds).items() if getattr(value, "__module__", "") == deeds.__name__}
     functions = {name for name in own if "_" in name and name[0] != "_"}
     assert functions == {kind.name.replace("/", "_") for kind in KINDS}
@@ -71,7 +71,7 @@ def test_each_kind_has_one_function_and_one_row_in_the_docs() -> None:
     assert {kind.name for kind in KINDS} <= rows
 
 
-def test_what_a_storm_does_not_have_is_left_out() -> None:
+def test_unsupported_faults_are_skipped() -> None:
     assert {kind.needs for kind in choose_kinds(frozenset())} == {""}
     assert set(choose_kinds(frozenset({"disk", "accounting", "demo"}))) == set(KINDS) - {BY_NAME["network/down"]}
 
@@ -83,7 +83,7 @@ def sign(time: float, what: str, attempt: int = 1) -> Sign:
     return Sign(time, what, attempt, {})
 
 
-def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_save() -> None:
+def test_fault_lasts_from_notice_to_next_save() -> None:
     signs = [
         sign(1.0, "attempt/started"),
         sign(5.0, "checkpoint/saved"),
@@ -119,11 +119,11 @@ def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_sav
         ([3, 2], "epoch 2 wrote after epoch 3"),
     ],
 )
-def test_a_second_writer_is_found(epochs: list[int], said: str) -> None:
+def test_second_writer_is_detected(epochs: list[int], said: str) -> None:
     assert find_second_writer(epochs) == said
 
 
-def test_a_digit_that_differs_is_found() -> None:
+def test_differing_digit_is_detected() -> None:
     rows = expected_rows(5, 2)
     assert rows[1] == {"step": 2, "stage": "grpo", **dict.fromkeys(("value/0", "value/1"), advance(1, advance(0, 0.5)))}
     assert compare(rows, expected_rows(5, 2)) == ""
@@ -140,7 +140,7 @@ def test_steps_done_twice_count_once() -> None:
     assert find_surviving_seconds([first, [row(3, 1.5), row(4, 1.0)]]) == (4.5, 1.0)
 
 
-def test_parts_of_a_storm_add_up() -> None:
+def test_parts_of_storm_add_up() -> None:
     end = {"what": "end", "wall_s": 100.0, "trained_s": 80.0, "redone_s": 5.0, "num_attempts": 2, "num_starts": 1}
     part = [
         {"what": "fault", "time": 11.0, "moment": 10.0, "kind": "rank/kill", "victim": "a2"},
@@ -155,7 +155,7 @@ def test_parts_of_a_storm_add_up() -> None:
     assert told.endswith("2 faults met nobody\nthe run must finish")
 
 
-def test_a_watch_notes_each_sign_once(tmp_path: Path) -> None:
+def test_watch_records_signs_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     watch = Watch(run)
     append_event(run, "attempt/started", attempt=1)

@@ -29,7 +29,7 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\[<>=~! ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
-def test_the_image_over_another_is_held_to_all_that_its_extra_names() -> None:
+def test_derived_image_is_checked_for_its_extra() -> None:
     """By a line that may fetch nothing."""
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = tree["optional-dependencies"]
@@ -45,7 +45,7 @@ def test_the_image_over_another_is_held_to_all_that_its_extra_names() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
-def test_an_image_gets_nothing_but_what_its_lock_names_by_hash(recipe: Path) -> None:
+def test_images_install_only_hashed_lock(recipe: Path) -> None:
     text = recipe.read_text()
     assert "--no-deps --require-hashes --requirement /dev/stdin" in text
     fetching = [line for line in text.splitlines() if "pip install" in line and "--no-index" not in line]
@@ -55,14 +55,14 @@ def test_an_image_gets_nothing_but_what_its_lock_names_by_hash(recipe: Path) -> 
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
-def test_a_recipe_pins_nothing_that_the_extras_pin(recipe: Path) -> None:
+def test_recipe_pins_nothing_that_extras_pin(recipe: Path) -> None:
     lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
     pinned = {match.lower() for match in re.findall(r"\b([A-Za-z][\w-]*)==\d", "\n".join(lines))}
     assert not pinned & {name_of(requirement) for requirement in requirements_of(recipe.parent.name)}
 
 
 @pytest.mark.parametrize("recipe", OTHERS, ids=lambda path: path.parent.name)
-def test_an_image_over_one_of_others_adds_one_version_of_the_trainer_and_no_code(recipe: Path) -> None:
+def test_image_over_one_of_others_adds_one_version_of_trainer_and_no_code(recipe: Path) -> None:
     text = recipe.read_text()
     added = re.findall(rf"{recipe.parent.name}(?:\[[\w-]+\])?==\$\{{(\w+)\}}", text)
     assert added and all(re.search(rf"^ARG {name}=\d", text, re.MULTILINE) for name in added)
@@ -70,13 +70,13 @@ def test_an_image_over_one_of_others_adds_one_version_of_the_trainer_and_no_code
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
-def test_an_image_runs_as_a_user_and_holds_no_code(recipe: Path) -> None:
+def test_image_runs_as_user_and_holds_no_code(recipe: Path) -> None:
     text = recipe.read_text()
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)
     assert not re.search(r"^(COPY|ADD) .*slurm_rl", text, re.MULTILINE)
 
 
-def test_flash_attn_is_built_for_the_gpus_that_torch_is_asked_for() -> None:
+def test_flash_attn_is_built_for_requested_gpus() -> None:
     text = (ROOT / "containers/cuda/Containerfile").read_text()
     found = dict(re.findall(r'^ARG (TORCH_CUDA_ARCH_LIST|FLASH_ATTN_CUDA_ARCHS)="([\d.;]+)"$', text, re.MULTILINE))
     assert found["FLASH_ATTN_CUDA_ARCHS"] == found["TORCH_CUDA_ARCH_LIST"].replace(".", "")

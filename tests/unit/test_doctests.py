@@ -15,6 +15,6 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_examples_are_true(module: str) -> None:
+def test_examples_pass(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried and not failed

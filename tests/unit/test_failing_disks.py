@@ -18,7 +18,7 @@ def cells() -> dict[str, Cells]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_writer_reports_each_error_and_leaves_no_partial_file(cells: dict[str, Cells], name: str) -> None:
+def test_writer_reports_errors_and_leaves_no_partial_file(cells: dict[str, Cells], name: str) -> None:
     for error, (num_calls, wrong) in cells[name].items():
         assert not wrong, f"{error} {wrong}"
         assert num_calls > 0, f"no call met {error}"

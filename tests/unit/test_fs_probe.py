@@ -55,7 +55,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingDisk, tmp_path: Path) -> None:
+def test_stopped_job_ends_although_disk_hangs(disk: HangingDisk, tmp_path: Path) -> None:
     told = tmp_path / "told"
     with subprocess.Popen([sys.executable, "-c", SUPERVISED, str(disk.path), str(told)]) as process:
         try:
@@ -79,7 +79,7 @@ def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingD
             process.kill()
 
 
-def test_what_answers_slowly_is_waited_for(disk: HangingDisk) -> None:
+def test_slow_answer_is_awaited(disk: HangingDisk) -> None:
     watch = SubprocessProbe(disk.path, 3600)
     disk.hang()
     assert not watch.hangs()
@@ -99,7 +99,7 @@ def controller(disk: HangingDisk) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_cancel_answers_and_ends_what_runs_for_a_folder_that_hangs(
+def test_cancel_ends_processes_of_hanging_folder(
     disk: HangingDisk,
     controller: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,

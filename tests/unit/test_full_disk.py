@@ -65,7 +65,7 @@ def save(saver: StepSaver, step: int, policy: Policy, content: bytes) -> None:
         files += policy.save(folder, content)
 
 
-def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -> None:
+def test_waiter_gets_name_of_full_disk(disk: Path) -> None:
     path = disk / "rank-0.pt"
 
     def write(file: BinaryIO) -> None:
@@ -81,7 +81,7 @@ def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -
         wait_for_files([path], NEVER, threading.Event())
 
 
-def test_saving_leaves_no_folder_after_an_error_in_its_block(tmp_path: Path) -> None:
+def test_failed_save_leaves_no_folder(tmp_path: Path) -> None:
     saver = StepSaver(RunDir(tmp_path / "run"), 2)
     with pytest.raises(CheckpointError, match="No space left on device"), saver.saving(1, {}) as (folder, _):
         (folder / "rank-0.pt").write_bytes(b"half")
@@ -89,7 +89,7 @@ def test_saving_leaves_no_folder_after_an_error_in_its_block(tmp_path: Path) -> 
     assert list(saver.store.root.iterdir()) == []
 
 
-def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when_there_is(disk: Path) -> None:
+def test_full_disk_keeps_checkpoints_and_next_save_works(disk: Path) -> None:
     saver, policy = StepSaver(RunDir(disk / "run"), 2, background=True, timeout_s=NEVER), Policy()
     save(saver, 1, policy, b"one")
     saver.wait()
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when
     assert {path.name for path in newest.path.iterdir()} == {"rank-0.pt", "manifest.json"}
 
 
-def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> None:
+def test_stop_ends_wait_for_missing_file(tmp_path: Path) -> None:
     """Whatever has become of its writer, as with a file system that went away."""
     stopped = threading.Event()
     saver = StepSaver(
@@ -128,7 +128,7 @@ def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> Non
         saver.wait()
 
 
-def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_kept_room_holds_how_run_ended(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = RunDir(disk)
     reserve_space(run.reserve)
     fill(disk)
@@ -142,7 +142,7 @@ def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.Capture
     assert not run.reserve.exists()
 
 
-def test_a_trainer_on_a_full_disk_says_which_and_exits(disk: Path) -> None:
+def test_trainer_on_full_disk_names_it_and_exits(disk: Path) -> None:
     run = RunDir(disk)
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
@@ -169,7 +169,7 @@ def lead(run: RunDir, plan: JobPlan) -> int:
             signal.signal(number, handler)
 
 
-def test_a_disk_that_is_full_for_a_moment_ends_no_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_briefly_full_disk_ends_no_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither when an attempt begins, nor when the run is taken: somebody makes room while the controller waits."""
     run, said = RunDir(disk / "run"), list[str]()
     plan = build_plan(load_config(["+exp=demo", "job.max_failures=1"]), str(run.path), SubmitFacts("/python", 4, "1"))
@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_for_a_moment_ends_no_run(disk: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("freed_is_taken", [False, True])
-def test_a_controller_on_a_full_disk_ends_and_says_so(
+def test_controller_on_full_disk_ends_and_names_it(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], freed_is_taken: bool
 ) -> None:
     """Also when another takes the room that it kept; then its exit status and its output are all that is left."""
@@ -225,7 +225,7 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
     assert not run.reserve.exists()
 
 
-def test_a_file_that_no_writer_can_tell_of_is_not_waited_for(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreportable_file_is_not_awaited(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another rank's: it found room neither for its file nor for the reason."""
     monkeypatch.setattr(background, "_ASK_S", 0.05)
     fill(disk)
@@ -233,5 +233,5 @@ def test_a_file_that_no_writer_can_tell_of_is_not_waited_for(disk: Path, monkeyp
         wait_for_files([disk / "rank-1.pt"], NEVER, threading.Event())
 
 
-def test_a_disk_is_named_by_its_mount_also_below_what_is_not_there(disk: Path) -> None:
+def test_disk_is_named_by_mount_also_for_missing_path(disk: Path) -> None:
     assert describe_disk(disk / "not" / "there").startswith(f"{disk} has 0.0 of 0.0 GB free, ")

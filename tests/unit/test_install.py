@@ -21,14 +21,14 @@ LINES = [
 ]
 
 
-def test_the_page_names_the_index_that_has_torch_for_cpu() -> None:
+def test_page_names_index_of_cpu_torch() -> None:
     assert len(LINES) == 2, "one resolves, one takes the lock"
     assert all("--extra-index-url https://download.pytorch.org/whl/cpu" in line for line in LINES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
-def test_pip_finds_all_that_the_line_of_the_page_needs(line: str, tmp_path: Path) -> None:
+def test_pip_finds_packages_of_install_command(line: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     argv = [str(tmp_path / "venv/bin/pip"), *shlex.split(line)[1:], "--dry-run", "--quiet"]
     argv.append(f"--report={tmp_path}/report.json")

@@ -12,13 +12,13 @@ from slurm_rl.run_dir.run_dir import append_row as append_row_of
 from tests.small_disk import small_disk
 
 
-def test_lines_that_a_crash_cut_or_garbled_are_skipped(tmp_path: Path) -> None:
+def test_torn_and_garbled_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2{"a": 3}\n\x00\xff\n[4]\n{"a": 5}\n{"a": 6')
     assert read_rows(path) == [{"a": 1}, {"a": 5}]
 
 
-def test_a_tail_gives_each_row_once_and_waits_for_the_newline(tmp_path: Path) -> None:
+def test_tail_returns_rows_once_and_waits_for_newline(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     tail = RowTail(path)
     assert tail.read_new() == []
@@ -30,7 +30,7 @@ def test_a_tail_gives_each_row_once_and_waits_for_the_newline(tmp_path: Path) ->
     assert tail.read_new() == []
 
 
-def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
+def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     path, beside = tmp_path / "rows.jsonl", tmp_path / "beside"
     path.write_text('{"a": 1}\n{"a": 2}\n')
     tail = RowTail(path)
@@ -43,7 +43,7 @@ def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
 ROWS = [{"kind": "a/b", "cause": "ünd \n\x00"}, {"kind": "c/d", "n": [1, 2.5]}, {"kind": "e/f"}]
 
 
-def test_power_loss_at_any_byte_costs_the_last_line_alone(tmp_path: Path) -> None:
+def test_truncation_at_any_byte_loses_only_last_line(tmp_path: Path) -> None:
     """Whatever byte the file ends with: an append and a read give the whole lines and the new one."""
     path = tmp_path / "rows.jsonl"
     for row in ROWS:
@@ -60,7 +60,7 @@ def test_power_loss_at_any_byte_costs_the_last_line_alone(tmp_path: Path) -> Non
             assert append_row(path, {"kind": "then"}) == 0
 
 
-def test_a_cut_off_line_is_an_event_and_damage_is_told_by_its_number(tmp_path: Path) -> None:
+def test_truncated_line_is_event_and_damage_has_line_number(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     append_row_of(run, run.metrics, {"step": 1})
     with run.metrics.open("ab") as file:
@@ -75,7 +75,7 @@ def test_a_cut_off_line_is_an_event_and_damage_is_told_by_its_number(tmp_path: P
     ]
 
 
-def test_append_event_after_torn_and_damaged_lines_keeps_whole_rows(tmp_path: Path) -> None:
+def test_append_event_after_torn_and_damaged_lines_keeps_rows(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     append_event(run, "attempt/started", attempt=1, job="a", slurm_restarts=0)
     with run.events.open("ab") as file:
@@ -86,7 +86,7 @@ def test_append_event_after_torn_and_damaged_lines_keeps_whole_rows(tmp_path: Pa
     assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started"]
 
 
-def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_part_of_line(tmp_path: Path) -> None:
     with small_disk(tmp_path, size_kb=64) as disk:
         path, written = disk / "rows.jsonl", 0
         with pytest.raises(OSError, match="No space left"):
@@ -109,7 +109,7 @@ threads = [threading.Thread(target=work, args=(sys.argv[2] + str(n),)) for n in 
 """
 
 
-def test_threads_and_processes_that_write_at_once_keep_each_others_lines_whole(tmp_path: Path) -> None:
+def test_concurrent_writers_keep_lines_intact(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     children = [subprocess.Popen([sys.executable, "-c", APPEND, str(path), who]) for who in "ab"]
     assert [child.wait() for child in children] == [0, 0]
@@ -119,7 +119,7 @@ def test_threads_and_processes_that_write_at_once_keep_each_others_lines_whole(t
         assert [row["n"] for row in rows if row["who"] == who] == list(range(100))
 
 
-def test_the_last_rows_are_whole_ones(tmp_path: Path) -> None:
+def test_last_rows_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert read_last_rows(path, 10) == []
     path.write_text('{"a": {"b": 1}}\n{"a": 2}{"a": {"b": 3}}\n{"a": 4}\n{"a"')

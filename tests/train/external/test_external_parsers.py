@@ -31,7 +31,7 @@ def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("openrlhf")])
 @pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_openrlhf_takes_every_argument(name: str, resume: bool, packages: Path) -> None:
+def test_openrlhf_accepts_arguments(name: str, resume: bool, packages: Path) -> None:
     args, argv = build(name, resume=resume)
     seen = parse_openrlhf(packages, argv)
     if name.endswith("_flat"):
@@ -44,7 +44,7 @@ def test_openrlhf_takes_every_argument(name: str, resume: bool, packages: Path) 
         assert lr == args["actor.adam.lr" if is_sampling else "adam.lr"]
 
 
-def test_an_override_of_any_argument_reaches_openrlhf(packages: Path) -> None:
+def test_override_of_any_argument_reaches_openrlhf(packages: Path) -> None:
     words = ["actor.policy_loss_type=gspo", "eval.dataset=e", "vllm.num_engines=3", "rollout.temperature=0.7"]
     _, argv = build("openrlhf_grpo_mathv60k", *(f"external.args.{word}" for word in words))
     seen = parse_openrlhf(packages, argv)
@@ -54,7 +54,7 @@ def test_an_override_of_any_argument_reaches_openrlhf(packages: Path) -> None:
     assert seen["data"]["max_len"] == 32000 and seen["rollout"]["max_new_tokens"] == 8000
 
 
-def test_openrlhf_refuses_what_it_does_not_know(packages: Path) -> None:
+def test_openrlhf_refuses_unknown_arguments(packages: Path) -> None:
     _, argv = build("openrlhf_dpo_llama3_8b", "external.args.no.such.flag=1")
     with pytest.raises(AssertionError, match=r"unrecognized arguments: --no\.such\.flag"):
         parse_openrlhf(packages, argv)
@@ -71,7 +71,7 @@ def compose_verl(packages: Path, argv: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("verl")])
-def test_verl_takes_every_override(name: str, packages: Path) -> None:
+def test_verl_accepts_overrides(name: str, packages: Path) -> None:
     args, argv = build(name)
     seen = compose_verl(packages, argv)
     assert (seen.trainer.nnodes, seen.trainer.n_gpus_per_node, seen.trainer.resume_mode) == (2, 8, "disable")
@@ -84,7 +84,7 @@ def test_verl_takes_every_override(name: str, packages: Path) -> None:
         assert OmegaConf.select(seen, key) == args[key], key
 
 
-def test_an_override_of_any_argument_reaches_verl(packages: Path) -> None:
+def test_override_of_any_argument_reaches_verl(packages: Path) -> None:
     words = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "trainer.total_training_steps=7"]
     words += ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "reward.custom_reward_function.path=/x/reward.py"]
     argv = build("verl_ppo_gsm8k", *(f"external.args.{word}" for word in words), resume=True)[1]
@@ -96,7 +96,7 @@ def test_an_override_of_any_argument_reaches_verl(packages: Path) -> None:
     assert seen.reward.custom_reward_function.path == "/x/reward.py"
 
 
-def test_verl_refuses_what_it_does_not_know(packages: Path) -> None:
+def test_verl_refuses_unknown_overrides(packages: Path) -> None:
     from hydra.errors import ConfigCompositionException
 
     with pytest.raises(ConfigCompositionException, match="no_such_key"):

@@ -36,7 +36,7 @@ def parse_xpk(root: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_xpk_takes_what_starts_watches_and_deletes_a_workload(root: Path) -> None:
+def test_xpk_accepts_workload_commands(root: Path) -> None:
     words = [
         "+cluster=nvidia_h100",
         "+exp=maxtext_gspo_llama3_70b",
@@ -58,7 +58,7 @@ def test_xpk_takes_what_starts_watches_and_deletes_a_workload(root: Path) -> Non
         assert json.loads(done.stdout)[named] == "maxtext-gspo-llama3-70b"
 
 
-def test_xpk_refuses_a_tpu_that_it_does_not_know(root: Path) -> None:
+def test_xpk_refuses_unknown_tpu(root: Path) -> None:
     target = XpkTarget("tpus", "v99-1", "image", None)
     words = ["+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", "checkpoint.upload_url='gs://b/r'"]
     done = parse_xpk(root, build_xpk_argv(load_config(words), target))
@@ -81,7 +81,7 @@ def maxtext_keys(package: Path, file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_maxtext_has_every_module_file_and_key(name: str, root: Path) -> None:
+def test_maxtext_has_named_modules_files_and_keys(name: str, root: Path) -> None:
     package = unpack(root, "maxtext") / "maxtext"
     config = load_config(["+cluster=slurm_cpu", "cluster.num_nodes=1", f"exp={name}"]).external
     assert config is not None
@@ -95,7 +95,7 @@ def test_maxtext_has_every_module_file_and_key(name: str, root: Path) -> None:
     assert {word.partition("=")[0] for word in words} - known - own == set()
 
 
-def test_the_conversion_takes_its_own_word_and_the_models_name(root: Path) -> None:
+def test_conversion_accepts_flag_and_model_name(root: Path) -> None:
     package = unpack(root, "maxtext") / "maxtext"
     text = (package / "checkpoint_conversion/to_maxtext.py").read_text()
     # As key=value: it is turned into the flag of its parser.
@@ -106,7 +106,7 @@ def test_the_conversion_takes_its_own_word_and_the_models_name(root: Path) -> No
     assert 'os.environ.get("HF_TOKEN")' in (package / "configs/pyconfig.py").read_text()
 
 
-def test_where_its_checkpoints_lie_is_in_its_source(root: Path) -> None:
+def test_checkpoint_path_matches_source(root: Path) -> None:
     """plan/checkpoint_layouts.py: <base_output_directory>/<run_name>/checkpoints/actor/<step>, by Tunix."""
     text = (unpack(root, "maxtext") / "maxtext/configs/types.py").read_text()
     assert 'self.checkpoint_dir = os.path.join(output_dir, "checkpoints", "")' in text
@@ -116,7 +116,7 @@ def test_where_its_checkpoints_lie_is_in_its_source(root: Path) -> None:
     assert re.search(r'actor_config\.checkpoint_root_directory, "actor"', cluster)
 
 
-def test_the_conversion_is_one_rank_without_ray() -> None:
+def test_conversion_is_one_rank_without_ray() -> None:
     words = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "+exp=maxtext_convert_llama3_70b"]
     plan = build_plan(load_config(words), "/r", SubmitFacts("python", 8, "test"))
     assert plan.torchrun is not None and plan.torchrun.ranks_per_node == 1 and not plan.actors

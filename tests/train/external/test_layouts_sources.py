@@ -13,7 +13,7 @@ def text_of(module: str) -> str:
     return Path(spec.origin).read_text()
 
 
-def test_verl_writes_data_pt_and_then_its_tracker(packages: Path) -> None:
+def test_verl_writes_data_pt_before_tracker(packages: Path) -> None:
     text = (packages / "verl/verl/trainer/ppo/ray_trainer.py").read_text()
     save = text[text.index("def _save_checkpoint") : text.index("def _load_checkpoint")]
     order = ['f"global_step_{self.global_steps}"', '"actor"', '"data.pt"', '"latest_checkpointed_iteration.txt"']
@@ -34,7 +34,7 @@ def test_openrlhf_saves_by_deepspeed_below_actor(packages: Path) -> None:
     assert "os.path.join(save_dir, 'latest'), 'w'" in engine
 
 
-def test_transformers_writes_the_trainers_state_last() -> None:
+def test_transformers_writes_trainers_state_last() -> None:
     from transformers import Trainer
     from transformers.trainer_jit_checkpoint import CheckpointManager
 
@@ -45,13 +45,13 @@ def test_transformers_writes_the_trainers_state_last() -> None:
     assert "checkpoint-is-incomplete.txt" in jit
 
 
-def test_trls_scripts_hand_the_checkpoint_on() -> None:
+def test_trls_scripts_hand_checkpoint_on() -> None:
     for name in ("grpo", "sft", "dpo", "reward", "kto", "rloo"):
         text = text_of(f"trl.scripts.{name}")
         assert "trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)" in text
 
 
-def test_torch_writes_the_metadata_of_a_distributed_checkpoint_last() -> None:
+def test_torch_writes_metadata_of_distributed_checkpoint_last() -> None:
     """prime-rl's trainer saves by it: .metadata is renamed when every rank has written."""
     from torch.distributed.checkpoint.filesystem import _FileSystemWriter
 

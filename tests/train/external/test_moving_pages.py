@@ -13,7 +13,7 @@ def words_of(page: str) -> set[str]:
     return {word for row in read_tables(DOCS / page) for word in words_in_code(row[0])}
 
 
-def test_openrlhf_has_every_flag_of_its_page(packages: Path) -> None:
+def test_openrlhf_has_flags_of_its_page(packages: Path) -> None:
     known: set[str] = set()
     for file in (packages / "dotted/openrlhf/cli").glob("train_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -22,7 +22,7 @@ def test_openrlhf_has_every_flag_of_its_page(packages: Path) -> None:
     assert words_of("from/moving-openrlhf.md") - known == set()
 
 
-def test_verl_has_every_key_of_its_page(packages: Path) -> None:
+def test_verl_has_keys_of_its_page(packages: Path) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -36,6 +36,6 @@ def test_verl_has_every_key_of_its_page(packages: Path) -> None:
     assert absent == set()
 
 
-def test_the_pages_name_the_releases_that_were_read() -> None:
+def test_pages_name_tested_releases() -> None:
     for page, name in (("from/moving-openrlhf.md", "dotted"), ("from/moving-verl.md", "verl")):
         assert RELEASES[name].replace("==", " ").lower() in (DOCS / page).read_text().lower()

@@ -37,7 +37,7 @@ def our_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("release", ["flat", "dotted"])
-def test_its_clients_get_our_rewards(release: str, packages: Path) -> None:
+def test_openrlhf_clients_get_our_rewards(release: str, packages: Path) -> None:
     """Right in the right form: 1.5; wrong in the right form: 0.5; right without the form: 1.0."""
     with our_server() as url:
         argv = [sys.executable, str(PROGRAM), str(packages / release), f"ask-{release}", url]
@@ -49,7 +49,7 @@ def test_its_clients_get_our_rewards(release: str, packages: Path) -> None:
 
 
 @pytest.mark.parametrize("release", ["flat", "dotted"])
-def test_our_client_gets_its_rewards(release: str, packages: Path) -> None:
+def test_our_client_gets_openrlhf_rewards(release: str, packages: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

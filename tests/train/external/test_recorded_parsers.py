@@ -57,7 +57,7 @@ def parse_nemo_rl(argv: list[str]) -> DictConfig:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_nemo_rl_takes_every_override_as_a_value_of_its_own_type(resume: bool) -> None:
+def test_nemo_rl_accepts_overrides_with_its_types(resume: bool) -> None:
     args, argv = build("nemo_rl_grpo_math_1b", resume=resume)
     seen = parse_nemo_rl(argv)
     assert (seen.cluster.num_nodes, seen.cluster.gpus_per_node) == (2, 8)
@@ -69,19 +69,19 @@ def test_nemo_rl_takes_every_override_as_a_value_of_its_own_type(resume: bool) -
         assert "${" in str(value) or got == value
 
 
-def test_an_override_of_any_argument_reaches_nemo_rl() -> None:
+def test_override_of_any_argument_reaches_nemo_rl() -> None:
     words = ["policy.generation.temperature=0.7", "grpo.max_num_steps=9", "loss_fn.reference_policy_kl_penalty=0"]
     seen = parse_nemo_rl(build("nemo_rl_grpo_math_1b", *(f"external.args.{word}" for word in words))[1])
     assert (seen.policy.generation.temperature, seen.grpo.max_num_steps) == (0.7, 9)
     assert seen.loss_fn.reference_policy_kl_penalty == 0
 
 
-def test_nemo_rl_refuses_what_it_does_not_know() -> None:
+def test_nemo_rl_refuses_unknown_overrides() -> None:
     with pytest.raises(Exception, match="no_such_key"):
         parse_nemo_rl(build("nemo_rl_grpo_math_1b", "external.args.grpo.no_such_key=1")[1])
 
 
-def test_the_names_of_its_moving_page_are_keys_of_its_config() -> None:
+def test_nemo_rl_page_names_its_keys() -> None:
     """Those of its SFT and DPO, which have files of their own, were compared by hand."""
     named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in words_in_code(cells[0])]
     names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
@@ -117,7 +117,7 @@ def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resume: bool) -> None:
+def test_prime_rl_accepts_arguments_over_its_example(package: Path, resume: bool) -> None:
     done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume, nodes=1, step="step_7")[1])
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout)
@@ -138,7 +138,7 @@ def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resum
     assert seen["resume"] == ({"step": 7, "dir": None} if resume else None)
 
 
-def test_an_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
+def test_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
     words = ["max_steps=3", "ckpt.keep_last=2", "deployment.num_train_gpus=2", "log.level=debug"]
     done = parse_prime_rl(
         package, build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words), nodes=1)[1]
@@ -150,7 +150,7 @@ def test_an_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["no_such_key=1", "deployment.num_train_gpus=many", "ckpt.keep_last=0"])
-def test_prime_rl_refuses_what_it_does_not_know(package: Path, word: str) -> None:
+def test_prime_rl_refuses_unknown_arguments(package: Path, word: str) -> None:
     name = word.partition("=")[0].rpartition(".")[2]
     done = parse_prime_rl(package, build("prime_rl_reverse_text", f"external.args.{word}", nodes=1)[1])
     assert done.returncode != 0 and name in done.stdout + done.stderr

@@ -44,7 +44,7 @@ def seen() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("resume", [False, True])
-def test_trl_takes_every_argument(name: str, resume: bool, seen: dict[str, Any]) -> None:
+def test_trl_accepts_arguments(name: str, resume: bool, seen: dict[str, Any]) -> None:
     args, _ = CASES[f"{name} {resume}"]
     found = seen[f"{name} {resume}"]
     assert "error" not in found, found
@@ -57,11 +57,11 @@ def test_trl_takes_every_argument(name: str, resume: bool, seen: dict[str, Any])
     assert found["resume_from_checkpoint"] == ("/run/checkpoints/checkpoint-7" if resume else None)
 
 
-def test_an_override_of_any_argument_reaches_trl(seen: dict[str, Any]) -> None:
+def test_override_of_any_argument_reaches_trl(seen: dict[str, Any]) -> None:
     found = seen["override"]
     assert (found["beta"], found["loss_type"], found["use_vllm"]) == (0.04, "dapo", True)
     assert found["reward_funcs"] == ["accuracy_reward"] and found["num_generations"] == 8
 
 
-def test_trl_does_not_know_every_word(seen: dict[str, Any]) -> None:
+def test_trl_refuses_unknown_arguments(seen: dict[str, Any]) -> None:
     assert "no_such_flag" in seen["unknown"]["error"]

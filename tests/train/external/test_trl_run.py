@@ -65,9 +65,7 @@ def log_of(run: Path) -> str:
     return "\n".join(path.read_text()[-3000:] for path in run.glob("attempts/*/logs/driver.log"))
 
 
-def test_it_saves_at_a_stop_and_a_resumed_run_has_the_numbers_of_an_undisturbed_one(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_trl_saves_at_stop_and_resumes_identically(words: list[str], tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = cli(*words, f"run_dir={whole}", check=False)
     assert done.returncode == 0, done.stderr + log_of(whole)

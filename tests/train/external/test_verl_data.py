@@ -40,5 +40,5 @@ def test_verl_reads_and_scores_all_sets(packages: Path, tmp_path: Path) -> None:
         assert found["raw_prompt"][0]["role"] == "user" and form.instruction in found["raw_prompt"][0]["content"]
 
 
-def test_every_set_that_is_written_for_verl_is_read_here() -> None:
+def test_verl_sets_are_readable() -> None:
     assert set(SETS) == {recipe.name for recipe in RECIPES.values() if recipe.verl}

@@ -31,14 +31,14 @@ def test_rloo() -> None:
     check("rloo", [[-1.5, 0, 1.5], [0, 0, 0]])
 
 
-def test_what_becomes_an_advantage_a_token_is_at_most_centred() -> None:
+def test_token_advantage_is_at_most_centred() -> None:
     check("reinforce_pp", REWARDS.tolist())
     check("gae", REWARDS.tolist())
     check("reinforce_pp_baseline", [[-1.0, 0, 1], [0, 0, 0]])
 
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))
-def test_a_reward_that_is_not_known_has_no_part_in_the_others(name: str) -> None:
+def test_unknown_reward_is_excluded_from_baseline(name: str) -> None:
     rewards = torch.tensor([[-5.0, -5.5, -4.5, -5.2]])
     alone = compute(name, rewards)
     for failed in (0.0, 1e6):
@@ -51,13 +51,13 @@ def test_a_reward_that_is_not_known_has_no_part_in_the_others(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline"])
-def test_one_known_reward_or_none_has_nothing_to_be_compared_with(name: str) -> None:
+def test_fewer_than_two_known_rewards_give_zero(name: str) -> None:
     known = torch.tensor([[False, True, False], [False] * 3])
     assert compute(name, REWARDS, known).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.parametrize("name", ["group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline"])
-def test_a_group_of_equal_rewards_gets_exactly_zero(name: str) -> None:
+def test_equal_rewards_give_exact_zero(name: str) -> None:
     # 0.1 has no exact float: the plain mean of three of them is off by one unit in the last place.
     rewards = torch.tensor([[0.1, 0.1, 0.1], [0.7, 0.7, 0.7], [0.0, 0.5, 1.0]])
     advantages = compute(name, rewards)

@@ -36,12 +36,12 @@ def test_by_hand(mode: AggregationName, constant_length: int | None, expected: l
         ("sequence-mean", [1 / 2, 0]),
     ],
 )
-def test_an_empty_completion_weighs_nothing(mode: AggregationName, expected: list[float]) -> None:
+def test_empty_completion_has_no_weight(mode: AggregationName, expected: list[float]) -> None:
     assert aggregation_weights(mode, [4, 0]).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mode", get_args(AggregationName))
-def test_nothing_but_empty_completions(mode: AggregationName) -> None:
+def test_only_empty_completions_give_zero(mode: AggregationName) -> None:
     with np.errstate(all="raise"):
         assert aggregation_weights(mode, [0, 0]).tolist() == [0, 0]
         assert aggregation_weights(mode, []).tolist() == []
@@ -91,7 +91,7 @@ def compute_total(name: str, sequences: list[TrainSequence], table: torch.Tensor
     assignment=st.lists(st.integers(0, 3), min_size=8, max_size=8),
     seed=st.integers(0, 1000),
 )
-def test_total_and_gradient_are_the_same_in_any_micro_batches(
+def test_total_and_gradient_are_independent_of_micro_batches(
     name: str, mode: AggregationName, lengths: list[tuple[int, int]], assignment: list[int], seed: int
 ) -> None:
     sequences = make_sequences(lengths, mode, seed)

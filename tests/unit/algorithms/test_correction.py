@@ -20,11 +20,11 @@ def correct(
     return found.tolist()
 
 
-def test_token_tis_cuts_large_ratios_alone() -> None:
+def test_token_tis_clips_only_large_ratios() -> None:
     assert correct("token_tis", torch.tensor(RATIOS).log(), 0.5, 4.0) == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0])
 
 
-def test_icepop_drops_what_is_outside() -> None:
+def test_icepop_drops_ratios_outside_bounds() -> None:
     assert correct("icepop", torch.tensor(RATIOS).log(), 0.4, 4.0) == pytest.approx([0.0, 0.5, 1.0, 2.0, 0.0])
 
 
@@ -59,7 +59,7 @@ def test_sequence_mask_of_long_sequence_differs_from_geometric_mask(
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_the_same_policy_is_not_corrected_and_nothing_overflows(name: str) -> None:
+def test_same_policy_has_unit_correction_without_overflow(name: str) -> None:
     assert correct(name, torch.zeros(3), 0.5, 2.0) == [1.0] * 3
     assert len(correct(name, torch.tensor([-1e4, 1e4]), 0.5, 2.0)) == 2
     assert correct(name, torch.zeros(0), 0.5, 2.0) == []

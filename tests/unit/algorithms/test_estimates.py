@@ -14,7 +14,7 @@ scores = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, m
 
 
 @given(scores, st.integers(1, 5))
-def test_they_equal_brute_force(rows: list[list[float | None]], k: int) -> None:
+def test_estimates_equal_brute_force(rows: list[list[float | None]], k: int) -> None:
     known = [[score for score in row if score is not None] for row in rows]
     shares = [fmean(row) for row in known if row]
     found = average_at_k(rows)
@@ -33,7 +33,7 @@ def test_they_equal_brute_force(rows: list[list[float | None]], k: int) -> None:
         assert passed.value == pytest.approx(fmean(chances))
 
 
-def test_the_interval_is_of_the_prompts_and_not_of_the_samples() -> None:
+def test_interval_is_over_prompts_not_samples() -> None:
     rows = [[1.0] * 4, [0.0] * 4, [1.0] * 4, [0.0] * 4]
     found = average_at_k(rows)
     assert found is not None and found.error == pytest.approx(1.96 * stdev([1, 0, 1, 0]) / 2, rel=1e-4)
@@ -41,7 +41,7 @@ def test_the_interval_is_of_the_prompts_and_not_of_the_samples() -> None:
     assert one is not None and (one.value, one.error) == (0.25, 0.0)
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_interval_has_stated_coverage() -> None:
     rng, held = random.Random(0), 0
     for _ in range(1000):
         chances = [rng.random() for _ in range(100)]

@@ -13,14 +13,14 @@ def row(*values: float) -> FloatArray:
     return np.array(values, dtype=np.float32)
 
 
-def test_gae_is_the_hand_worked_recursion() -> None:
+def test_gae_equals_recursion_by_hand() -> None:
     # delta: 0.9*0.6-0.5 = 0.04, 0.9*0.8-0.6 = 0.12, 1-0.8 = 0.2; each plus 0.9*0.5 of the next advantage.
     advantages, returns = compute_gae([row(0, 0, 1)], [row(0.5, 0.6, 0.8)], discount=0.9, smoothing=0.5)
     assert advantages[0] == pytest.approx([0.04 + 0.45 * 0.21, 0.12 + 0.45 * 0.2, 0.2])
     assert returns[0] == pytest.approx([0.6345, 0.81, 1.0])
 
 
-def test_smoothing_0_is_the_one_step_error_and_1_the_whole_return() -> None:
+def test_lambda_0_is_td_error_and_1_is_return() -> None:
     rewards, values = [row(1, 2, 3)], [row(10, 20, 30)]
     assert compute_gae(rewards, values, discount=1.0, smoothing=0.0)[0][0] == pytest.approx([11, 12, -27])
     whole, returns = compute_gae(rewards, values, discount=1.0, smoothing=1.0)
@@ -28,7 +28,7 @@ def test_smoothing_0_is_the_one_step_error_and_1_the_whole_return() -> None:
     assert returns[0] == pytest.approx([6, 5, 3])
 
 
-def test_completions_of_other_lengths_do_not_touch_each_other() -> None:
+def test_completions_of_other_lengths_are_independent() -> None:
     rows = [row(0, 1), row(0, 0, 0, 2), row(), row(-1)]
     values = [row(0.1, 0.2), row(0.4, 0.3, 0.2, 0.1), row(), row(0.5)]
     together, returns = compute_gae(rows, values, discount=0.99, smoothing=0.95)
@@ -39,13 +39,13 @@ def test_completions_of_other_lengths_do_not_touch_each_other() -> None:
         assert np.array_equal(returns[index], alone_returns[0])
 
 
-def test_the_score_stands_at_the_last_token_and_the_kl_at_each() -> None:
+def test_score_is_at_last_token_and_kl_at_each() -> None:
     assert spread_reward(1.0, row(0.5, 0.25, 0), 3, 0.2) == pytest.approx([-0.1, -0.05, 1.0])
     assert spread_reward(-2.0, None, 2, 0.2).tolist() == [0, -2]
     assert spread_reward(1.0, row(), 0, 0.2).tolist() == []
 
 
-def test_whitened_tokens_have_mean_0_and_deviation_1_without_those_left_out() -> None:
+def test_whitening_standardizes_known_tokens() -> None:
     found = whiten([row(1, 3), row(100), row(5)], [True, False, True])
     kept = np.concatenate([found[0], found[2]])
     assert kept == pytest.approx([-1.2247449, 0, 1.2247449])
@@ -53,20 +53,20 @@ def test_whitened_tokens_have_mean_0_and_deviation_1_without_those_left_out() ->
     assert whiten([row(2)], [False])[0].tolist() == [2]
 
 
-def test_equal_tokens_are_whitened_to_exactly_zero() -> None:
+def test_equal_tokens_are_whitened_to_exact_zero() -> None:
     # A rest of rounding over a deviation of about 0 would be a step of full size. Sums of float32 in float64 have none.
     for size in range(1, 60):
         assert not whiten([row(*[0.1] * size), row(0.1)], [True, True])[0].any()
 
 
-def test_a_critic_that_knows_explains_everything_and_a_constant_nothing() -> None:
+def test_explained_variance_of_perfect_and_constant_critic() -> None:
     returns = [row(1, 2), row(3)]
     assert explained_variance(returns, returns) == 1.0
     assert explained_variance([row(7, 7), row(7)], returns) == 0.0
     assert explained_variance([row(1), row(2)], [row(4), row(4)]) == 0.0
 
 
-def test_the_critics_loss_is_the_worse_of_free_and_clipped() -> None:
+def test_value_loss_is_maximum_of_clipped_and_unclipped() -> None:
     old, returns = torch.tensor([0.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, -1.0, 0.1])
     values = torch.tensor([0.1, 0.5, 0.5, 0.5], requires_grad=True)
     token = value_loss(values, old, returns, clip=0.2)
@@ -78,7 +78,7 @@ def test_the_critics_loss_is_the_worse_of_free_and_clipped() -> None:
     assert values.grad.tolist() == pytest.approx([-0.9, 0.0, 1.5, 0.4])
 
 
-def test_without_a_clip_the_loss_is_half_the_square() -> None:
+def test_unclipped_value_loss_is_half_square() -> None:
     token = value_loss(torch.tensor([3.0]), torch.tensor([0.0]), torch.tensor([1.0]), None)
     assert (token.loss.tolist(), token.clipped.tolist()) == ([2.0], [0.0])
 
@@ -86,5 +86,5 @@ def test_without_a_clip_the_loss_is_half_the_square() -> None:
 @pytest.mark.parametrize(
     ("kl", "expected"), [(6.0, 0.1), (6.6, 0.1 * 1.01), (60.0, 0.1 * 1.02), (5.4, 0.1 * 0.99), (0.0, 0.1 * 0.98)]
 )
-def test_the_controller_moves_against_the_error_and_never_by_more_than_its_bound(kl: float, expected: float) -> None:
+def test_kl_controller_moves_against_error_within_bound(kl: float, expected: float) -> None:
     assert adapt_coefficient(0.1, kl, target=6.0, num_completions=100, horizon=1000) == pytest.approx(expected)

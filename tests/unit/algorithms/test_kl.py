@@ -31,13 +31,13 @@ def test_by_hand(estimator: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("estimator", list(KL_ESTIMATORS))
-def test_equal_models_are_at_distance_zero(estimator: str) -> None:
+def test_equal_models_have_zero_kl(estimator: str) -> None:
     logprobs = torch.tensor([-0.1, -7.3])
     assert compute_kl(logprobs, logprobs, estimator).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_unbiased_over_the_whole_vocabulary(estimator: str) -> None:
+def test_kl_is_unbiased_over_vocabulary(estimator: str) -> None:
     # 0.5 log(0.5/0.25) + 0.3 log(0.3/0.25) + 0.2 log(0.2/0.5) = 0.34657 + 0.05470 - 0.18326 = 0.21801
     policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.25, 0.25, 0.5])
     expectation = (policy * compute_kl(policy.log(), reference.log(), estimator)).sum()
@@ -46,7 +46,7 @@ def test_unbiased_over_the_whole_vocabulary(estimator: str) -> None:
 
 @pytest.mark.parametrize("steps_taken", [0.0, 0.7], ids=["on-policy", "after-a-step"])
 @pytest.mark.parametrize("bias_correction", [True, False])
-def test_kl_term_with_bias_correction_has_the_exact_gradient(bias_correction: bool, steps_taken: float) -> None:
+def test_bias_corrected_kl_has_exact_gradient(bias_correction: bool, steps_taken: float) -> None:
     """The loss of a policy over 7 tokens, summed over all of them with the sampler's probabilities as weights."""
     random = torch.Generator().manual_seed(0)
     old, reference, moved = (torch.randn(7, generator=random, dtype=torch.float64) for _ in range(3))
@@ -66,7 +66,7 @@ def test_kl_term_with_bias_correction_has_the_exact_gradient(bias_correction: bo
     assert error < 1e-12 if bias_correction else error > 0.1
 
 
-def test_k3_keeps_its_digits_where_the_models_nearly_agree() -> None:
+def test_k3_is_precise_near_zero() -> None:
     # d = 1e-3: exp(-d) - 1 + d = d^2/2 - d^3/6 + ... = 4.99833e-7; 1 - d in float32 leaves 3 digits of it.
     got = compute_kl(torch.tensor([1e-3]), torch.tensor([0.0]), "k3")
     assert got.item() == pytest.approx(4.99833e-7, rel=1e-3)
@@ -81,7 +81,7 @@ def test_gradients() -> None:
         assert logprobs.grad.item() == pytest.approx(expected)
 
 
-def test_k3_is_bounded_and_pulls_no_further_than_its_bound() -> None:
+def test_k3_value_and_gradient_are_bounded() -> None:
     # exp(200) is infinity, and its gradient times anything.
     logprobs = torch.tensor([-250.0, -0.1]).requires_grad_()
     found = compute_kl(logprobs, torch.tensor([-0.1, -250.0]), "k3")

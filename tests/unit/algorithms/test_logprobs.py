@@ -21,7 +21,7 @@ def test_by_hand() -> None:
     assert entropy.tolist() == pytest.approx([1.5 * math.log(2), math.log(3)], abs=1e-6)
 
 
-def test_temperature_divides_the_logits() -> None:
+def test_temperature_divides_logits() -> None:
     # softmax(log [1/2, 1/4, 1/4] / 0.5) = [1/4, 1/16, 1/16] / (6/16) = [2/3, 1/6, 1/6]
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
     logprobs, entropy = compute_token_logprobs(logits, torch.tensor([0]), 0.5)
@@ -30,7 +30,7 @@ def test_temperature_divides_the_logits() -> None:
 
 
 @pytest.mark.parametrize("measure", [compute_token_logprobs, compute_token_hits])
-def test_one_temperature_in_either_form_gives_the_same_bits(measure: Measure) -> None:
+def test_scalar_and_vector_temperature_are_bit_equal(measure: Measure) -> None:
     logits = 9 * torch.randn(700, 50, generator=torch.Generator().manual_seed(0))
     targets = torch.arange(700) % 50
     for one in (0.01, 0.3, 0.7, 1.0, 1.7):
@@ -41,7 +41,7 @@ def test_one_temperature_in_either_form_gives_the_same_bits(measure: Measure) ->
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_rows_of_several_temperatures_are_each_as_alone(entropy_gradient: bool) -> None:
+def test_mixed_temperatures_equal_separate_rows(entropy_gradient: bool) -> None:
     """Logprobs, entropies, and the gradient into the logits."""
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
     targets, temperatures = torch.tensor([0, 7, 20, 49, 3, 3]), torch.tensor([0.5, 1.0, 0.5, 2.0, 0.7, 1.0])
@@ -59,7 +59,7 @@ def test_rows_of_several_temperatures_are_each_as_alone(entropy_gradient: bool) 
     torch.testing.assert_close(together[2], torch.stack([one[2] for one in alone]).sum(0), rtol=0, atol=1e-6)
 
 
-def test_gradient_is_one_hot_minus_softmax_over_temperature_and_entropy_has_none() -> None:
+def test_logprob_gradient_is_exact_and_entropy_has_none() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log().requires_grad_()
     logprobs, entropy = compute_token_logprobs(logits, torch.tensor([0]), 0.5)
     assert not entropy.requires_grad
@@ -77,7 +77,7 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
     torch.testing.assert_close(logprobs.double(), expected[torch.arange(4), targets], rtol=0, atol=1e-5)
 
 
-def test_a_vocabulary_padded_with_minus_infinity() -> None:
+def test_vocabulary_padded_with_minus_infinity() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf]])
     logprobs, entropy = compute_token_logprobs(logits, torch.tensor([0]), 1.0)
     assert logprobs.item() == pytest.approx(-math.log(2))
@@ -92,7 +92,7 @@ def test_entropy_of_more_rows_than_one_block(num_rows: int) -> None:
     torch.testing.assert_close(entropy, -(log_p.exp() * log_p).sum(-1))
 
 
-def test_a_differentiable_entropy_has_the_same_value_and_the_textbook_gradient() -> None:
+def test_differentiable_entropy_has_exact_gradient() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log().requires_grad_()
     _, entropy = compute_token_logprobs(logits, torch.tensor([0]), 1.0, entropy_gradient=True)
     assert entropy.item() == pytest.approx(1.5 * math.log(2), abs=1e-6)

@@ -7,7 +7,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from slurm_rl.algorithms.mrope import build_rope_positions
 
 
-def test_the_worked_example() -> None:
+def test_worked_example() -> None:
     assert build_rope_positions(7, [2], [(2, 2)]).tolist() == [
         [0, 1, 2, 2, 2, 2, 4],
         [0, 1, 2, 2, 3, 3, 4],
@@ -15,7 +15,7 @@ def test_the_worked_example() -> None:
     ]
 
 
-def test_several_images_are_placed_as_transformers_places_them() -> None:
+def test_image_positions_equal_transformers() -> None:
     """At the start, next to each other, and long ones both ways; patches merge two by two."""
     grids = [(1, 4), (3, 1), (2, 2)]
     kinds = [1] * 4 + [0] + [1] * 3 + [0, 0, 0] + [1] * 4 + [0]

@@ -36,7 +36,7 @@ SHORT = TrainSequence(
 )
 
 
-def test_the_row_by_hand() -> None:
+def test_row_by_hand() -> None:
     batch = build_packed_batch([ADDITION, EMPTY, SHORT])
     #                                    0   1  2   3  4  5  6  7  8  9 10 11
     assert batch.token_ids.tolist() == [5, 12, 6, 13, 9, 1, 7, 7, 5, 8, 8, 1]
@@ -52,7 +52,7 @@ def test_the_row_by_hand() -> None:
     assert batch.num_sequences == 3
 
 
-def test_types_of_the_row() -> None:
+def test_types_of_row() -> None:
     batch = build_packed_batch([ADDITION, SHORT])
     assert batch.old_logprobs is not None
     for ids in (batch.token_ids, batch.position_ids, batch.trained_positions, batch.sequence_ids):
@@ -62,13 +62,13 @@ def test_types_of_the_row() -> None:
     assert batch.cu_seqlens.dtype == torch.int32
 
 
-def test_supervised_sequences_have_no_advantages_and_no_logprobs() -> None:
+def test_supervised_sequences_lack_advantages_and_logprobs() -> None:
     batch = build_packed_batch([TrainSequence(token_ids=np.array([1, 2, 3]), trained_from=1, weight=1.0)])
     assert batch.advantages.tolist() == [0, 0]
     assert batch.old_logprobs is None
 
 
-def test_each_trained_token_has_the_temperature_of_its_sequence() -> None:
+def test_trained_token_has_temperature_of_its_sequence() -> None:
     assert build_packed_batch([ADDITION, SHORT]).temperatures is None
     # What trains nothing, as a blank image does, need not say any.
     batch = build_packed_batch([replace(ADDITION, temperature=0.5), EMPTY, replace(SHORT, temperature=1.0)])
@@ -78,13 +78,13 @@ def test_each_trained_token_has_the_temperature_of_its_sequence() -> None:
         build_packed_batch([ADDITION, replace(SHORT, temperature=1.0)])
 
 
-def test_a_row_that_trains_nothing() -> None:
+def test_row_without_trained_tokens() -> None:
     batch = build_packed_batch([EMPTY])
     assert batch.token_ids.tolist() == [7, 7]
     assert len(batch.trained_positions) == len(batch.weights) == len(batch.advantages) == 0
 
 
-def test_values_that_do_not_match_the_trained_tokens_are_refused() -> None:
+def test_mismatched_values_are_refused() -> None:
     # Without the check a missing value would shift all that follow onto the wrong tokens.
     short_by_one = TrainSequence(token_ids=np.array([1, 2, 3]), trained_from=1, old_logprobs=floats(-1))
     with pytest.raises(AssertionError):
@@ -96,7 +96,7 @@ def test_values_that_do_not_match_the_trained_tokens_are_refused() -> None:
         build_packed_batch([])
 
 
-def test_a_sequence_that_trains_nothing_may_lack_what_the_others_have() -> None:
+def test_untrained_sequence_may_lack_values() -> None:
     """As the blank image behind text alone, which only keeps the vision tower's collectives going."""
     blank = TrainSequence(token_ids=np.array([3, 3, 0]), trained_from=3)
     batch = build_packed_batch([ADDITION, SHORT, blank])
@@ -104,7 +104,7 @@ def test_a_sequence_that_trains_nothing_may_lack_what_the_others_have() -> None:
     assert batch.num_sequences == 3
 
 
-def test_split_by_sequence_undoes_the_packing() -> None:
+def test_split_by_sequence_undoes_packing() -> None:
     sequences = [EMPTY, SHORT, ADDITION, EMPTY]
     batch = build_packed_batch(sequences)
     assert batch.old_logprobs is not None

@@ -19,7 +19,7 @@ def test_first_fit_decreasing_by_hand() -> None:
     assert pack_by_tokens([2, 4, 3, 2], 6) == [[0, 1], [2, 3]]
 
 
-def test_nothing_to_pack() -> None:
+def test_pack_of_nothing() -> None:
     assert pack_by_tokens([], 4) == []
     assert distribute([], 3, 4) == [[], [], []]
 
@@ -30,25 +30,25 @@ def test_distribute_by_hand() -> None:
     assert distribute([5, 3, 3, 2], 2, 6) == [[[0], [3]], [[1], [2]]]
 
 
-def test_one_bin_would_do_for_eight_of_ten_but_both_workers_get_half() -> None:
+def test_work_is_split_between_workers() -> None:
     # First-fit would make bins of 800 and 200 tokens, and one worker would wait for the other.
     workers = distribute([100] * 10, 2, 800)
     assert [[len(m) for m in worker] for worker in workers] == [[5], [5]]
 
 
-def test_tight_bins_are_kept_where_spreading_would_overflow() -> None:
+def test_full_bins_are_kept_if_spreading_overflows() -> None:
     # 3 3 2 2 2 fits two bins of 6 only as 3+3 and 2+2+2; the longest into the emptiest makes 3+2+2 and 3+2.
     assert distribute([3, 3, 2, 2, 2], 1, 6) == [[[0, 1], [2, 3, 4]]]
 
 
-def test_tight_bins_fewer_than_the_workers_are_filled_up_with_empty_ones() -> None:
+def test_few_bins_are_padded_with_empty_ones() -> None:
     # First-fit makes 6 bins 3+3 and 6 bins 2+2+2. Spread over 13 bins, each 3 stands alone and leaves room for one 2:
     # twelve of those and three in the last bin are 15 of the eighteen.
     workers = distribute([3] * 12 + [2] * 18, 13, 6)
     assert sorted(len(members) for (members,) in workers) == [0] + [2] * 6 + [3] * 6
 
 
-def test_a_sequence_longer_than_the_budget_does_not_stop_the_spreading() -> None:
+def test_oversized_sequence_does_not_stop_spreading() -> None:
     # First-fit would put both of 2 together and leave the third worker idle.
     assert distribute([9, 2, 2], 3, 4) == [[[0]], [[1]], [[2]]]
 

@@ -42,7 +42,7 @@ def test_grpo() -> None:
     assert gradient == pytest.approx([-2.0, 0.0, 0.0, 1.5, -0.5])
 
 
-def test_clip_higher_leaves_the_lower_bound() -> None:
+def test_clip_higher_leaves_lower_bound() -> None:
     ratios, advantages = [1.25, 0.75], [1.0, -1.0]
     symmetric, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.2, dual=None))
     higher, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.28, dual=None))
@@ -50,7 +50,7 @@ def test_clip_higher_leaves_the_lower_bound() -> None:
     assert higher.clipped.tolist() == [0, 1]
 
 
-def test_dual_clip_bounds_the_ratio_where_the_advantage_is_negative() -> None:
+def test_dual_clip_bounds_ratio_of_negative_advantage() -> None:
     """https://arxiv.org/abs/1912.09729, eq. 5: max(min(r A, clamp(r) A), c A) where A < 0."""
     # ratio   A   -min(r A, clamp(r) A)   c = 3
     #   2    -1            2                2       within the bound
@@ -76,7 +76,7 @@ def test_other_losses_have_no_dual_clip(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_nothing_is_clipped_where_the_advantage_is_0(name: str) -> None:
+def test_zero_advantage_is_not_clipped(name: str) -> None:
     token_loss, _ = run_loss(name, [9.0, 0.1], [0.0, 0.0], [0, 1], ClipRange(low=0.2, high=0.3, dual=3.0))
     assert token_loss.clipped.tolist() == [0, 0]
 
@@ -91,7 +91,7 @@ def test_gspo() -> None:
     assert gradient == pytest.approx([-2.0, -2.0, 0.0, 0.0])
 
 
-def test_gspo_gradient_of_unequal_advantages_is_shared_gspo_token_keeps_them_apart() -> None:
+def test_gspo_shares_and_gspo_token_separates_gradients() -> None:
     # s = 1.21^(1/2) = 1.1; losses -1.1 * 2 and -1.1 * 4 either way.
     # gspo: each token's gradient is -1.1 (2 + 4) / 2 = -3.3. gspo_token: its own, -2.2 and -4.4.
     together, shared = run_loss("gspo", [1.21, 1.0], [2.0, 4.0], [0, 0])
@@ -102,7 +102,7 @@ def test_gspo_gradient_of_unequal_advantages_is_shared_gspo_token_keeps_them_apa
     assert own == pytest.approx([-2.2, -4.4])
 
 
-def test_gspo_token_clips_the_sequence() -> None:
+def test_gspo_token_clips_sequence() -> None:
     # s = 1.5 as in test_gspo: the token of ratio 1 is clipped with it; with A < 0 neither is.
     token_loss, gradient = run_loss("gspo_token", [2.25, 1.0, 2.25, 1.0], [1.0, 1.0, -1.0, -1.0], [0, 0, 1, 1])
     assert token_loss.loss.tolist() == pytest.approx([-1.3, -1.3, 1.5, 1.5])
@@ -123,7 +123,7 @@ def test_cispo() -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
+def test_on_policy_losses_have_reinforce_gradient(name: str) -> None:
     # At ratio 1 the gradient of -r A and of -A log p is -A.
     _, gradient = run_loss(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0], [0, 0, 1])
     assert gradient == pytest.approx([-2.0, -2.0, 1.0])
@@ -132,7 +132,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize(("new", "old"), [(-0.1, -200.0), (-200.0, -0.1)])
-def test_absurd_ratios_have_a_finite_loss_and_gradient(name: str, advantage: float, new: float, old: float) -> None:
+def test_extreme_ratios_have_finite_loss_and_gradient(name: str, advantage: float, new: float, old: float) -> None:
     # exp(200) overflows float32; infinity times an advantage, or a gradient, of 0 would be NaN.
     logprobs = torch.tensor([new], requires_grad=True)
     inputs = LossInputs(

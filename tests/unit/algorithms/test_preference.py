@@ -36,13 +36,13 @@ def test_bradley_terry() -> None:
     assert gradients(loss, chosen, rejected) == pytest.approx([-0.25, 0.25])
 
 
-def test_a_margin_asks_for_more() -> None:
+def test_margin_raises_loss() -> None:
     # The first difference is just its margin: log 2. The second has none.
     loss = bradley_terry(torch.tensor([LOG3, LOG3]), torch.zeros(2), torch.tensor([LOG3, 0.0]))
     assert loss.tolist() == pytest.approx([math.log(2), math.log(4 / 3)])
 
 
-def test_label_smoothing_weighs_the_swapped_pair() -> None:
+def test_label_smoothing_weighs_swapped_pair() -> None:
     # 0.8 log(4/3) + 0.2 log 4; gradient beta (-0.8 / 4 + 0.2 * 3 / 4).
     ratios = make_ratios(LOG3, -LOG3)
     loss = DPO_LOSSES["sigmoid"].load()(ratios, DPOConfig(beta=0.5, label_smoothing=0.2))
@@ -50,7 +50,7 @@ def test_label_smoothing_weighs_the_swapped_pair() -> None:
     assert gradients(loss, ratios.chosen, ratios.rejected) == pytest.approx([-0.025, 0.025])
 
 
-def test_centering_pulls_the_middle_of_a_pair_to_zero() -> None:
+def test_centering_pulls_middle_of_pair_to_zero() -> None:
     chosen, rejected = torch.tensor([3.0], requires_grad=True), torch.tensor([-1.0], requires_grad=True)
     loss = center_scores(chosen, rejected)
     assert loss.tolist() == [4.0]
@@ -65,7 +65,7 @@ def test_far_pairs_stay_finite() -> None:
 
 @pytest.mark.parametrize("loss", list(DPO_LOSSES))
 @pytest.mark.parametrize("divergence", list(DIVERGENCES))
-def test_far_ratios_have_finite_losses_and_gradients(loss: Any, divergence: Any) -> None:
+def test_extreme_ratios_have_finite_losses_and_gradients(loss: Any, divergence: Any) -> None:
     if divergence != "reverse_kl" and DPO_LOSSES[loss].absolute:
         return
     config = DPOConfig(loss=loss, divergence=divergence, label_smoothing=1e-3 if loss == "exo_pair" else 0.0)
@@ -75,7 +75,7 @@ def test_far_ratios_have_finite_losses_and_gradients(loss: Any, divergence: Any)
         assert all(map(math.isfinite, [*found.tolist(), *gradients(found, ratios.chosen, ratios.rejected)]))
 
 
-def test_sums_follow_the_sequence_ids() -> None:
+def test_sums_follow_sequence_ids() -> None:
     tokens = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
     sums = sum_by_sequence(tokens, torch.tensor([0, 2, 0]), 3)
     assert sums.tolist() == [5.0, 0.0, 2.0]

@@ -70,7 +70,7 @@ def their_loss(config: DPOConfig, logprobs: Tensor, reference: Sequence[Tensor],
 
 
 @pytest.mark.parametrize("config", build_cases(), ids=lambda config: f"{config.loss}-{config.divergence}")
-def test_loss_and_gradient_are_trls(config: DPOConfig) -> None:
+def test_loss_and_gradient_equal_trl(config: DPOConfig) -> None:
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, LONGEST - PROMPT, (2 * NUM_PAIRS,), generator=random)
     places = torch.arange(LONGEST)
@@ -92,7 +92,7 @@ def test_loss_and_gradient_are_trls(config: DPOConfig) -> None:
     assert gradients[0].abs().max() > 1e-4
 
 
-def test_every_loss_of_trl_is_here_or_left_out_for_a_reason() -> None:
+def test_trl_losses_are_supported_or_excluded_with_reason() -> None:
     said = trl.DPOConfig.__dataclass_fields__["loss_type"].metadata["help"].replace("`", "")
     names = {word.strip("'") for word in said.partition("values are: ")[2].partition(". If")[0].split(", ")}
     assert names == set(DPO_LOSSES) | LEFT_OUT

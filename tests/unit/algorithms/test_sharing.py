@@ -20,15 +20,13 @@ def build(groups: list[tuple[int, list[int]]]) -> list[TrainSequence]:
     return [sequence([i + 7] * n, [3] * length) for i, (n, lengths) in enumerate(groups) for length in lengths]
 
 
-def test_a_prompt_that_begins_another_is_not_shared_with_it() -> None:
+def test_prompt_prefix_is_not_shared() -> None:
     items = [sequence([1, 2], [5]), sequence([1, 2], [6, 7]), sequence([1], [2]), sequence([1, 2], [5])]
     assert count_shared(items) == [0, 2, 0, 0]
 
 
 @given(GROUPS, st.integers(4, 40))
-def test_units_are_neighbours_with_one_prompt_within_the_budget(
-    groups: list[tuple[int, list[int]]], budget: int
-) -> None:
+def test_units_share_one_prompt_within_budget(groups: list[tuple[int, list[int]]], budget: int) -> None:
     items = build(groups)
     lengths, shared = [len(item.token_ids) for item in items], count_shared(items)
     units, tokens = unite(lengths, shared, budget)
@@ -41,7 +39,7 @@ def test_units_are_neighbours_with_one_prompt_within_the_budget(
 
 
 @given(GROUPS)
-def test_each_token_sees_its_own_sequence_up_to_itself_and_no_more(groups: list[tuple[int, list[int]]]) -> None:
+def test_token_sees_only_its_own_past(groups: list[tuple[int, list[int]]]) -> None:
     items = build(groups)
     layout = build_shared_layout([len(item.token_ids) for item in items], count_shared(items))
     assert layout.mask is not None

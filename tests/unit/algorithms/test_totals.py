@@ -1,7 +1,7 @@
 from slurm_rl.trainers.grpo.step_metrics import training_metrics
 
 
-def test_means_are_over_tokens_and_maxima_over_minibatches() -> None:
+def test_totals_average_tokens_and_take_maxima() -> None:
     minibatches = [
         {"loss": 1.0, "grad_norm": 2.0, "mismatch/mean": 3.0, "mismatch/max": 0.5, "policy/clip_fraction": 1.0},
         {"loss": 3.0, "grad_norm": 4.0, "mismatch/mean": 5.0, "mismatch/max": 0.75, "policy/clip_fraction": 1.0},

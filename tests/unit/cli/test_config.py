@@ -25,20 +25,20 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return shown.out
 
 
-def test_every_key_says_what_it_means_and_takes() -> None:
+def test_keys_have_meaning_and_type() -> None:
     assert [key.name for key in list_keys().values() if not (len(key.meaning) > 5 and key.type)] == []
     repeated = [key.name for key in list_keys().values() if key.meaning.rstrip(".").lower() == key.name.lower()]
     assert repeated == []
 
 
 @pytest.mark.parametrize("end", UNITS)
-def test_a_key_with_a_unit_in_its_name_says_which(end: str) -> None:
+def test_key_with_unit_names_it(end: str) -> None:
     keys = [key for key in list_keys().values() if key.name.endswith(end)]
     assert keys
     assert [key.name for key in keys if not re.search(UNITS[end], f"{key.type} {key.meaning}")] == []
 
 
-def test_the_keys_are_those_that_pydantic_has_with_its_defaults() -> None:
+def test_keys_match_pydantic_with_defaults() -> None:
     config = load_config(["+exp=demo"])
 
     def walk(section: Section, prefix: str) -> list[str]:
@@ -77,31 +77,31 @@ def test_the_keys_are_those_that_pydantic_has_with_its_defaults() -> None:
         ("job.start_timeout_s", "number > 0, seconds"),
     ],
 )
-def test_choices_and_ranges_are_those_of_the_models(key: str, kind: str) -> None:
+def test_choices_and_ranges_match_models(key: str, kind: str) -> None:
     assert list_keys()[key].type == kind
 
 
-def test_without_a_name_there_is_a_line_for_each_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_argument_lists_sections(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask(capsys)
     for name in RunConfig.model_fields:
         assert len(re.findall(rf"^  {name} +\S", told, re.MULTILINE)) == 1, name
 
 
-def test_words_without_a_name_say_what_they_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_without_key_list_their_values(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask(capsys, "+exp=demo", "optim.lr=1e-4")
     assert "  optim.lr=0.0001\n" in told
     assert "  trainer.prompts_per_step=64\n" in told, "of the preset"
     assert "\n  optim.betas" not in told, "as by default"
 
 
-def test_a_section_shows_all_its_keys_with_values_defaults_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_section_lists_keys_with_values_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask(capsys, "eval", "+exp=demo", "eval.interval=7")
     assert "eval.interval=7  (default 0)" in told
     assert "Read with task=grpo, sft, rm, dpo." in told
     assert re.search(r"eval\.greedy=true .*true or false\n    Evaluate .* Read with task=grpo\.", told)
 
 
-def test_a_key_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_shows_all_fields(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask(capsys, "model.dtype", "+exp=demo", "+cluster=nvidia_h100")
     for line in (
         "value      bfloat16",
@@ -115,7 +115,7 @@ def test_a_key_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "every task" in ask(capsys, "cluster.env.NCCL_DEBUG"), "an entry of a table is explained by the table"
 
 
-def test_a_group_lists_its_presets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_group_lists_its_presets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "dr_grpo: Dr. GRPO, https://arxiv.org/abs/2503.20783: no division" in ask(capsys, "+algorithm")
     assert "dapo: DAPO" in ask(capsys, "+algorithm")
     assert "demo: The demo" in ask(capsys, "exp"), "a group that is no section needs no plus"
@@ -124,12 +124,12 @@ def test_a_group_lists_its_presets(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "  ours: Our nodes.\n" in ask(capsys, "+cluster", "--config-dir", str(tmp_path))
 
 
-def test_every_preset_begins_with_what_it_is() -> None:
+def test_presets_begin_with_description() -> None:
     assert [file for files in PRESETS.values() for file in files.values() if len(describe_preset(file)) < 15] == []
 
 
 @pytest.mark.parametrize("name", ["", *RunConfig.model_fields, *(f"+{group}" for group in PRESETS)])
-def test_80_columns_are_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     long = [
         line for line in ask(capsys, *filter(None, [name])).splitlines() if len(line) > WIDTH and " " in line.strip()
     ]
@@ -150,7 +150,7 @@ def test_80_columns_are_enough(name: str, capsys: pytest.CaptureFixture[str]) ->
         (["optim", "--jsn"], "a flag of `config`"),
     ],
 )
-def test_what_is_not_there_names_what_is(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_name_suggests_valid_ones(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", *words]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err[:10]) == ("", "slurm_rl: ")

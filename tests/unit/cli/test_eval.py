@@ -65,18 +65,18 @@ def make_run(folder: Path, *words: str, exported: bool = False) -> Path:
     return folder
 
 
-def test_it_is_a_run_that_evaluates_alone(submitted: Submitted) -> None:
+def test_eval_run_only_evaluates(submitted: Submitted) -> None:
     assert main(["eval", *WORDS]) == 0
     assert submitted[0].eval.only and list(submitted[0].eval.sets) == ["sums"]
 
 
-def test_the_directory_of_a_run_stands_for_what_it_exported(submitted: Submitted, tmp_path: Path) -> None:
+def test_run_directory_means_its_export(submitted: Submitted, tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft", exported=True)
     assert main(["eval", *WORDS, "model=hf", f"model.path={run}"]) == 0
     assert submitted[0].model.path == f"{run}/export"
 
 
-def test_eval_converts_a_checkpoint_into_its_own_run_directory(
+def test_eval_converts_checkpoint_into_its_own_run_directory(
     submitted: Submitted, converted: list[tuple[int, Path]], tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "grpo", exported=True)
@@ -88,7 +88,7 @@ def test_eval_converts_a_checkpoint_into_its_own_run_directory(
     assert not list(run.glob("export-step-*"))
 
 
-def test_eval_checks_before_it_converts_and_leaves_nothing_of_a_refused_run(
+def test_eval_checks_before_conversion_and_leaves_nothing_if_refused(
     converted: list[tuple[int, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "grpo", "+exp=demo")
@@ -106,7 +106,7 @@ TRAINED = ("+exp=demo", "data.max_prompt_tokens=20", "rollout.max_tokens=9", "ro
 SET = "+eval.sets.mine.data=addition"
 
 
-def test_eval_of_a_run_takes_over_its_settings(
+def test_eval_of_run_inherits_its_settings(
     submitted: Submitted, converted: list[tuple[int, Path]], tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "grpo", *TRAINED, "rollout.num_engines=1", "+eval.sets.own.data=addition")
@@ -128,7 +128,7 @@ def test_eval_of_a_run_takes_over_its_settings(
         (["name=mine"], "name", "mine"),
     ],
 )
-def test_eval_overrides_win_over_the_run(
+def test_eval_overrides_win_over_run(
     words: list[str],
     key: str,
     value: object,
@@ -144,14 +144,14 @@ def test_eval_overrides_win_over_the_run(
     assert found == value
 
 
-def test_eval_finds_a_run_by_its_name(submitted: Submitted, tmp_path: Path) -> None:
+def test_eval_finds_run_by_name(submitted: Submitted, tmp_path: Path) -> None:
     run = make_run(tmp_path / "shared/sort-1", *TRAINED, exported=True)
     remember(run, ["7"])
     assert main(["eval", "sort-1", SET]) == 0 and main(["eval", "7", SET]) == 0
     assert [one.model.path for one in submitted] == [f"{run}/export"] * 2
 
 
-def test_start_run_removes_a_run_whose_model_cannot_be_written(tmp_path: Path) -> None:
+def test_start_run_removes_run_with_unwritable_model(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         folder.mkdir()
         raise CheckpointError("broken")
@@ -162,7 +162,7 @@ def test_start_run_removes_a_run_whose_model_cannot_be_written(tmp_path: Path) -
     assert not (tmp_path / "eval").exists()
 
 
-def test_a_step_without_a_run_is_refused(submitted: Submitted, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_step_is_refused(submitted: Submitted, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *WORDS, "--step", "20"]) == 2
     assert "--step needs a run" in capsys.readouterr().err and not submitted
 
@@ -174,12 +174,12 @@ def test_a_step_without_a_run_is_refused(submitted: Submitted, capsys: pytest.Ca
         (["+exp=demo", "~reward.verifiers", "+eval.sets.sums.data=addition"], "must be given a reward"),
     ],
 )
-def test_an_evaluation_needs_sets_and_a_judge(words: list[str], message: str) -> None:
+def test_evaluation_needs_sets_and_judge(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([*words, "eval.only=true"])
 
 
-def test_engines_have_all_gpus_for_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_use_all_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     places = place_engines(Demand(2, 4, None, None, None, None, 2, False))
     assert [(actor.role, actor.node, actor.gpus) for actor in places] == [
         ("rollout", node, gpus) for node in (0, 1) for gpus in ((0, 1), (2, 3))

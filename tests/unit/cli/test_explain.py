@@ -39,15 +39,15 @@ def explain(*words: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_explanation_is_as_before(case: str) -> None:
+def test_explanation_matches_golden(case: str) -> None:
     assert explain(*CASES[case]) == (GOLDEN / f"explain-{case}.txt").read_text()
 
 
-def test_no_golden_file_is_without_its_case() -> None:
+def test_golden_files_have_cases() -> None:
     assert {path.name for path in GOLDEN.glob("explain-*")} == {f"explain-{case}.txt" for case in CASES}
 
 
-def test_the_choice_that_was_passed_over_is_refused_with_the_numbers_that_are_told() -> None:
+def test_rejected_choice_is_refused_with_stated_numbers() -> None:
     told = " ".join(explain(*QWEN).split())
     found = re.search(
         r"the next, micro-batches of (\d+), (with|without) gradient checkpointing, takes ([\d.]+) of", told
@@ -80,11 +80,11 @@ def test_the_choice_that_was_passed_over_is_refused_with_the_numbers_that_are_to
         (["job.time_limit=90", "job.max_failures=0"], "failure ends it"),
     ],
 )
-def test_each_reason_follows_its_cause(words: list[str], said: str) -> None:
+def test_reasons_follow_their_causes(words: list[str], said: str) -> None:
     assert said in " ".join(explain("model.path=Qwen/Qwen3-1.7B", *QWEN[1:], *words).split())
 
 
-def test_what_cannot_be_planned_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (["+exp=demo", *H100, "rollout.tensor_parallel_size=3"], "got"),
         (["+exp=demo", "optim.lrr=1"], "did you mean optim.lr?"),

@@ -49,39 +49,39 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_find_run_takes_the_last_submission_wherever_it_lies(tmp_path: Path) -> None:
+def test_find_run_returns_last_submission_in_any_folder(tmp_path: Path) -> None:
     make_run(tmp_path / "scratch/old")
     newest = make_run(tmp_path / "shared/new")
     assert find_run([]).path == newest
 
 
-def test_find_run_takes_a_newer_run_below_runs(tmp_path: Path, cwd: Path) -> None:
+def test_find_run_prefers_newer_run_below_runs(tmp_path: Path, cwd: Path) -> None:
     make_run(tmp_path / "shared/recorded")
     local = make_run(cwd / "runs/local", age_s=-5, sent=False)
     assert find_run([]).path == local
 
 
-def test_find_run_takes_a_resumed_run_before_a_newer_one(tmp_path: Path) -> None:
+def test_find_run_prefers_resumed_run(tmp_path: Path) -> None:
     old = make_run(tmp_path / "a/old", "1", age_s=500)
     make_run(tmp_path / "a/new", "2")
     remember(old, ["3"])
     assert find_run([]).path == old and read_recent()[0].jobs == ("3",)
 
 
-def test_find_run_skips_a_deleted_run(tmp_path: Path) -> None:
+def test_find_run_skips_deleted_run(tmp_path: Path) -> None:
     kept = make_run(tmp_path / "a/kept")
     remember(tmp_path / "a/deleted", ["9"])
     assert find_run([]).path == kept
 
 
 @pytest.mark.parametrize("word", ["sort-1", "7"])
-def test_resolve_finds_a_run_by_name_and_by_job_id(tmp_path: Path, word: str) -> None:
+def test_resolve_finds_run_by_name_and_by_job_id(tmp_path: Path, word: str) -> None:
     run = make_run(tmp_path / "shared/sort-1", "7")
     make_run(tmp_path / "shared/sort-2", "8")
     assert resolve(word) == run and find_run([word]).path == run
 
 
-def test_resolve_finds_the_job_of_a_run_below_runs(cwd: Path) -> None:
+def test_resolve_finds_job_of_run_below_runs(cwd: Path) -> None:
     run = make_run(cwd / "runs/a", "12", sent=False)
     assert resolve("12").absolute() == run
 
@@ -93,7 +93,7 @@ def test_resolve_finds_sweeps_and_their_runs(tmp_path: Path) -> None:
     assert resolve("40_9") == Path("40_9")
 
 
-def test_commands_without_a_name_take_the_last_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_name_use_last_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a/run")
     sweep = make_sweep(tmp_path / "shared/lr", "40")
     assert find_target([]) == sweep
@@ -103,7 +103,7 @@ def test_commands_without_a_name_take_the_last_sweep(tmp_path: Path, capsys: pyt
         find_run([])
 
 
-def test_commands_without_a_name_take_the_last_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_name_use_last_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "shared/two"
     make_run(folder / "sft", sent=False)
     (folder / PIPELINE_FILE).write_text("sft: +exp=sft_tiny\n")
@@ -115,18 +115,18 @@ def test_commands_without_a_name_take_the_last_pipeline(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "report", "cancel", "resume", "samples"])
-def test_commands_name_a_run_that_may_be_meant(tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_suggest_similar_run(tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "shared/sort-20261121")
     assert main([verb, "sort-20261122"]) != 0
     assert f"did you mean {run}?" in capfd.readouterr().err
 
 
-def test_find_run_without_any_run_says_so() -> None:
+def test_find_run_reports_no_run() -> None:
     with pytest.raises(RunDirError, match=r"no run was found.*Next: name its directory, or start one"):
         find_run([])
 
 
-def test_cancel_by_job_id_ends_the_run_of_that_job(
+def test_cancel_by_job_id_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "shared/local", "4711")
@@ -135,9 +135,7 @@ def test_cancel_by_job_id_ends_the_run_of_that_job(
     assert f"stopping after a save: {run}" in capfd.readouterr().err
 
 
-def test_cancel_asks_the_launcher_when_the_last_run_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_calls_launcher_if_last_run_does_not_respond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = make_run(tmp_path / "shared/hanging", "5"), list[Path]()
     monkeypatch.setattr(cancel, "run_in_child", lambda work, path: None)
     monkeypatch.setattr(cancel, "cancel_unseen", lambda run: asked.append(run.path) or ["process 5"])
@@ -148,7 +146,7 @@ def test_cancel_asks_the_launcher_when_the_last_run_does_not_answer(
 # ---- the file ------------------------------------------------------------------------------------
 
 
-def test_remember_writes_a_private_bounded_file(tmp_path: Path) -> None:
+def test_remember_writes_private_bounded_file(tmp_path: Path) -> None:
     for number in range(105):
         remember(tmp_path / str(number), [str(number)])
     assert state_file().stat().st_mode & 0o777 == 0o600
@@ -158,7 +156,7 @@ def test_remember_writes_a_private_bounded_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "3", "[3]", '[{"path": 3}]', '[{"path": "a", "jobs": 1, "time": "x"}]'])
-def test_read_recent_ignores_a_damaged_file(text: str, tmp_path: Path) -> None:
+def test_read_recent_ignores_damaged_file(text: str, tmp_path: Path) -> None:
     state_file().parent.mkdir(parents=True)
     state_file().write_text(text)
     assert read_recent() == []
@@ -166,7 +164,7 @@ def test_read_recent_ignores_a_damaged_file(text: str, tmp_path: Path) -> None:
     assert [known.path for known in read_recent()] == [str(tmp_path)]
 
 
-def test_remember_does_without_a_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remember_ignores_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(file))

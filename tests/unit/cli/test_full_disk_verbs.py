@@ -67,14 +67,14 @@ def write_model(policy: Path, model_path: str, model: object, out: Path, *rest: 
     return 1
 
 
-def test_every_verb_is_known_to_write_or_not() -> None:
+def test_verbs_are_classified_by_writes() -> None:
     assert set(WRITES) | set(ELSEWHERE) | READS | ASKS == set(load_verbs().by_name)
     tests = [(Path(__file__).parents[2] / path).read_text().lower() for path in ELSEWHERE.values()]
     assert all("no space left on device" in text for text in tests)
 
 
 @pytest.mark.parametrize("line", [line for lines in WRITES.values() for line in lines])
-def test_a_full_disk_is_named_and_no_traceback_told(
+def test_full_disk_is_named_without_traceback(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

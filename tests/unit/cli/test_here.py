@@ -22,18 +22,18 @@ def test_parse_counts_expands_and_names_other_forms(text: str) -> None:
     ("env", "gpus"),
     [({}, 0), ({"SLURM_GPUS_ON_NODE": "8"}, 8), ({"SLURM_JOB_GPUS": "0,3"}, 2), ({"SLURM_GPUS_ON_NODE": ""}, 0)],
 )
-def test_gpus_of_an_allocation(env: dict[str, str], gpus: int) -> None:
+def test_gpus_of_allocation(env: dict[str, str], gpus: int) -> None:
     assert read_allocation({**ENV, **env}).gpus_per_node == gpus
 
 
-def test_outside_of_a_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENV:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="inside a Slurm job"):
         run(parse("run-in-job", []))
 
 
-def test_an_allocation_without_gpus_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocation_without_gpus_names_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in ENV.items():
         monkeypatch.setenv(name, value)

@@ -100,7 +100,7 @@ def test_plan_ends_well(nowhere: Path, words: list[str]) -> None:
 @example("resume", ["/root/" + "x" * 300])
 @example("logs", ["a\0b"])
 @example("convert", ["--out=" + "x" * 5000])
-def test_every_verb_ends_well(nowhere: Path, verb: str, words: list[str]) -> None:
+def test_verbs_refuse_hostile_words(nowhere: Path, verb: str, words: list[str]) -> None:
     check_ends_well([verb, *words[:2], STOP, *words[2:]])
 
 
@@ -111,6 +111,6 @@ def test_prepare_ends_well(nowhere: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["=5"], ["model=5"], ["name=${missing}"], ["statsu"], ["a=["]])
-def test_showing_the_config_ends_well(nowhere: Path, words: list[str]) -> None:
+def test_showing_config_ends_well(nowhere: Path, words: list[str]) -> None:
     check_ends_well(["--cfg", "job", *words])
     check_ends_well([*words, "-m"])

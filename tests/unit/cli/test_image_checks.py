@@ -28,7 +28,7 @@ def submit(tmp_path: Path, image: str, capsys: pytest.CaptureFixture[str], *word
 @pytest.mark.parametrize(
     ("image", "said"), [("gone.png", "gone.png"), ("text.png", "hello"), ("https://example.org/1.png", "example.org")]
 )
-def test_submit_names_the_row_of_an_image_that_cannot_be_read(
+def test_submit_names_row_of_unreadable_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], image: str, said: str
 ) -> None:
     (tmp_path / "text.png").write_text("hello")
@@ -36,12 +36,12 @@ def test_submit_names_the_row_of_an_image_that_cannot_be_read(
     assert "rows.jsonl:2" in error and said in error
 
 
-def test_images_for_a_model_of_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_for_text_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = submit(tmp_path, "good.png", capsys, "data.image_key=images")
     assert "vision-language model" in error and "data.image_key" in error
 
 
-def test_a_model_folder_says_whether_it_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_folder_shows_vision_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
@@ -49,6 +49,6 @@ def test_a_model_folder_says_whether_it_sees(tmp_path: Path, capsys: pytest.Capt
     assert "vision-language model" in error
 
 
-def test_bounds_out_of_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reversed_bounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = submit(tmp_path, "good.png", capsys, *VISION, "model.min_pixels=5000", "model.max_pixels=4000")
     assert "model.min_pixels must be <= model.max_pixels; got 5000 > 4000" in error

@@ -34,7 +34,7 @@ def with_image(runtime: str, image: Any) -> JobPlan:
         (["container.runtime=pyxis", "container.image={folder}/rl.sqsh"], "/rl.sqsh (3 MB)"),
     ],
 )
-def test_describe_image_names_where_the_image_is(tmp_path: Path, words: list[str], line: str | None) -> None:
+def test_describe_image_names_its_source(tmp_path: Path, words: list[str], line: str | None) -> None:
     (tmp_path / "rl.sqsh").write_bytes(sqsh(3_000_000))
     plan = plan_for(*(word.format(folder=tmp_path) for word in words))
     check_image_is_there(plan)
@@ -42,7 +42,7 @@ def test_describe_image_names_where_the_image_is(tmp_path: Path, words: list[str
     assert found is None if line is None else line in str(found)
 
 
-def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_path: Path) -> None:
+def test_missing_or_damaged_image_is_refused_with_remedy(tmp_path: Path) -> None:
     plan = with_image("pyxis", tmp_path / "rl.sqsh")
     with pytest.raises(ConfigError, match=r"must exist.*image build"):
         check_image_is_there(plan)
@@ -51,12 +51,12 @@ def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_pa
         check_image_is_there(plan)
 
 
-def test_a_relative_path_means_another_file_on_each_node() -> None:
+def test_relative_image_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="absolute path"):
         check_image_is_there(with_image("apptainer", "./rl.sif"))
 
 
-def test_check_asks_for_one_node_where_the_job_would_be_let_in() -> None:
+def test_check_requests_one_node() -> None:
     plan = plan_for("cluster.slurm.partition=p", "cluster.slurm.account=a", "cluster.num_nodes=9")
     argv = SlurmLauncher().build_probe(plan, Wrapped((), ("true",), {}), 900)
     assert argv[:3] == ["srun", "--nodes=1", "--ntasks=1"]

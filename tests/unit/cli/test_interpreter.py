@@ -36,7 +36,7 @@ def plan_of(*words: str, python: str = sys.executable) -> JobPlan:
         (["+exp=command", "external.argv=[train]"], "ray"),
     ],
 )
-def test_check_interpreter_refuses_what_the_task_needs(light: Path, words: list[str], lacks: str) -> None:
+def test_check_interpreter_refuses_missing_requirement(light: Path, words: list[str], lacks: str) -> None:
     task = words or ["+exp=demo"]
     config = load_config([*task, "+cluster=slurm_cpu", f"cluster.python={light}"])
     plan = build_plan(config, "/runs/a", SubmitFacts(sys.executable, 2, "0"))
@@ -59,7 +59,7 @@ def test_check_interpreter_warns_where_setup_may_provide_it(light: Path) -> None
         ["container.runtime=apptainer", "container.image=/i.sif", "cluster.python=/bin/false"],
     ],
 )
-def test_check_interpreter_leaves_what_it_cannot_run_to_the_node(words: list[str]) -> None:
+def test_check_interpreter_skips_unrunnable_python(words: list[str]) -> None:
     told: list[str] = []
     check_interpreter(plan_of(*words), told.append)
     assert told == []
@@ -86,11 +86,11 @@ def test_plan_warns_and_submit_refuses(
         ("module load cuda", None),
     ],
 )
-def test_find_activated_names_the_key_of_another_environment(line: str, says: str | None) -> None:
+def test_find_activated_names_key_of_another_environment(line: str, says: str | None) -> None:
     assert find_activated((line,)) == says
 
 
-def test_check_interpreter_warns_that_setup_does_not_change_the_python() -> None:
+def test_check_interpreter_warns_that_setup_keeps_python() -> None:
     told: list[str] = []
     setup = "cluster.setup=['source /shared/venv/bin/activate']"
     check_interpreter(plan_of(setup), told.append)

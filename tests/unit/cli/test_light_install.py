@@ -63,7 +63,7 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
         (["prepare", "--help"], "mathv60k"),
     ],
 )
-def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: Path, libraries_calls: int) -> None:
+def test_light_verbs_import_no_heavy_module(words: list[str], said: str, tmp_path: Path, libraries_calls: int) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").write_text("{}")
     done = run_light(tmp_path, *words)
@@ -84,7 +84,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("slurm_rl-*.whl"))
 
 
-def test_the_wheel_ships_presets_and_templates(wheel: Path) -> None:
+def test_wheel_ships_presets_and_templates(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sbatch_templates").glob("*")]
     shipped += (ROOT / "containers").rglob("Containerfile")
@@ -92,7 +92,7 @@ def test_the_wheel_ships_presets_and_templates(wheel: Path) -> None:
     assert not any(name.startswith("tests/") for name in names)
 
 
-def test_the_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own; the dependencies are this one's."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))

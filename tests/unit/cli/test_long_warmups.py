@@ -24,7 +24,7 @@ OPTIMIZERS = ("optim", "critic.optim", "warmup.optim")
 
 @pytest.mark.parametrize(("warmup", "is_long"), [(0, True), (-1, False)], ids=["as-long-as-the-run", "shorter"])
 @pytest.mark.parametrize("name", CASES)
-def test_plan_with_long_warmup_warns_and_goes_on(
+def test_plan_with_long_warmup_warns(
     name: str,
     warmup: int,
     is_long: bool,
@@ -46,7 +46,7 @@ def test_plan_with_long_warmup_warns_and_goes_on(
     assert f"got {num_steps} and " in line and f"={num_steps}. Next: lower {key}.warmup_steps" in line
 
 
-def test_plan_with_warmup_of_500_in_5_steps_names_the_share_of_lr(
+def test_plan_with_warmup_of_500_in_5_steps_names_share_of_lr(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

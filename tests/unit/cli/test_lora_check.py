@@ -38,22 +38,22 @@ def model(path: Path, *targets: str) -> ModelConfig:
     return ModelConfig(path=str(path), lora=LoraConfig(target_modules=targets))
 
 
-def test_matrices_inside_blocks_are_what_can_be_adapted(folder: Path) -> None:
+def test_adaptable_matrices_are_those_in_blocks(folder: Path) -> None:
     assert read_linear_names(folder) == {"wqkv", "up"}
     check_lora_targets(model(folder, "wqkv", "up"))
 
 
 @pytest.mark.parametrize("target", ["q_proj", "norm", "lm_head", "embed"])
-def test_others_are_refused_with_those_that_are(folder: Path, target: str) -> None:
+def test_other_matrices_are_refused_with_adaptable_ones(folder: Path, target: str) -> None:
     with pytest.raises(ConfigError, match=rf"got {target}\. Next: choose from up, wqkv, or all-linear"):
         check_lora_targets(model(folder, "up", target))
 
 
-def test_a_name_that_is_not_here_is_left_to_the_node(tmp_path: Path) -> None:
+def test_remote_model_is_left_to_node(tmp_path: Path) -> None:
     check_lora_targets(model(tmp_path / "hub-name", "anything"))
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{{{{{")
     with pytest.raises(ConfigError, match=r"complete; got .*model\.safetensors"):
         check_lora_targets(model(tmp_path, "q_proj"))
@@ -66,7 +66,7 @@ def test_check_lora_targets_refuses_matrices_of_fused_experts(tmp_path: Path) ->
         check_lora_targets(model(tmp_path, "gate_proj"))
 
 
-def test_check_lora_targets_refuses_a_model_of_transposed_layers(tmp_path: Path) -> None:
+def test_check_lora_targets_refuses_model_of_transposed_layers(tmp_path: Path) -> None:
     layers = {"h.0.attn.c_attn": [4, 12], "h.0.attn.c_proj": [4, 4], "h.0.mlp.c_fc": [4, 16], "h.0.mlp.c_proj": [16, 4]}
     biases = {f"{name}.bias": shape[1:] for name, shape in layers.items()}
     write_header(tmp_path / "model.safetensors", {f"{name}.weight": s for name, s in layers.items()} | biases)
@@ -75,7 +75,7 @@ def test_check_lora_targets_refuses_a_model_of_transposed_layers(tmp_path: Path)
         check_lora_targets(lora)
 
 
-def test_adapter_parameters_of_a_mixture_exclude_its_experts() -> None:
+def test_adapter_parameters_of_mixture_exclude_experts() -> None:
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10}
     dense = parse_shape({**config, "intermediate_size": 128})
     mixture = parse_shape({**config, "intermediate_size": 128, "num_experts": 8})
@@ -83,7 +83,7 @@ def test_adapter_parameters_of_a_mixture_exclude_its_experts() -> None:
     assert dense.adapter_parameters(4) - mixture.adapter_parameters(4) == 2 * 4 * 3 * (64 + 128)
 
 
-def test_what_is_checked_before_a_run_includes_it(folder: Path) -> None:
+def test_start_checks_include_lora(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(QWEN25_7B))
     words = ["+exp=demo", "model=hf", f"model.path={folder}", "+lora=attention"]
     with pytest.raises(ConfigError, match=r"got k_proj, o_proj, .*choose from up, wqkv"):

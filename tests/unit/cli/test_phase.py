@@ -32,25 +32,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return run
 
 
-def test_describe_phase_names_the_engines_that_are_ready(run: RunDir) -> None:
+def test_describe_phase_names_ready_engines(run: RunDir) -> None:
     assert describe_phase(run, 175.0) == f"{PHASE} (for 45 s)"
 
 
-def test_describe_phase_is_empty_once_the_run_trains(run: RunDir) -> None:
+def test_describe_phase_is_empty_during_training(run: RunDir) -> None:
     fill(run.events, [{"time": 140.0, "kind": "trainer/started", "warmup_steps": 0, "num_steps": 9}])
     assert describe_phase(run, 175.0) == "starting to train (for 35 s)"
     fill(run.metrics, [make_row(1, "grpo")])
     assert describe_phase(run, 175.0) == ""
 
 
-def test_status_shows_the_phase(run: RunDir) -> None:
+def test_status_shows_phase(run: RunDir) -> None:
     assert f"phase   {PHASE} (for " in status.render_status(run)
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_logs_say_why_there_is_nothing_to_print(
-    run: RunDir, is_empty: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_explain_empty_output(run: RunDir, is_empty: bool, capsys: pytest.CaptureFixture[str]) -> None:
     log = logs.log_path(run, "driver")
     if is_empty:
         log.parent.mkdir(parents=True)
@@ -60,7 +58,7 @@ def test_logs_say_why_there_is_nothing_to_print(
     assert said.out == "" and f"# no log of the trainer yet; the run is running: on n1; {PHASE}" in said.err
 
 
-def test_logs_follow_tells_phases_until_the_log_begins(
+def test_logs_follow_shows_phases_until_log_begins(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def go_on(seconds: float) -> None:
@@ -76,9 +74,7 @@ def test_logs_follow_tells_phases_until_the_log_begins(
     assert said.out == "first line\n" and said.err.count(f"# {PHASE}\n") == 1 and "engines are ready" not in said.err
 
 
-def test_plain_display_is_never_silent_for_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_display_prints_regularly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     state = progress.Progress()
@@ -104,7 +100,7 @@ def test_wait_until_ready_reports_every_worker(tmp_path: Path) -> None:
     assert describe_phase(run, time.time()).startswith("loading weights, 2 of 2 rollout engines ready")
 
 
-def test_foreground_says_that_the_run_continues_after_sigterm(tmp_path: Path) -> None:
+def test_foreground_mentions_continued_run_after_sigterm(tmp_path: Path) -> None:
     script = f"""
 from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.output import catch_errors

@@ -15,7 +15,7 @@ from slurm_rl.run_dir.run_dir import RunDir, write_text
 FILE = "sft: +exp=sft_tiny\ngrpo: +exp=demo model=hf 'model.path={sft}/export'\n"
 
 
-def test_a_stage_comes_after_the_one_before_and_knows_its_folder(tmp_path: Path) -> None:
+def test_stage_follows_previous_and_has_its_folder(tmp_path: Path) -> None:
     first, second = place_stages(parse_stages(FILE, "a.yaml"), tmp_path, ["seed=3"])
     assert first == ["+exp=sft_tiny", "seed=3", f"run_dir={tmp_path}/sft"]
     last = ["seed=3", f"run_dir={tmp_path}/grpo", f"job.depends_on={tmp_path}/sft"]
@@ -38,12 +38,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_named(text: str, tmp_path: Path) -> None:
+def test_pipeline_errors_are_named(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=WRONG[text]):
         place_stages(parse_stages(text, "a.yaml"), tmp_path)
 
 
-def test_when_one_stage_is_refused_nothing_is_left_of_any(tmp_path: Path) -> None:
+def test_refused_stage_leaves_no_stage(tmp_path: Path) -> None:
     placed = place_stages(parse_stages(FILE, "a.yaml"), tmp_path)
     placed[1].append("model.path=/not/there")
     with pytest.raises(ConfigError, match=r"model\.path must be a folder"):
@@ -51,7 +51,7 @@ def test_when_one_stage_is_refused_nothing_is_left_of_any(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_status_shows_the_stages_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_stages_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     placed = place_stages(parse_stages(FILE, "a.yaml"), tmp_path)
     runs = create_stages([load_config(words) for words in placed], lambda line: None)
     write_text(tmp_path / PIPELINE_FILE, FILE)

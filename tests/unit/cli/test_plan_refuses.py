@@ -41,7 +41,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses_in_words_of_submit(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+exp=demo", *(word.format(folder=folder) for word in REFUSED[name])]
     before = sorted(folder.rglob("*"))
     assert main(["submit", *words]) == 2
@@ -53,14 +53,14 @@ def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: py
     assert sorted(folder.rglob("*")) == before, "neither leaves anything"
 
 
-def test_as_json_the_refusals_are_no_part_of_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_refusals_are_not_in_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--json", "+exp=demo", "reward.function=reward.py:other"]) == 2
     shown = capsys.readouterr()
     assert json.loads(shown.out)["launcher"] == "local"
     assert "must define other" in shown.err
 
 
-def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_listed_together(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+exp=demo", "run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
     assert main(["plan", *words]) == 2
     told = capsys.readouterr().err
@@ -69,12 +69,12 @@ def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixtu
         assert said in told
 
 
-def test_what_is_right_is_not_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_config_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+exp=demo", "reward.function=reward.py:score", "run_dir=new/run"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_plan_asks_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_calls_no_scheduler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*args: object) -> None:
         raise AssertionError("plan is offline")
 

@@ -42,14 +42,14 @@ def shell_in(runtime: str, image: str) -> list[str]:
     return found.argv[len(start) + 1 :]
 
 
-def test_a_shell_without_a_container_is_a_step_beside_the_runs_own() -> None:
+def test_shell_without_container_is_overlapping_step() -> None:
     found = build_attach(plan_of("+cluster=nvidia_h100"), ["bash"], job_key="77", attempt=1, host="n0", pid=1, env={})
     assert found.argv[-1] == "bash"
     assert "--overlap" in found.argv
     assert found.env["PYTHONPATH"] == "/shared/runs/a b/code"
 
 
-def test_a_running_container_is_entered_by_its_name() -> None:
+def test_shell_enters_container_by_name() -> None:
     argv = shell_in("podman", "registry.example/rl:1")
     assert argv[:2] == ["podman", "exec"]
     assert argv[-2:] == ["srl-77-2", "/bin/bash"]
@@ -57,14 +57,14 @@ def test_a_running_container_is_entered_by_its_name() -> None:
     assert shell_in("docker", "registry.example/rl:1")[:2] == ["docker", "exec"]
 
 
-def test_of_other_runtimes_the_same_image_is_opened_with_the_runs_mounts() -> None:
+def test_shell_of_other_runtimes_opens_image_with_mounts() -> None:
     argv = shell_in("apptainer", "/images/rl.sif")
     assert argv[:2] == ["apptainer", "exec"]
     assert any("/shared/runs/a b" in word for word in argv)
     assert argv[-2:] == ["/images/rl.sif", "/bin/bash"]
 
 
-def test_under_pyxis_the_agents_container_is_entered_by_its_process() -> None:
+def test_shell_under_pyxis_enters_container_by_process() -> None:
     """A second one would be unpacked again, and have another /tmp. No variable comes out of a value's lines."""
     env = ENV | {"SCRIPT": "a\nLD_PRELOAD=b"}
     plan = plan_of("+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/i.sqsh", run_dir="/shared/a")
@@ -74,7 +74,7 @@ def test_under_pyxis_the_agents_container_is_entered_by_its_process() -> None:
     assert not [word for word in argv if word.startswith("--container")]
 
 
-def test_setup_lines_come_first_and_survive_the_shell() -> None:
+def test_setup_lines_run_before_shell() -> None:
     plan = plan_of("+cluster=slurm_cpu", "cluster.setup=[\"export A='x y'\"]")
     found = build_attach(plan, ["echo", "a b"], job_key="77", attempt=1, host=None, pid=1, env={}, tty=False)
     assert found.argv[:2] == ["/bin/bash", "-c"]
@@ -102,7 +102,7 @@ def live(tmp_path: Path) -> Iterator[RunDir]:
     controller.wait()
 
 
-def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
+def test_shell_of_local_run_has_its_environment(live: RunDir) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", "attach", str(live.path), "--", "sh", "-c", "env"],
         # As Slurm calls the node, which may not be the host's own name.
@@ -118,12 +118,12 @@ def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
     assert found["TORCHDYNAMO_DISABLE"] == "1"
 
 
-def test_a_shell_of_a_local_run_is_opened_on_its_machine(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_of_local_run_needs_its_machine(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(live.path)]) == 2
     assert "run the same command there: ssh n0" in capsys.readouterr().err
 
 
-def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(
+def test_tunnel_of_local_run_needs_no_ssh_from_here(
     live: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "n0")
@@ -135,13 +135,13 @@ def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(
     assert f"--logdir={live.tensorboard}" in output
 
 
-def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir) -> None:
+def test_tunnel_goes_to_head_node(live: RunDir) -> None:
     lines = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu"), live.attempt(1), 9000)
     [command] = [line.partition("from here")[2] for line in lines if "from here" in line]
     assert shlex.split(command)[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{PORTS.dashboard}", "n0"]
 
 
-def test_a_dashboard_may_have_a_port_that_is_known_beforehand(live: RunDir) -> None:
+def test_dashboard_port_may_be_configured(live: RunDir) -> None:
     plan = plan_of("+cluster=slurm_cpu", "ray.dashboard_port=8265")
     lines = attach.describe_dashboard(live, plan, live.attempt(1), 9000)
     assert any("127.0.0.1:9000:127.0.0.1:8265" in line for line in lines)
@@ -152,12 +152,12 @@ def test_a_dashboard_may_have_a_port_that_is_known_beforehand(live: RunDir) -> N
 
 
 @pytest.mark.parametrize("words", [["+exp=sft_tiny"], ["ray.dashboard=false"]])
-def test_without_a_dashboard_there_is_no_way_to_it(live: RunDir, words: list[str]) -> None:
+def test_missing_dashboard_is_named(live: RunDir, words: list[str]) -> None:
     [line] = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000)
     assert line.startswith("dashboard    none")
 
 
-def test_a_run_that_has_ended_cannot_be_reached(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_run_is_refused(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(live.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 1})
     for flags in (["--dashboard"], []):
         assert main(["attach", *flags, str(live.path)]) == 2
@@ -165,12 +165,12 @@ def test_a_run_that_has_ended_cannot_be_reached(live: RunDir, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("node", ["1", "-1"])
-def test_a_node_that_is_not_there_is_bad_input(live: RunDir, capsys: pytest.CaptureFixture[str], node: str) -> None:
+def test_unknown_node_is_bad_input(live: RunDir, capsys: pytest.CaptureFixture[str], node: str) -> None:
     assert main(["attach", f"--node={node}", str(live.path)]) == 2
     assert "rank of a node" in capsys.readouterr().err
 
 
-def test_debug_adds_the_debugger_the_recorder_and_logs_each_with_its_reason() -> None:
+def test_debug_adds_debugger_recorder_and_logs_with_reasons() -> None:
     plan = plan_of("+cluster=amd_mi300", "job.debug=true")
     assert plan.env["RAY_DEBUG_POST_MORTEM"] == "1"
     assert plan.env["NCCL_DEBUG"] == "INFO"
@@ -180,7 +180,7 @@ def test_debug_adds_the_debugger_the_recorder_and_logs_each_with_its_reason() ->
     assert "NCCL_DEBUG" not in plan_of("job.debug=true").env, "there is no NCCL on a CPU"
 
 
-def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
+def test_legacy_debugger_is_reachable_from_other_nodes() -> None:
     def argv(plan: JobPlan) -> list[str]:
         return build_ray_start_argv(
             plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
@@ -193,7 +193,7 @@ def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
     assert "--ray-debugger-external" not in argv(plan_of("job.debug=true"))
 
 
-def test_under_torchrun_debug_says_nothing_of_ray() -> None:
+def test_debug_under_torchrun_omits_ray() -> None:
     plan = plan_of("job.debug=true", "+exp=sft_tiny")
     assert plan.env["PYTHONFAULTHANDLER"] == "1"
     assert not any(name.startswith(("RAY_", "VLLM_")) for name in plan.env)

@@ -8,11 +8,11 @@ from tests.reference import FOLDER, render_plainly
 
 
 @pytest.mark.parametrize("page", ["keys.md", "verbs.md"])
-def test_the_page_is_current(page: str) -> None:
+def test_page_is_current(page: str) -> None:
     assert (FOLDER / page).read_text(encoding="utf-8") == render_plainly()[page], "python -m tests.reference writes it"
 
 
-def test_a_sites_presets_and_a_wide_terminal_change_nothing(
+def test_page_ignores_site_presets_and_terminal_width(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     before, site = render_plainly(), tmp_path_factory.mktemp("site")
@@ -23,7 +23,7 @@ def test_a_sites_presets_and_a_wide_terminal_change_nothing(
     assert render_plainly() == before
 
 
-def test_every_key_and_every_verb_has_its_place() -> None:
+def test_keys_and_verbs_have_sections() -> None:
     keys, verbs = (render_plainly()[page] for page in ("keys.md", "verbs.md"))
     for key in list_keys().values():
         if key.is_section:

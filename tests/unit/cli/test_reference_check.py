@@ -26,7 +26,7 @@ def rows(*answers: str) -> list[PromptRow]:
         ("code", '{"stdio": [{"stdin": "", "stdout": "1"}]}', "42", "needs tests as reference answer"),
     ],
 )
-def test_check_references_names_the_rows_that_cannot_score(verifier: str, good: str, bad: str, words: str) -> None:
+def test_check_references_names_unscorable_rows(verifier: str, good: str, bad: str, words: str) -> None:
     config = RewardConfig(verifiers={verifier: 1.0, "format": 0.2})
     told: list[str] = []
     check_references(config, rows(good, good), told.append)

@@ -35,7 +35,7 @@ def check(path: str, chat_template: bool | None = None, **fields: Any) -> None:
         (ONE, True, {}, "without a template"),
     ],
 )
-def test_what_cannot_score_is_refused(
+def test_unscorable_reward_model_is_refused(
     tree: dict[str, Any], chats: bool | None, fields: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
@@ -43,20 +43,20 @@ def test_what_cannot_score_is_refused(
     assert caught.value.exit_code == 2
 
 
-def test_a_model_of_text_is_not_given_chats(tmp_path: Path) -> None:
+def test_text_model_is_refused_chats(tmp_path: Path) -> None:
     path = write_model(tmp_path, ONE | {"scores_chats": False}, template="{{ messages }}")
     with pytest.raises(ConfigError, match="trained on text"):
         check(path, True)
     check(path, False)
 
 
-def test_what_can_score_and_what_this_machine_does_not_see_pass(tmp_path: Path) -> None:
+def test_scorable_or_remote_reward_model_passes(tmp_path: Path) -> None:
     tree = ONE | {"mean": 0.5, "std": 2.0, "scores_chats": True}
     check(write_model(tmp_path, tree, template="{{ messages }}"), True, normalize=True)
     check("org/name", True, normalize=True)
 
 
-def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
+def test_start_checks_include_reward_model(tmp_path: Path) -> None:
     path = write_model(tmp_path, {"num_labels": 3})
     with pytest.raises(ConfigError, match="one output; got 3"):
         check_inputs(load_config(["+exp=demo", f"reward.model.path={path}"]), print)

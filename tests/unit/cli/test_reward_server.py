@@ -29,23 +29,23 @@ ROOT = Path(__file__).parents[3]
         (["reward.num_workers=2"], r"needs a reward.*\+reward=math"),
     ],
 )
-def test_bad_words_are_refused(words: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configure(words, None)
 
 
-def test_a_failure_is_worth_a_number() -> None:
+def test_failure_has_configured_score() -> None:
     with pytest.raises(ConfigError, match="must be a finite number; got nan"):
         run(["--failure-reward", "nan"])
 
 
-def test_a_named_reward_replaces_that_of_the_experiment() -> None:
+def test_named_reward_replaces_that_of_experiment() -> None:
     assert configure(["+reward=math_format"], None).verifiers == {"math": 1.0, "format": 0.5}
     reward = load_config(["+exp=demo", "+reward=[math,service]"]).reward
     assert reward.verifiers == {"math": 1.0} and reward.service.enabled
 
 
-def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLURM_RL_REWARD_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="needs a token"):
         run(["--port", "0", "+reward=math"])
@@ -66,12 +66,12 @@ def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_
         ({"url": ""}, "got ''"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(fields: dict[str, object], message: str) -> None:
+def test_contradicting_settings_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RewardConfig.model_validate(fields)
 
 
-def test_it_serves_clients_that_send_no_labels_and_ends_on_sigterm(tmp_path: Path) -> None:
+def test_server_serves_unlabelled_requests_and_ends_on_sigterm(tmp_path: Path) -> None:
     import requests  # what OpenRLHF's clients use
 
     answers = tmp_path / "rows.jsonl"

@@ -68,9 +68,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoginNode:
     return node
 
 
-def test_the_preset_is_found_by_its_name_and_says_what_slurm_said(
-    login: LoginNode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preset_is_found_by_name_and_matches_slurm(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["site", "--name", "mysite"]) == 0
     told = capsys.readouterr().out
     assert f"wrote   {login.preset}" in told
@@ -81,18 +79,18 @@ def test_the_preset_is_found_by_its_name_and_says_what_slurm_said(
     assert login.preset.parent.parent == own_dir()
 
 
-def test_a_login_node_needs_no_heavy_package(login: LoginNode, tmp_path: Path) -> None:
+def test_login_node_needs_no_heavy_package(login: LoginNode, tmp_path: Path) -> None:
     done = run_light(tmp_path, "site", "--name", "mysite")
     assert done.returncode == 0, done.stderr
     assert login.preset.is_file()
 
 
-def test_the_name_is_the_clusters_own_where_none_is_told(login: LoginNode) -> None:
+def test_default_name_is_cluster_name(login: LoginNode) -> None:
     assert main(["site"]) == 0
     assert [path.name for path in login.preset.parent.iterdir()] == ["alpha.yaml"]
 
 
-def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preset_is_overwritten_only_with_force(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
     login.preset.parent.mkdir(parents=True)
     login.preset.write_text("mine: 1\n")
     assert main(["site", "--name", "mysite"]) == 2
@@ -115,7 +113,7 @@ def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest
         (["+cluster=mysite"], "takes only flags"),
     ],
 )
-def test_bad_words_are_refused(
+def test_invalid_arguments_are_refused(
     login: LoginNode, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["site", *words]) == 2
@@ -123,9 +121,7 @@ def test_bad_words_are_refused(
     assert not login.preset.parent.exists()
 
 
-def test_a_partition_that_somebody_chose_is_kept_with_the_refusal(
-    login: LoginNode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chosen_partition_is_kept_with_refusal(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
     login.answer("sbatch", [], ("*", "sbatch: error: Invalid account or account/partition combination specified"))
     assert main(["site", "--name", "mysite", "--partition", "debug"]) == 1
     assert yaml.safe_load(login.preset.read_text())["cluster"]["slurm"]["partition"] == "debug"
@@ -133,7 +129,7 @@ def test_a_partition_that_somebody_chose_is_kept_with_the_refusal(
     assert "correct the file" in capsys.readouterr().out
 
 
-def test_a_controller_that_is_away_leaves_the_preset_unjudged(login: LoginNode) -> None:
+def test_unreachable_controller_leaves_preset_untested(login: LoginNode) -> None:
     login.answer("sbatch", [], ("*", "sbatch: error: Unable to contact slurm controller (connect failure)"))
     assert main(["site", "--name", "mysite"]) == 1
     text = login.preset.read_text()
@@ -141,7 +137,7 @@ def test_a_controller_that_is_away_leaves_the_preset_unjudged(login: LoginNode) 
     assert yaml.safe_load(text)["cluster"]["slurm"]["partition"] == "long"
 
 
-def test_a_machine_without_slurm_writes_nothing(
+def test_machine_without_slurm_writes_nothing(
     login: LoginNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(login.home))
@@ -150,7 +146,7 @@ def test_a_machine_without_slurm_writes_nothing(
     assert list(login.home.iterdir()) == []
 
 
-def test_a_folder_that_others_do_not_look_into_is_named_in_the_next_command(
+def test_unlisted_folder_is_named_in_next_command(
     login: LoginNode, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "our presets"
@@ -162,13 +158,13 @@ def test_a_folder_that_others_do_not_look_into_is_named_in_the_next_command(
     assert sorted(path.name for path in (folder / "cluster").iterdir()) == ["mysite.yaml", "other.yaml"]
 
 
-def test_a_folder_that_cannot_be_written_is_said(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_is_refused(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
     (login.home / ".config").write_text("a file")
     assert main(["site", "--name", "mysite"]) == 2
     assert "the folder for presets must be writable" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_named(login: LoginNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_named(login: LoginNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path, size_kb=64) as disk:
         fill(disk)
         assert main(["site", "--name", "mysite", "--config-dir", str(disk)]) == 2

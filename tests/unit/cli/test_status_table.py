@@ -33,7 +33,7 @@ def text(lines: list[RunLine], screen: os.terminal_size | None = SCREEN) -> list
     return [join_row(row) for row in render_runs(lines, screen)]
 
 
-def test_thirty_runs_are_thirty_lines_of_eighty_columns() -> None:
+def test_thirty_runs_fit_in_thirty_lines_of_80_columns() -> None:
     table = text([line(index) for index in range(30)])
     assert len(table) == 31 and max(map(cell_len, table)) <= 80
     assert table[0].split() == ["RUN", "STATE", "STEP", "DONE", "REWARD", "AGE", "WHERE", "OR", "WHY"]
@@ -42,30 +42,30 @@ def test_thirty_runs_are_thirty_lines_of_eighty_columns() -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 99, 100, 200])
-def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
+def test_lines_fit_terminal(columns: int) -> None:
     lines = [line(index, why=EVIL * 9, name="\u4f60\u597d" * 30) for index in range(40)]
     assert max(map(cell_len, text(lines, os.terminal_size((columns, 24))))) <= columns
 
 
-def test_more_runs_than_lines_end_with_what_is_left_out() -> None:
+def test_truncated_table_states_number_of_omitted_runs() -> None:
     lines = [line(index, state="finished" if index % 2 else "failed") for index in range(40)]
     table = text(lines, os.terminal_size((80, 24)))
     assert len(table) == 23 and table[-1] == "and 19 more: 10 finished, 9 failed (all: | less)"
 
 
-def test_another_program_gets_everything() -> None:
+def test_piped_output_is_complete() -> None:
     table = text([line(index) for index in range(100)], None)
     assert len(table) == 101
     assert table[1].endswith("attempt 3, after a preemption of a long cause") and "123450" in table[1]
 
 
-def test_what_is_not_known_is_a_dash_and_an_empty_column_is_none() -> None:
+def test_unknown_value_is_dash_and_empty_column_is_omitted() -> None:
     table = text([line(0, done=None, total=0, metric=None, why="", age_s=3.0)])
     assert table[0].split() == ["RUN", "STATE", "STEP", "DONE", "METRIC", "AGE"]
     assert table[1].split()[1:] == ["running", "-", "-", "-", "3", "s"]
 
 
-def test_a_cause_of_many_lines_and_bytes_that_command_is_one_plain_line() -> None:
+def test_hostile_cause_is_one_plain_line() -> None:
     [_, row] = text([line(0, name=f"n{EVIL}", state=f"dead{EVIL}", why=f"{EVIL}\nTraceback")], None)
     assert not set(row) & set("\x1b\x9b\u202e\t\n") and "\\x1b[2J" in row and "Traceback" not in row
 
@@ -82,7 +82,7 @@ def make_run(folder: Path, index: int, state: str = "finished") -> RunDir:
     return run
 
 
-def test_a_folder_has_its_newest_run_first_and_a_sweep_as_one_line(
+def test_folder_lists_newest_run_first_and_sweep_as_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for index in range(2):
@@ -100,13 +100,13 @@ def test_a_folder_has_its_newest_run_first_and_a_sweep_as_one_line(
     assert rows[2][1:5] == ["finished", "4/8", "50%", "0.250"]
 
 
-def test_the_steps_of_one_run_are_told_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_one_run_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(make_run(tmp_path, 0).path)]) == 0
     out = capsys.readouterr().out
     assert "step    4 of 8, 50% (grpo)" in out and "reward  0.250" in out and "pace" not in out
 
 
-def test_a_run_that_goes_on_tells_its_pace_and_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_active_run_shows_pace_and_remaining_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from slurm_rl.cli import status
     from slurm_rl.launch.controller.record import RunState
 
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_tells_its_pace_and_what_is_left(monkeypatch: pytest.
     assert "pace    2.0 s a step, about 8.0 s left" in text
 
 
-def test_colours_are_for_terminals_alone(
+def test_colours_need_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path, 0)

@@ -29,16 +29,14 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("words", [["status"], ["logs"], ["logs", "-f"], ["logs", "--who", "x"]])
-def test_no_control_character_reaches_the_terminal(
-    run: RunDir, words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_are_removed(run: RunDir, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     main([words[0], *words[1:], str(run.path)])
     said = "".join(capfd.readouterr())
     assert "\\x1b]0;title\\x07" in said
     assert not set(said) & set("\x1b\x07\x9b\u202e\x00\r")
 
 
-def test_what_is_harmless_stays(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_harmless_characters_are_kept(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     main(["logs", str(run.path)])
     assert capfd.readouterr().out.endswith("\n 10%\n 20%\n\tdone, \u00fcber\n")
     assert to_printable("\u4f60\u597d \U0001f600 e\u0301\n") == "\u4f60\u597d \U0001f600 e\u0301\n"

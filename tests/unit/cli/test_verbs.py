@@ -25,7 +25,7 @@ TAKE_OVERRIDES = [verb for verb, row in VERBS.items() if "overrides" in row.argu
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_answers_help(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_answer_help(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "some-run", flag]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -37,7 +37,7 @@ def test_every_verb_answers_help(verb: str, flag: str, capsys: pytest.CaptureFix
     assert not [flag.option_strings for flag in row.list_flags() if not flag.help]
 
 
-def test_the_list_of_verbs_and_presets_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_verbs_and_presets_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
@@ -56,7 +56,7 @@ sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in loa
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_table_needs_the_standard_library_alone() -> None:
+def test_verb_table_needs_only_standard_library() -> None:
     script = "import sys; from slurm_rl.cli.parser import load_verbs; load_verbs(); "
     script += "print([name for name in ('pydantic', 'yaml', 'hydra') if name in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -64,18 +64,18 @@ def test_the_table_needs_the_standard_library_alone() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_help_behind_dashes_is_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_after_dashes_belongs_to_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(tmp_path), "--", "ls", "--help"]) == 2
     assert "must contain plan.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_its_module(verb: str) -> None:
+def test_verbs_have_modules(verb: str) -> None:
     assert callable(load_function(VERBS[verb].get_default("run")))
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
+def test_examples_of_verbs_parse(verb: str) -> None:
     first, *words = shlex.split(VERBS[verb].example.partition(" >")[0])
     assert first == verb
     args = parse(verb, words)
@@ -124,7 +124,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["status", "a\0b"], "NUL characters"),
     ],
 )
-def test_wrong_words_name_the_right_ones(
+def test_wrong_words_name_right_ones(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ def lines_without_the_needed_flag() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", lines_without_the_needed_flag(), ids=" ".join)
-def test_flag_without_the_one_it_needs_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flag_without_its_requirement_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert f"{words[1]} needs --" in capsys.readouterr().err.replace("needs -m", "needs --")
 
@@ -162,7 +162,7 @@ def make_run(folder: Path) -> Path:
     return folder
 
 
-def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_word_that_is_not_run_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "runs" / "math-1")
     sweep = make_run(tmp_path / "sweep" / "0").parent
     (sweep / "sweep.json").write_text("{}")
@@ -179,7 +179,7 @@ def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest
         assert said in capsys.readouterr().err, verb
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_traceback_in_a_file(
+def test_unexpected_error_writes_traceback_to_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(words: list[str]) -> int:
@@ -197,9 +197,7 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback_in_a_file(
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_the_operating_system_refuses_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_os_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(words: list[str]) -> int:
         raise OSError(13, "Permission denied", "/shared/run")
 
@@ -208,7 +206,7 @@ def test_what_the_operating_system_refuses_is_a_sentence(
     assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
 
 
-def test_the_config_is_shown_with_a_sites_own_presets(
+def test_config_shows_presets_of_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cluster").mkdir()

@@ -31,7 +31,7 @@ def fill(folder: Path, *names: str, **files: str) -> Path:
         (["model.safetensors"], {"tokenizer__json": POINTER}, r"has git-lfs pointers.*tokenizer\.json"),
     ],
 )
-def test_check_weight_files_refuses_with_the_reason(
+def test_check_weight_files_refuses_with_reason(
     tmp_path: Path, names: list[str], files: dict[str, str], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^model.path {says}"):
@@ -47,7 +47,7 @@ def test_check_weight_files_refuses_with_the_reason(
         (["model.safetensors"], {"tokenizer__json": "{}"}),
     ],
 )
-def test_check_weight_files_takes_a_whole_folder(tmp_path: Path, names: list[str], files: dict[str, str]) -> None:
+def test_check_weight_files_accepts_complete_folder(tmp_path: Path, names: list[str], files: dict[str, str]) -> None:
     check_weight_files("model.path", fill(tmp_path, *names, **files))
 
 
@@ -60,13 +60,13 @@ def test_check_weight_files_takes_a_whole_folder(tmp_path: Path, names: list[str
         (b"\x02\0\0\0\0\0\0\0[]", "not a safetensors file"),
     ],
 )
-def test_read_shapes_says_why_a_file_is_not_whole(tmp_path: Path, content: bytes, says: str) -> None:
+def test_read_shapes_explains_incomplete_file(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"must be complete; got .*model\.safetensors: {says}"):
         read_shapes(tmp_path)
 
 
-def test_read_shapes_names_the_size_of_a_file_that_is_cut_off(tmp_path: Path) -> None:
+def test_read_shapes_names_size_of_truncated_file(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))

@@ -37,26 +37,26 @@ def write_other(tmp_path: Path, **shapes: list[int]) -> str:
     return str(tmp_path / "other")
 
 
-def test_the_same_model_passes_and_what_is_not_here_is_left_to_the_node(model: ModelConfig, tmp_path: Path) -> None:
+def test_same_model_passes_and_remote_model_is_left_to_node(model: ModelConfig, tmp_path: Path) -> None:
     check_same_model("model.init_from", model.path, model)
     check_same_model("model.init_from", write_other(tmp_path, score=[1, 4]), model)
     check_same_model("model.init_from", "org/name", model)
     check_same_model("model.init_from", None, model)
 
 
-def test_weights_of_another_size_are_refused_with_both_shapes(model: ModelConfig, tmp_path: Path) -> None:
+def test_weights_of_other_size_are_refused_with_both_shapes(model: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.init_from.*\[8, 4\].*up_proj\.weight \[6, 4\]"):
         check_same_model("model.init_from", write_other(tmp_path, _UP_=[6, 4]), model)
 
 
-def test_a_model_that_is_built_here_is_compared_by_its_embedding(tmp_path: Path) -> None:
+def test_model_from_config_is_compared_by_embedding(tmp_path: Path) -> None:
     folder = TinyModel(characters="abcd", hidden_size=8).write(tmp_path / "source")
     tiny = ModelConfig(from_config=str(folder))
     with pytest.raises(ConfigError, match=r"\[6, 8\].*embed_tokens\.weight \[9, 4\]"):
         check_same_model("critic.init_from", write_other(tmp_path), tiny)
 
 
-def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
+def test_start_checks_include_weights(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN25_7B))
@@ -75,7 +75,7 @@ def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
         (QWEN25_7B, ["rollout.max_off_policy_steps=-1"], ["max_off_policy_steps", "-1"]),
     ],
 )
-def test_they_end_a_command_with_status_2(
+def test_weight_errors_exit_with_2(
     tree: dict[str, object], words: list[str], numbers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "model"

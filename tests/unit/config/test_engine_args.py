@@ -6,7 +6,7 @@ from slurm_rl.config.engine_args import OURS, check_engine_args, read_engine_arg
 from slurm_rl.errors import ConfigError
 
 
-def test_check_engine_args_suggests_the_nearest_field() -> None:
+def test_check_engine_args_suggests_nearest_field() -> None:
     check_engine_args({"max_num_batched_tokens": 8192, "quantization": "fp8"})
     with pytest.raises(ConfigError, match=r"EngineArgs; got max_num_batched_token\. .*max_num_batched_tokens\?"):
         check_engine_args(["max_num_batched_token"])

@@ -20,7 +20,7 @@ from slurm_rl.plan.task import _BUCKET_NAMES, SECRET_NAMES
         *("RAY_AUTH_TOKEN", "SLURM_RL_TOKEN", "SLURM_RL_REWARD_TOKEN", "OPENAI_API_KEY", "GITHUB_PAT", "PGPASSWORD"),
     ],
 )
-def test_secret_in_a_preset_is_refused_without_its_value(
+def test_secret_in_preset_is_refused_without_its_value(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

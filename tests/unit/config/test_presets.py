@@ -41,7 +41,7 @@ def test_experiments_set_no_machine_and_clusters_no_model() -> None:
 
 
 @pytest.mark.parametrize("by", ["flag", "variable"])
-def test_load_config_finds_presets_of_a_site(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_config_finds_presets_of_site(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cluster").mkdir()
     template = (conf_dir() / "cluster" / "site_template.yaml").read_text()
     (tmp_path / "cluster" / "mysite.yaml").write_text(template.replace("partition: null", "partition: gpu"))
@@ -52,12 +52,12 @@ def test_load_config_finds_presets_of_a_site(by: str, tmp_path: Path, monkeypatc
     assert config.cluster.accelerator == "nvidia"
 
 
-def test_load_config_refuses_a_missing_config_dir(tmp_path: Path) -> None:
+def test_load_config_refuses_missing_config_dir(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config-dir must name a folder.*nowhere"):
         load_config([], config_dir=str(tmp_path / "nowhere"))
 
 
-def test_unknown_preset_lists_the_known_ones() -> None:
+def test_unknown_preset_lists_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"(?s)nvidia_h1000.*nvidia_h100"):
         load_config(["+exp=demo", "+cluster=nvidia_h1000"])
 
@@ -72,20 +72,20 @@ ALGORITHMS = sorted(conf_dir().glob("algorithm/*.yaml"))
 
 
 @pytest.mark.parametrize("preset", ALGORITHMS, ids=lambda path: path.stem)
-def test_algorithm_preset_names_its_paper_and_can_be_overridden(preset: Path) -> None:
+def test_algorithm_preset_names_paper_and_can_be_overridden(preset: Path) -> None:
     assert re.search(r"arxiv\.org/abs/\d{4}\.\d{5}", preset.read_text())
     words = ["+exp=demo", f"+algorithm={preset.stem}", "algorithm.clip_ratio_high=0.7"]
     assert load_config(words).algorithm.clip_ratio_high == 0.7
 
 
-def test_algorithm_presets_differ_from_each_other_and_the_defaults() -> None:
+def test_algorithm_presets_differ() -> None:
     found = [
         load_config(["+exp=demo", *words]).algorithm for words in [[], *([f"+algorithm={p.stem}"] for p in ALGORITHMS)]
     ]
     assert len({repr(algorithm) for algorithm in found}) == len(ALGORITHMS) + 1 == 12
 
 
-def test_algorithm_presets_have_the_values_of_their_papers() -> None:
+def test_algorithm_presets_match_their_papers() -> None:
     dapo = load_config(["+exp=demo", "+algorithm=dapo"]).algorithm
     assert (dapo.clip_ratio_low, dapo.clip_ratio_high, dapo.aggregation, dapo.kl.coef) == (0.2, 0.28, "token-mean", 0.0)
     assert (dapo.overlong.buffer_share, dapo.clip_ratio_c) == (0.2, 3.0)

@@ -145,7 +145,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "message"), CASES, ids=[" ".join(words)[-60:] for words, _ in CASES])
-def test_load_config_refuses_and_names_the_key(words: list[str], message: str) -> None:
+def test_load_config_refuses_and_names_key(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(words)
     text = str(caught.value)
@@ -169,5 +169,5 @@ def test_load_config_names_all_invalid_fields_at_once() -> None:
         ["cluster.slurm.exclusive=false"],
     ],
 )
-def test_load_config_accepts_what_has_no_effect_on_a_rule(words: list[str]) -> None:
+def test_load_config_accepts_keys_without_effect_on_rule(words: list[str]) -> None:
     load_config([*DEMO, *words])

@@ -17,7 +17,7 @@ ALL: dict[str, dict[str, Any]] = {**TABLES, "TASKS": TASKS, "RUNTIMES": RUNTIMES
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, rows in TABLES.items() for name in rows])
-def test_entry_names_an_importable_function(table: str, name: str) -> None:
+def test_entry_names_importable_function(table: str, name: str) -> None:
     assert callable(TABLES[table][name].load())
 
 
@@ -50,7 +50,7 @@ def test_registry_paths_are_importable(name: str) -> None:
         ("cluster.launcher", "LAUNCHERS"),
     ],
 )
-def test_unknown_name_is_refused_with_the_known_ones(key: str, table: str) -> None:
+def test_unknown_name_is_refused_with_known_ones(key: str, table: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([f"{key}=no_such"])
     assert f"{key}: must be one of" in str(caught.value) and "got 'no_such'" in str(caught.value)

@@ -38,13 +38,13 @@ def test_sections_refuse_infinite_and_nan_numbers() -> None:
 @pytest.mark.parametrize(
     ("backend", "stage", "is_sharded"), [("fsdp2", 0, True)] + [("deepspeed", s, s == 3) for s in range(4)]
 )
-def test_parallel_dims_shard_as_the_backend_does(num_ranks: int, backend: str, stage: int, is_sharded: bool) -> None:
+def test_parallel_dims_shard_like_backend(num_ranks: int, backend: str, stage: int, is_sharded: bool) -> None:
     fields = {"backend": backend} | ({"zero_stage": stage} if backend == "deepspeed" else {})
     dims = build_parallel_dims(PolicyConfig.model_validate(fields), num_ranks)
     assert (dims.shard, dims.replicate) == ((num_ranks, 1) if is_sharded else (1, num_ranks))
     assert math.prod(dims.mesh_shape.values()) == num_ranks
 
 
-def test_mesh_shape_has_the_dimensions_above_one() -> None:
+def test_mesh_shape_has_dimensions_above_one() -> None:
     assert ParallelDims(2, 4, context=2).mesh_shape == {"replicate": 2, "shard": 4, "context": 2}
     assert ParallelDims(1, 1).mesh_shape == {"shard": 1}

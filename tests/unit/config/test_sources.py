@@ -34,7 +34,7 @@ def word(key: str, prefix: str = GAMES) -> str:
     return f"{prefix}.{key}={WORDS.get(key, SAMPLING[key])}"
 
 
-def test_source_inherits_columns_it_does_not_set() -> None:
+def test_source_inherits_unset_columns() -> None:
     config = load("data.num_eval=7", "data.largest_addend=9", "+data.sources.games.num_eval=2")
     assert list(each_source(config)) == ["games", "sums"]
     games, sums = each_source(config).values()
@@ -44,7 +44,7 @@ def test_source_inherits_columns_it_does_not_set() -> None:
     assert parse_config(config.model_dump(mode="json")) == config
 
 
-def test_source_has_its_own_environment_reward_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_has_own_environment_reward_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("game.py").write_text("class Guess: ...\n")
     Path("games.jsonl").write_text("{}\n")
@@ -94,7 +94,7 @@ def test_sampling_table_covers_all_keys() -> None:
     assert {*SamplingConfig.model_fields, "temperature"} - {"env", "reward"} == set(SAMPLING)
 
 
-def test_source_can_remove_the_stops_of_the_run() -> None:
+def test_source_can_remove_stops_of_run() -> None:
     config = load("rollout.stop=[x]", "rollout.stop_token_ids=[3]", f"{GAMES}.stop=[]", f"{GAMES}.stop_token_ids=[]")
     games, sums = (one.rollout for one in each_source(config).values())
     assert (games.stop, games.stop_token_ids) == ((), ()) and (sums.stop, sums.stop_token_ids) == (("x",), (3,))
@@ -128,12 +128,12 @@ def test_own_temperatures_lists_sources_that_differ(words: list[str], found: dic
         (["algorithm.correction.kind=icepop"], "icepop"),
     ],
 )
-def test_correction_is_chosen_if_the_sampler_differs(words: list[str], kind: str | None) -> None:
+def test_correction_is_chosen_if_sampler_differs(words: list[str], kind: str | None) -> None:
     assert load_config(["+exp=demo", *words]).correction_kind == kind
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "repetition_penalty"])
-def test_correction_depends_on_the_sampling_of_sources(key: str) -> None:
+def test_correction_depends_on_sampling_of_sources(key: str) -> None:
     assert load(word(key)).correction_kind == "token_tis"
     own = [f"+data.sources.{name}.{key}={load().rollout.model_dump()[key]}" for name in ("games", "sums")]
     assert load(f"rollout.{key}={SAMPLING[key]}", *own).correction_kind is None

@@ -28,7 +28,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_the_config_of_each_run_is_hydras(sweep: str, is_reversed: bool) -> None:
+def test_sweep_configs_equal_hydra(sweep: str, is_reversed: bool) -> None:
     runs = [normalise_words(["+exp=demo", *words.split()]) for words in SWEEPS[sweep]]
     runs = runs[::-1] if is_reversed else runs
     with open_hydra(None) as extra:
@@ -45,7 +45,7 @@ def _of(compose_words: Callable[[list[str]], object], words: list[str]) -> str:
         return str(error)
 
 
-def test_runs_that_differ_in_plain_values_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_values_share_one_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
     def resolve(config: object) -> dict[str, int]:
@@ -59,5 +59,5 @@ def test_runs_that_differ_in_plain_values_are_resolved_once(monkeypatch: pytest.
     assert len(seen) == 1
 
 
-def test_what_interpolates_is_found() -> None:
+def test_interpolated_values_are_detected() -> None:
     assert composed.find_interpolations({"a": ["${b}", {"c": r"\${d}"}, 1, None]}) == ["${b}", r"\${d}"]

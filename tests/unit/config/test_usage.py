@@ -22,13 +22,13 @@ def test_readers_cover_every_section() -> None:
     assert {task for readers in READERS.values() for task in readers} == set(TASKS)
 
 
-def test_find_changed_lists_keys_that_differ_from_defaults() -> None:
+def test_find_changed_lists_non_default_keys() -> None:
     words = ["+exp=sft_tiny", "trainer.step_timeout_s=9", "checkpoint.interval=7", "rollout.max_tokens=1024"]
     config = load_config([*words, "+cluster=nvidia_h100"])
     assert dict(find_changed(config))["trainer.step_timeout_s"] == 9
 
 
-def test_parse_config_accepts_unused_keys_of_a_saved_config() -> None:
+def test_parse_config_accepts_unused_keys_of_saved_config() -> None:
     tree = load_config(["+exp=sft_tiny"]).model_dump(mode="json")
     tree["warmup"]["num_steps"] = 250
     assert parse_config(tree).warmup.num_steps == 250
@@ -86,7 +86,7 @@ def attributes_read(task: str) -> set[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_task_code_reads_every_accepted_key(task: str) -> None:
+def test_task_code_reads_accepted_keys(task: str) -> None:
     accepted = {key for key in list_keys() if task in find_readers(key, task)}
     read = attributes_read(task)
     assert {key for key in accepted if key.rpartition(".")[2] not in read and not key.startswith(WHOLE)} == set()

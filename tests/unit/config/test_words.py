@@ -17,7 +17,7 @@ WORDS = ["+exp=grpo_mathv60k", "+cluster=amd_mi300", "algorithm=dapo", "+network
 OWN = ["model=hf", "model.path=Qwen/Qwen3-4B", "+data=gsm8k", "reward=math"]
 
 
-def test_groups_are_those_of_config_yaml() -> None:
+def test_groups_match_config_yaml() -> None:
     listed = yaml.safe_load((conf_dir() / "config.yaml").read_text())["defaults"]
     assert tuple(name for entry in listed if isinstance(entry, dict) for name in entry) == GROUPS
     assert {path.parent.name for path in conf_dir().glob("*/*.yaml")} == set(GROUPS)
@@ -31,7 +31,7 @@ def test_overrides_compose_in_any_order_without_plus() -> None:
         assert parse_config(Composer(extra).compose(normalise_words(WORDS)), is_run=True) == config
 
 
-def test_user_overrides_win_over_the_experiment() -> None:
+def test_user_overrides_win_over_experiment() -> None:
     config = load_config(WORDS)
     assert config.algorithm.dynamic_sampling_rounds == 4 and config.algorithm.kl.coef == 0
     assert config.cluster.network_interface == "ib0"
@@ -40,14 +40,14 @@ def test_user_overrides_win_over_the_experiment() -> None:
     assert load_config(["+exp=demo", "model=tiny_qwen2_5_vl"]).model.from_config == "tiny_qwen2_5_vl"
 
 
-def test_group_set_twice_is_refused() -> None:
+def test_repeated_group_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"data must be chosen once; got data=gsm8k and data=math.*data=\[gsm8k,math\]"
     ):
         load_config(["+data=gsm8k", "data=math"])
 
 
-def test_own_run_has_no_settings_of_the_demo() -> None:
+def test_own_run_has_no_demo_settings() -> None:
     config = load_config([*OWN, "+cluster=nvidia_h100"])
     assert (config.name, config.optim.lr, config.warmup.num_steps) == ("run", 1e-6, 0)
     assert (config.rollout.max_tokens, config.algorithm.clip_ratio_high, config.optim.schedule) == (
@@ -69,18 +69,18 @@ def test_own_run_has_no_settings_of_the_demo() -> None:
         (["+exp=sft_llama3_8b", "+cluster=nvidia_h100"], "must be given model.path"),
     ],
 )
-def test_missing_keys_are_named_at_once(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_keys_are_named_together(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and "Next: " in error and "Traceback" not in error
 
 
-def test_plan_without_overrides_is_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_overrides_is_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan"]) == 0
     assert "runs/addition-" in capsys.readouterr().out
 
 
-def test_dtype_auto_follows_the_accelerator_and_is_saved() -> None:
+def test_dtype_auto_follows_accelerator_and_is_saved() -> None:
     config = load_config([*OWN, "+cluster=amd_mi300"])
     assert (config.model.dtype, config.model.gradient_checkpointing) == ("bfloat16", "auto")
     saved = config.model_dump(mode="json")
@@ -91,7 +91,7 @@ def test_dtype_auto_follows_the_accelerator_and_is_saved() -> None:
     assert load_config([*OWN, "+cluster=amd_mi300", "model.dtype=float32"]).model.dtype == "float32"
 
 
-def test_preset_that_overrides_a_group_names_the_syntax() -> None:
+def test_preset_that_overrides_group_names_syntax() -> None:
     from slurm_rl.config.compose_errors import explain_compose_error
 
     error = explain_compose_error(ValueError("In 'exp/mine': Could not override 'model'. No match in the defaults"))

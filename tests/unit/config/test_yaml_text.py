@@ -27,7 +27,7 @@ def write(folder: Path, text: str | bytes, name: str = "mine", group: str = "clu
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_parse_yaml_keeps_the_spelling_of_a_text(text: str) -> None:
+def test_parse_yaml_keeps_spelling_of_text(text: str) -> None:
     assert parse_yaml(f"a: {text}\n", "x.yaml") == {"a": text}
 
 
@@ -43,17 +43,17 @@ def test_parse_yaml_reads_numbers_and_words_of_yaml_1_2(text: str, value: object
     assert (type(found), found) == (type(value), value)
 
 
-def test_parse_yaml_reads_shipped_presets_as_hydra_does() -> None:
+def test_parse_yaml_reads_shipped_presets_like_hydra() -> None:
     for file in conf_dir().rglob("*.yaml"):
         assert parse_yaml(file.read_text(), str(file)) == OmegaConf.to_container(OmegaConf.load(file)), file
 
 
-def test_parse_yaml_reads_what_pyyaml_writes() -> None:
+def test_parse_yaml_reads_pyyaml_output() -> None:
     tree = {text: [text, 1, 0.1, 1e-6, None, True] for text in TEXTS}
     assert parse_yaml(yaml.safe_dump(tree), "x.yaml") == tree
 
 
-def test_load_config_keeps_texts_of_a_preset(tmp_path: Path) -> None:
+def test_load_config_keeps_texts_of_preset(tmp_path: Path) -> None:
     text = "job:\n  time_limit: 24:00:00\nname: 2025_11_26\ncluster:\n  launcher: slurm\n"
     text += "  env: {A: 1_000, B: 0123, C: on}\n"
     text += "  slurm: {account: 0123, comment: 12:30, extra: {begin: 16:00:00}}\n  setup: [1:30]\n"
@@ -77,7 +77,7 @@ def test_load_config_keeps_texts_of_a_preset(tmp_path: Path) -> None:
         ("job:\n  time_limit: true", "job.time_limit"),
     ],
 )
-def test_load_config_refuses_a_number_without_a_spelling(tmp_path: Path, lines: str, key: str) -> None:
+def test_load_config_refuses_number_without_spelling(tmp_path: Path, lines: str, key: str) -> None:
     write(tmp_path, f"{PACKAGE}{lines}\n")
     with pytest.raises(ConfigError, match=rf'{key}.*quotes: key: "1.10"'):
         load_config(["+exp=demo", "cluster=mine"], config_dir=str(tmp_path))
@@ -109,12 +109,12 @@ def test_broken_preset_is_refused_with_file_and_line(
     assert re.search(message, error), error
 
 
-def test_load_config_reads_a_preset_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_load_config_reads_preset_with_byte_order_mark(tmp_path: Path) -> None:
     write(tmp_path, b"\xef\xbb\xbf" + f"{PACKAGE}job:\n  time_limit: 2:00:00\n".encode())
     assert load_config(["+exp=demo", "cluster=mine"], config_dir=str(tmp_path)).job.time_limit_min == 120
 
 
-def test_load_config_reads_a_group_preset_without_package(tmp_path: Path) -> None:
+def test_load_config_reads_group_preset_without_package(tmp_path: Path) -> None:
     write(tmp_path, "num_nodes: 3\n")
     assert load_config(["+exp=demo", "cluster=mine"], config_dir=str(tmp_path)).cluster.num_nodes == 3
 
@@ -134,12 +134,12 @@ def test_load_config_reads_a_group_preset_without_package(tmp_path: Path) -> Non
         ("a 1.0 b", "a 1.0 b"),
     ],
 )
-def test_load_config_keeps_the_spelling_of_an_override(word: str, value: str) -> None:
+def test_load_config_keeps_spelling_of_override(word: str, value: str) -> None:
     config = load_config(["+exp=demo", f"+cluster.env.A={word}", f"cluster.slurm.account={word}"])
     assert (config.cluster.env["A"], config.cluster.slurm.account) == (value, value)
 
 
-def test_load_config_keeps_the_spelling_inside_lists_and_tables() -> None:
+def test_load_config_keeps_spelling_inside_lists_and_tables() -> None:
     words = ["cluster.setup=[1.10,'a,2.0',b]", "++cluster.env={A: 1_0 ,B:.5,C:x}", "+cluster.env.D=${seed}"]
     config = load_config(["+exp=demo", *words])
     assert config.cluster.setup == ["1.10", "a,2.0", "b"]

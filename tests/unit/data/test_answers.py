@@ -23,29 +23,29 @@ def write(path: Path, *rows: Any) -> DataConfig:
     return DataConfig(train=str(file), num_eval=0)
 
 
-def test_a_conversation_is_all_answer(tmp_path: Path) -> None:
+def test_conversation_is_answer(tmp_path: Path) -> None:
     split = load_answers(write(tmp_path, {"messages": [USER, HELLO]}))
     [row] = split.train
     assert (row.prompt, row.answer, split.held_out) == ([], [USER, HELLO], [])
 
 
-def test_a_prompt_and_its_answer(tmp_path: Path) -> None:
+def test_prompt_column_precedes_answer(tmp_path: Path) -> None:
     [row] = load_answers(write(tmp_path, {"prompt": "3+4=", "answer": "7"})).train
     assert (row.prompt, row.answer) == ("3+4=", "7")
 
 
-def test_what_both_answers_begin_with_is_the_prompt(tmp_path: Path) -> None:
+def test_common_beginning_of_answers_is_prompt(tmp_path: Path) -> None:
     [row] = load_pairs(write(tmp_path, {"chosen": [USER, HELLO], "rejected": [USER, BYE]})).train
     assert (row.prompt, row.chosen, row.rejected) == ([USER], [HELLO], [BYE])
 
 
-def test_a_margin_is_read_from_its_column(tmp_path: Path) -> None:
+def test_margin_is_read_from_its_column(tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c", "by": 2})
     [row] = load_pairs(config.model_copy(update={"margin_key": "by"})).train
     assert row.margin == 2.0
 
 
-def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
+def test_spoiled_sum_is_wrong_and_deterministic() -> None:
     config = DataConfig(train="addition", largest_addend=9, num_eval=10)
     split = load_pairs(config)
     assert len(split.train) == 90 and len(split.held_out) == 10
@@ -67,7 +67,7 @@ def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
         ({"chosen": [USER, {"role": "assistant", "content": ""}], "rejected": [USER, BYE]}, "must not be empty"),
     ],
 )
-def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_bad_pair_is_named_with_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}, row)
     with pytest.raises(DataError, match=says) as caught:
         load_pairs(config)
@@ -85,7 +85,7 @@ def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_p
         ({"prompt": "a", "answer": ""}, "'answer' must be text"),
     ],
 )
-def test_a_bad_conversation_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_bad_conversation_is_named_with_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=says) as caught:
         load_answers(write(tmp_path, {"messages": [USER, HELLO]}, row))
     assert "rows.jsonl:2" in str(caught.value) and caught.value.exit_code == 2
@@ -97,7 +97,7 @@ def test_rows_must_fill_one_batch() -> None:
     require_one_batch(8, 8)
 
 
-def test_pairs_of_a_parquet_file_without_prompts_or_margins(tmp_path: Path) -> None:
+def test_pairs_of_parquet_file_without_prompts_or_margins(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -116,9 +116,7 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 @pytest.mark.parametrize("before", [[USER], [SYSTEM, USER], [USER, HELLO, QUESTION]])
 @pytest.mark.parametrize("prompt", ["Hi", " Hi\n", [USER]])
-def test_parse_pair_keeps_one_question_of_a_prompt_and_whole_conversations(
-    prompt: Any, before: list[Any], tmp_path: Path
-) -> None:
+def test_parse_pair_accepts_prompt_and_full_conversations(prompt: Any, before: list[Any], tmp_path: Path) -> None:
     row = {"prompt": prompt, "chosen": [*before, HELLO], "rejected": [*before, BYE]}
     [pair] = load_pairs(write(tmp_path, row)).train
     assert (pair.prompt, pair.chosen, pair.rejected) == (before, [HELLO], [BYE])
@@ -134,14 +132,12 @@ def test_parse_pair_keeps_one_question_of_a_prompt_and_whole_conversations(
         ({"prompt": "Hi", "chosen": [USER, HELLO], "rejected": "Bye"}, "got 'Hi'"),
     ],
 )
-def test_parse_pair_with_another_question_in_the_prompt_is_refused(
-    row: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_parse_pair_with_other_question_is_refused(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"rows.jsonl:1: the question in 'prompt' must be in a conversation.*{says}"):
         load_pairs(write(tmp_path, row))
 
 
-def test_parse_pair_that_continues_a_conversation_keeps_its_prompt(tmp_path: Path) -> None:
+def test_parse_pair_keeps_prompt_of_continued_conversation(tmp_path: Path) -> None:
     row = {"prompt": [USER, HELLO], "chosen": [QUESTION, HELLO], "rejected": [QUESTION, BYE]}
     [pair] = load_pairs(write(tmp_path, row)).train
     assert (pair.prompt, pair.chosen) == ([USER, HELLO], [QUESTION, HELLO])
@@ -149,7 +145,7 @@ def test_parse_pair_that_continues_a_conversation_keeps_its_prompt(tmp_path: Pat
 
 @pytest.mark.parametrize("tools", [[ADD], json.dumps([ADD])])
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
-def test_parse_answer_reads_calls_without_content_and_the_tools_of_the_row(
+def test_parse_answer_reads_calls_without_content_and_tools_of_row(
     content: dict[str, Any], tools: Any, tmp_path: Path
 ) -> None:
     [row] = load_answers(write(tmp_path, {"messages": [USER, {**CALL, **content}], "tools": tools})).train
@@ -170,7 +166,7 @@ def test_parse_answer_with_malformed_tools_is_refused(row: dict[str, Any], says:
         load_answers(write(tmp_path, row))
 
 
-def test_parse_answer_drops_the_keys_that_parquet_adds_to_tools_and_calls(tmp_path: Path) -> None:
+def test_parse_answer_drops_keys_added_by_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -183,7 +179,7 @@ def test_parse_answer_drops_the_keys_that_parquet_adds_to_tools_and_calls(tmp_pa
     assert (row.answer, row.tools) == ([USER, turn], tools)
 
 
-def test_load_prompts_with_tools_in_a_row_is_refused(tmp_path: Path) -> None:
+def test_load_prompts_with_tools_in_row_is_refused(tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "3+4?", "answer": "7", "tools": [ADD]})
     with pytest.raises(
         DataError, match=r"rows\.jsonl:1: rows of task=grpo must not define tools.*data\.tools_key=null"

@@ -37,7 +37,7 @@ class Tokenizer:
     ("choice", "template", "expected"),
     [("auto", TEMPLATE, True), ("auto", None, False), (True, TEMPLATE, True), (False, TEMPLATE, False)],
 )
-def test_open_template_follows_the_tokenizer(choice: Any, template: str | None, expected: bool) -> None:
+def test_open_template_follows_tokenizer(choice: Any, template: str | None, expected: bool) -> None:
     opened = open_template(Tokenizer(template), DataConfig(train="x.jsonl", chat_template=choice))
     assert (opened is not None) is expected
 
@@ -45,19 +45,19 @@ def test_open_template_follows_the_tokenizer(choice: Any, template: str | None, 
 @pytest.mark.parametrize(
     "fields", [{"system": "Be brief."}, {"chat_template_kwargs": {"a": 1}}, {"chat_template": True}]
 )
-def test_open_template_raises_if_a_needed_template_is_missing(fields: dict[str, Any]) -> None:
+def test_open_template_raises_if_needed_template_is_missing(fields: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="need a tokenizer with a chat template"):
         open_template(Tokenizer(None), DataConfig(train="x.jsonl", **fields))
 
 
 @pytest.mark.parametrize("word", ["data.system=Hi", "+data.chat_template_kwargs.a=1", "data.chat_template=true"])
-def test_check_template_refuses_a_key_that_the_tokenizer_cannot_serve(word: str) -> None:
+def test_check_template_refuses_unsupported_key(word: str) -> None:
     with pytest.raises(ConfigError, match=r"needs a tokenizer with a chat template; got .*tiny_qwen3 without one"):
         check_template(load_config(["+exp=demo", word]))
     check_template(load_config(["+exp=demo", TinyModel(chat_template="x").word, word]))
 
 
-def test_render_prompt_refuses_text_that_is_rendered_already() -> None:
+def test_render_prompt_refuses_rendered_text() -> None:
     template = ChatTemplate(Tokenizer(TEMPLATE))
     assert render_prompt(PromptRow(index=0, prompt="Hi", answer=""), template) == "<|im_start|>user:Hi"
     with pytest.raises(DataError, match=r"applied twice.*data\.chat_template=false"):
@@ -73,7 +73,7 @@ def test_render_prompt_refuses_text_that_is_rendered_already() -> None:
         ({}, None, "rendered with the tokenizer's chat template if it has one"),
     ],
 )
-def test_describe_prompts_follows_the_files(
+def test_describe_prompts_follows_files(
     tmp_path: Path, files: dict[str, Any], expected: bool | None, words: str
 ) -> None:
     for name, content in {"config.json": {}, **files}.items():

@@ -21,7 +21,7 @@ def choose(*candidates: list[int], config: CurriculumConfig = CONFIG, position: 
     return choose_rows(candidates, IDS, RATES, config, seed=0, position=position)
 
 
-def test_the_first_row_that_is_solved_sometimes_is_taken() -> None:
+def test_first_sometimes_solved_row_is_chosen() -> None:
     # Solved, never solved, sometimes; and one that is not known well enough yet.
     assert choose([0, 1, 2, 3]) == [2] and choose([0, 1, 3, 2]) == [3] and choose([0, 5, 2]) == [5]
     assert choose([1, 0]) == [1]
@@ -29,11 +29,11 @@ def test_the_first_row_that_is_solved_sometimes_is_taken() -> None:
     assert choose([2, 3, 4], config=wide) == [4]
 
 
-def test_no_row_comes_twice_in_a_step_while_there_are_others() -> None:
+def test_step_repeats_no_row_while_others_remain() -> None:
     assert choose([2, 4], [2, 4], [2, 4]) == [2, 4, 2]
 
 
-def test_a_share_of_the_places_takes_what_comes() -> None:
+def test_share_of_places_is_unfiltered() -> None:
     places = [[0, 2]] * 1
     half = CurriculumConfig(revisit=0.5)
     found = [choose(*places, config=half, position=place)[0] for place in range(2000)]
@@ -42,7 +42,7 @@ def test_a_share_of_the_places_takes_what_comes() -> None:
     assert choose(*places, config=CurriculumConfig(revisit=1.0)) == [0]
 
 
-def test_what_steps_came_to_adds_up_and_failures_say_nothing() -> None:
+def test_step_results_are_summed_without_failures() -> None:
     rates: dict[str, list[float]] = {}
     note_scores(rates, [("a", [1.0, 0.0, None]), ("b", [None])])
     note_scores(rates, [("a", [0.5, 3.0])])
@@ -54,7 +54,7 @@ def test_what_steps_came_to_adds_up_and_failures_say_nothing() -> None:
     }
 
 
-def test_candidates_of_a_mixture_keep_its_shares_and_resume_anywhere() -> None:
+def test_candidates_of_mixture_keep_shares_and_resume() -> None:
     sources = ["a"] * 9 + ["b"] * 5
     order = MixedOrder(sources, {"a": 2, "b": 1}, seed=3)
     whole = order.candidates(0, 2 * BLOCK, 3)
@@ -67,7 +67,7 @@ def test_candidates_of_a_mixture_keep_its_shares_and_resume_anywhere() -> None:
     assert list_candidates(PromptOrder(5, 0), 2, 2, 2) == [PromptOrder(5, 0).take(4, 2), PromptOrder(5, 0).take(6, 2)]
 
 
-def test_bounds_that_leave_nothing_are_refused() -> None:
+def test_empty_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.curriculum\.low must be below"):
         load_config(["+exp=demo", "+data.curriculum={low: 0.5, high: 0.5}"])
     assert load_config(["+exp=demo", "data.curriculum={}"]).data.curriculum == CurriculumConfig()

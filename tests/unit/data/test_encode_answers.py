@@ -45,23 +45,23 @@ def encode(tokenizer: Any, template: str, prompt: Any = (), answer: Any = CHAT) 
     return encode_answer(list(prompt), answer, tokenizer, template=ChatTemplate(tokenizer), name="row 3")
 
 
-def test_every_turn_of_the_assistant_is_learned_with_its_end(tokenizer: Any) -> None:
+def test_assistant_turns_are_trained_with_end(tokenizer: Any) -> None:
     encoded = encode(tokenizer, CHATML)
     assert learned(encoded, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
     assert tokenizer.decode(encoded.token_ids).count("<|im_start|>") == 4
 
 
-def test_turns_of_the_prompt_are_not_learned(tokenizer: Any) -> None:
+def test_prompt_turns_are_not_trained(tokenizer: Any) -> None:
     assert learned(encode(tokenizer, CHATML, CHAT[:3], CHAT[3:]), tokenizer) == "Me<|im_end|>"
 
 
-def test_what_the_template_writes_into_a_turn_is_learned(tokenizer: Any) -> None:
+def test_template_text_inside_turn_is_trained(tokenizer: Any) -> None:
     assert learned(encode(tokenizer, THINKING), tokenizer) == "Hello<|im_end|><t></t>Me<|im_end|>"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gptoss"])
 @pytest.mark.parametrize("text", [*"hiknt<>/4", "think", "final"])
-def test_encode_answer_finds_a_text_that_is_also_in_the_thinking_or_the_template(family: str, text: str) -> None:
+def test_encode_answer_finds_text_repeated_in_thinking_or_template(family: str, text: str) -> None:
     tokenizer = build_tokenizer(family)
     thinking = f"{text}, so the answer is {text}"
     last = {"role": "assistant", "content": text, "reasoning_content": thinking, "thinking": thinking}
@@ -77,9 +77,7 @@ def test_encode_answer_finds_a_text_that_is_also_in_the_thinking_or_the_template
     ([CHAT[0], {"role": "assistant", "content": "Me", "reasoning_content": "Hm"}], "message 2 without 'Hm'"),
     ([CHAT[0], {"role": "assistant", "content": [{"type": "text", "text": "Me"}]}], "message 2 without 'Me'"),
 ])  # fmt: skip
-def test_encode_answer_with_words_that_the_template_drops_is_refused(
-    messages: list[dict[str, Any]], says: str, tokenizer: Any
-) -> None:
+def test_encode_answer_with_dropped_words_is_refused(messages: list[dict[str, Any]], says: str, tokenizer: Any) -> None:
     dropping = CHATML.replace("{{ m.content }}", "{{ m.content if m.content is string }}")
     with pytest.raises(
         DataError, match=f"row 3: the chat template must render the content of assistant messages; got {says}"
@@ -92,40 +90,40 @@ def test_encode_answer_with_tools_and_no_chat_template_is_refused(tokenizer: Any
         encode_answer("Hi", "Me", tokenizer, template=None, name="row 3", tools=[ADD])
 
 
-def test_encode_for_training_of_a_reward_model_refuses_tools(tokenizer: Any) -> None:
+def test_encode_for_training_of_reward_model_refuses_tools(tokenizer: Any) -> None:
     with pytest.raises(
         DataError, match=r"row 3: a reward model scores conversations without tools.*data\.tools_key=null"
     ):
         encode_for_training("Hi", "Me", "row 3", tokenizer=tokenizer, template=None, tools=[ADD])
 
 
-def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:
+def test_plain_text_ends_with_end_of_text(tokenizer: Any) -> None:
     encoded = encode_answer("Hi", "Hello", tokenizer, template=None, name="row 3")
     assert learned(encoded, tokenizer) == "Hello<|im_end|>"
     assert tokenizer.decode(encoded.token_ids) == "HiHello<|im_end|>"
 
 
-def test_a_template_that_never_ends_a_turn_is_refused(tokenizer: Any) -> None:
+def test_template_without_end_of_turn_is_refused(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: .*must end an assistant turn with a special token"):
         encode(tokenizer, ENDLESS)
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer: Any) -> None:
+def test_template_that_rewrites_messages_is_refused(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: .*got message 2, as"):
         encode(tokenizer, FORGETFUL)
 
 
-def test_characters_without_a_token_are_named(tokenizer: Any) -> None:
+def test_characters_without_token_are_named(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: .*'\\u4e2d'"):
         encode_answer("Hi", "\u4e2d", tokenizer, template=None, name="row 3")
 
 
-def test_messages_need_the_template(tokenizer: Any) -> None:
+def test_messages_need_template(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: messages need the chat template"):
         encode_answer([], CHAT, tokenizer, template=None, name="row 3")
 
 
-def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
+def test_placeholder_text_is_refused(tokenizer: Any) -> None:
     seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
     with pytest.raises(DataError, match=r"row 3: the model must support .*'image'"):
         encode(tokenizer, CHATML, [seen], CHAT[3:])
@@ -140,7 +138,7 @@ class Counter:
         return size[0]
 
 
-def test_an_image_gets_its_tokens_and_what_is_learned_moves_behind_them(tokenizer: Any, tmp_path: Path) -> None:
+def test_image_tokens_shift_trained_tokens(tokenizer: Any, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (5, 9)).save(tmp_path / "five.png")

@@ -99,7 +99,7 @@ def encode_body(items: list[RewardItem]) -> bytes:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("answer", ["Me", " 7\n", "x<|im_end|>y"])
-def test_scoring_reads_the_tokens_and_the_place_of_training(name: str, answer: str) -> None:
+def test_scoring_reads_tokens_and_place_of_training(name: str, answer: str) -> None:
     tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
     is_chat = TEMPLATES[name] is not None
     prompt: Any = CHAT if is_chat else "Hi"
@@ -119,7 +119,7 @@ def test_scoring_reads_the_tokens_and_the_place_of_training(name: str, answer: s
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("answer", ["Me", ""])
-def test_nothing_follows_what_the_length_limit_cut(name: str, answer: str) -> None:
+def test_truncated_text_has_no_end_token(name: str, answer: str) -> None:
     tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
     cut = tokenizer.decode(score_ids(tokenizer, make_item(tokenizer, policy, answer, truncated=True)))
     whole = tokenizer.decode(score_ids(tokenizer, make_item(tokenizer, policy, answer)))
@@ -129,7 +129,7 @@ def test_nothing_follows_what_the_length_limit_cut(name: str, answer: str) -> No
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma"])
-def test_a_prompt_that_others_rendered_gets_no_second_beginning(name: str) -> None:
+def test_rendered_prompt_gets_no_second_bos(name: str) -> None:
     tokenizer = build_tokenizer(TEMPLATES[name])
     rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     for end, truncated in (("<|im_end|>", False), ("", True)):
@@ -140,7 +140,7 @@ def test_a_prompt_that_others_rendered_gets_no_second_beginning(name: str) -> No
         assert score_ids(tokenizer, item) == expected
 
 
-def test_a_chat_in_json_as_the_prompt_is_rendered_by_the_reward_models_own_template() -> None:
+def test_json_chat_prompt_uses_template_of_reward_model() -> None:
     import json
 
     tokenizer, policy = build_tokenizer(GEMMA), build_tokenizer(CHATML)
@@ -150,20 +150,20 @@ def test_a_chat_in_json_as_the_prompt_is_rendered_by_the_reward_models_own_templ
     assert score_ids(tokenizer, item) == encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer))
 
 
-def test_a_client_may_say_that_a_text_was_cut() -> None:
+def test_client_may_mark_text_as_truncated() -> None:
     tokenizer = build_tokenizer(None)
     items = build_items(parse_request(b'{"query": ["HiMe", "HiMe"], "prompts": ["Hi", "Hi"], "labels": ["", ""], '
                                       b'"truncated": [false, true]}'))  # fmt: skip
     assert [tokenizer.decode(score_ids(tokenizer, item)) for item in items] == ["<bos>HiMe<eos>", "<bos>HiMe"]
 
 
-def test_chats_for_a_model_without_a_template_are_refused() -> None:
+def test_chats_for_model_without_template_are_refused() -> None:
     item = RewardItem(completion="Me", answer="", prompt="Hi", messages=CHAT)
     with pytest.raises(DataError, match="need a tokenizer with a chat template"):
         score_ids(build_tokenizer(None), item)
 
 
-def test_scoring_gives_the_template_the_variables_of_training() -> None:
+def test_scoring_gives_template_variables_of_training() -> None:
     tokenizer = build_tokenizer(
         CHATML.replace("{{ m.content }}", "{% if t is defined %}{{ t }}{% endif %}{{ m.content }}")
     )

@@ -33,7 +33,7 @@ def check(folder: Path, train: list[EncodedPrompt], held_out: list[EncodedPrompt
     check_same_rows(RunDir(folder), len(train), len(held_out), map(prompt_content, [*train, *held_out]))
 
 
-def test_the_same_rows_go_on(tmp_path: Path) -> None:
+def test_same_rows_resume(tmp_path: Path) -> None:
     for _ in range(3):
         check(tmp_path, PROMPTS[:3], PROMPTS[3:])
 
@@ -45,13 +45,13 @@ def test_other_rows_are_refused_with_both_counts(changed: list[EncodedPrompt], t
         check(tmp_path, changed, [])
 
 
-def test_a_row_that_moved_to_the_held_out_side_is_seen(tmp_path: Path) -> None:
+def test_row_moved_to_held_out_side_is_detected(tmp_path: Path) -> None:
     check(tmp_path, PROMPTS, [])
     with pytest.raises(DataError, match=r"3 \+ 1 rows"):
         check(tmp_path, PROMPTS[:3], PROMPTS[3:])
 
 
-def test_a_run_that_began_before_rows_were_written_down_is_refused(tmp_path: Path) -> None:
+def test_run_without_recorded_rows_is_refused(tmp_path: Path) -> None:
     """Which rows it holds out may be others by now."""
     (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
     with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: restore the old data"):
@@ -61,7 +61,7 @@ def test_a_run_that_began_before_rows_were_written_down_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("changed", CHANGED)
-def test_accepted_rows_are_taken_once_and_the_old_ones_recorded(changed: list[EncodedPrompt], tmp_path: Path) -> None:
+def test_accepted_rows_are_recorded_once(changed: list[EncodedPrompt], tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     check(tmp_path, PROMPTS, [])
     before = read_json(run.prompts)
@@ -84,7 +84,7 @@ def test_accepted_rows_are_taken_once_and_the_old_ones_recorded(changed: list[En
         {"images": [place("b")]},
     ],
 )
-def test_the_content_of_an_example_is_all_that_is_learned_from(change: dict[str, Any]) -> None:
+def test_identity_covers_trained_content_only(change: dict[str, Any]) -> None:
     """Also what leaves every number of tokens as it was."""
     rejected = TrainSequence(token_ids=np.array([1, 2, 9]), trained_from=1, trained=np.array([1]))
     chosen = replace(rejected, token_ids=np.array([1, 2, 3]), images=[place("a")])

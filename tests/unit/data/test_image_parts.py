@@ -31,19 +31,19 @@ def text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
-def test_images_stand_before_a_text_without_a_place_for_them(folder: Path) -> None:
+def test_images_without_place_precede_text(folder: Path) -> None:
     (row,) = load(folder, {"prompt": "which?", "images": ["1.png", "2.png"]})
     content = [image(folder / "1.png"), image(folder / "2.png"), text("which?")]
     assert row.prompt == [{"role": "user", "content": content}]
 
 
-def test_marks_in_the_text_are_the_places(folder: Path) -> None:
+def test_marks_in_text_are_places(folder: Path) -> None:
     (row,) = load(folder, {"prompt": "<image>or <image>?", "images": ["1.png", "2.png"]})
     content = [image(folder / "1.png"), text("or "), image(folder / "2.png"), text("?")]
     assert row.prompt == [{"role": "user", "content": content}]
 
 
-def test_parts_without_an_image_are_the_places_in_order(folder: Path) -> None:
+def test_parts_without_image_are_places_in_order(folder: Path) -> None:
     parts = [text("a"), {"type": "image"}, image("2.png"), {"type": "image"}, text("b")]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
     (row,) = load(folder, {"prompt": messages, "images": ["1.png", f"file://{folder}/a b.png"]})
@@ -65,7 +65,7 @@ def test_rows_with_and_without_images_stand_in_one_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "found"), [("file://{0}/a%20b.png", "a b.png"), ("file://{0}/c%20d.png", "c%20d.png")]
 )
-def test_addresses_of_files_are_understood_escaped_or_not(given: str, found: str, folder: Path) -> None:
+def test_escaped_and_plain_file_addresses_are_equal(given: str, found: str, folder: Path) -> None:
     (row,) = load(folder, {"prompt": [{"role": "user", "content": [image(given.format(folder))]}]}, image=None)
     assert row.prompt == [{"role": "user", "content": [image(folder / found)]}]
 
@@ -83,14 +83,14 @@ def test_addresses_of_files_are_understood_escaped_or_not(given: str, found: str
         ({"prompt": [{"role": "user", "content": [image("/nowhere/1.png")]}], "images": []}, "/nowhere/1.png"),
     ],
 )
-def test_what_is_wrong_with_the_images_of_a_row_is_named(row: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_images_of_row_are_named(row: dict[str, Any], said: str, folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         load(folder, {"prompt": "fine", "images": []}, row)
     assert said in str(caught.value)
     assert f"{folder}/rows.jsonl:2" in str(caught.value)
 
 
-def test_rows_are_held_out_by_their_images_too(folder: Path) -> None:
+def test_rows_are_held_out_by_images_too(folder: Path) -> None:
     rows = [{"prompt": "which?", "answer": "1", "images": name} for name in ("1.png", "2.png", "1.png")]
     path = folder / "rows.json"
     path.write_text(json.dumps(rows))

@@ -23,7 +23,7 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_form_of_one_image_gives_the_same_pixels(picture: Path) -> None:
+def test_forms_of_one_image_give_same_pixels(picture: Path) -> None:
     data = picture.read_bytes()
     forms: list[Any] = [
         str(picture),
@@ -44,18 +44,18 @@ def test_every_form_of_one_image_gives_the_same_pixels(picture: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", 3, {"url": "x"}, "https://example.org/1.png", "s3://bucket/1.png"])
-def test_what_is_no_image_source_is_refused_with_its_row(value: Any) -> None:
+def test_invalid_image_source_is_refused_with_row(value: Any) -> None:
     with pytest.raises(DataError, match="row 7: an image must be"):
         parse_source(value, Path("/data"), "row 7")
 
 
-def test_a_missing_image_is_named_with_its_row(tmp_path: Path) -> None:
+def test_missing_image_is_named_with_row(tmp_path: Path) -> None:
     source = parse_source("gone.png", tmp_path, "row 7")
     with pytest.raises(DataError, match=r"row 7: every image must be readable; got .*/gone\.png \(No such file"):
         check_source(source, "row 7")
 
 
-def test_a_file_that_is_no_image_is_named_with_its_row(tmp_path: Path) -> None:
+def test_invalid_image_file_is_named_with_row(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("hello")
     with pytest.raises(DataError, match=r"row 7: an image must be a complete .*text\.png.*hello"):
         check_source(str(tmp_path / "text.png"), "row 7")
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_image_is_named_with_its_row(tmp_path: Path) -> None:
         check_source("data:;base64,###", "row 7")
 
 
-def test_a_truncated_image_is_refused_when_it_is_decoded(tmp_path: Path) -> None:
+def test_truncated_image_is_refused_at_decoding(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jpg", tmp_path / "cut.jpg"
     Image.effect_noise((64, 64), 50).save(whole)
     cut.write_bytes(whole.read_bytes()[:1200])
@@ -118,7 +118,7 @@ WHITE, BLACK, CLEAR = (255, 255, 255), (0, 0, 0), (0, 0, 0, 0)
         (drawn("YCbCr", (0, 128, 128), (255, 128, 128)), "a.tiff", {}, [WHITE, BLACK, WHITE]),
     ],
 )
-def test_open_image_shows_what_a_viewer_shows(
+def test_open_image_equals_viewer(
     image: Image.Image, name: str, options: dict[str, Any], pixels: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     source = save(image, tmp_path / name, **options)
@@ -133,7 +133,7 @@ def test_open_image_shows_what_a_viewer_shows(
     ("orientation", "corner"),
     [(1, (0, 0)), (2, (1, 0)), (3, (1, 1)), (4, (0, 1)), (5, (0, 0)), (6, (1, 0)), (7, (1, 1)), (8, (0, 1))],
 )
-def test_open_image_with_an_exif_orientation_is_upright(
+def test_open_image_with_exif_orientation_is_upright(
     orientation: int, corner: tuple[int, int], suffix: str, tmp_path: Path
 ) -> None:
     image = Image.new("RGB", (64, 32), "white")
@@ -150,13 +150,13 @@ def test_open_image_with_an_exif_orientation_is_upright(
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x02\0\0\0a\0\0\0"])
-def test_open_image_with_damaged_exif_is_not_turned(exif: bytes, tmp_path: Path) -> None:
+def test_open_image_with_damaged_exif_is_not_rotated(exif: bytes, tmp_path: Path) -> None:
     source = save(Image.new("RGB", (4, 2)), tmp_path / "a.jpg", exif=exif)
     assert read_size(source, "row 0") == open_image(source, "row 0").size == (4, 2)
 
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tiff"])
-def test_open_image_of_several_frames_gives_the_first(suffix: str, tmp_path: Path) -> None:
+def test_open_image_of_several_frames_gives_first(suffix: str, tmp_path: Path) -> None:
     first, second = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     source = save(first, tmp_path / f"a.{suffix}", save_all=True, append_images=[second])
     assert open_image(source, "row 0").getpixel((1, 1)) == pytest.approx((255, 0, 0), abs=1)
@@ -164,7 +164,7 @@ def test_open_image_of_several_frames_gives_the_first(suffix: str, tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 @pytest.mark.parametrize("look", [open_image, read_size])
-def test_image_without_a_defined_white_is_refused(mode: str, look: Callable[[str, str], Any], tmp_path: Path) -> None:
+def test_image_without_defined_white_is_refused(mode: str, look: Callable[[str, str], Any], tmp_path: Path) -> None:
     source = save(Image.new(mode, (3, 2)), tmp_path / "a.tiff")
     with pytest.raises(DataError, match=rf"row 7: .*a\.tiff: pixels of mode {mode}.*Next: convert it to an 8-bit"):
         look(source, "row 7")
@@ -184,7 +184,7 @@ def bomb(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (50_000, 50_000)])
 @pytest.mark.parametrize("look", [open_image, read_size])
-def test_an_image_that_claims_too_many_pixels_is_refused_before_they_are_made(
+def test_image_with_too_many_pixels_is_refused_before_decoding(
     size: tuple[int, int], look: Callable[[str, str], Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "bomb.png"
@@ -194,7 +194,7 @@ def test_an_image_that_claims_too_many_pixels_is_refused_before_they_are_made(
     assert "pixels" in describe_damage(path)
 
 
-def test_no_program_is_started_for_a_picture(tmp_path: Path) -> None:
+def test_decoding_starts_no_program(tmp_path: Path) -> None:
     """Pillow has Ghostscript draw PostScript, and looks at the content, not the name."""
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) run\n%%EOF\n")

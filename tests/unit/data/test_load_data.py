@@ -23,7 +23,7 @@ def prompts_of(rows: list[Any]) -> list[Any]:
     return [row.prompt for row in rows]
 
 
-def test_addition_has_every_pair_once_with_its_sum() -> None:
+def test_addition_has_each_pair_once_with_sum() -> None:
     rows = build_addition_rows(9)
     assert {row.prompt: row.answer for row in rows} == {f"{a}+{b}=": str(a + b) for a in range(10) for b in range(10)}
     assert [row.index for row in rows] == list(range(100))
@@ -34,7 +34,7 @@ def test_addition_refuses_more_than_fits_in_memory() -> None:
         build_addition_rows(1000)
 
 
-def test_held_out_rows_are_not_trained_on_and_none_is_lost() -> None:
+def test_held_out_rows_are_not_trained_and_none_is_lost() -> None:
     split = load_prompts(DataConfig(train="addition", num_eval=30, largest_addend=9))
     assert (len(split.train), len(split.held_out), split.num_overlapping) == (70, 30, 0)
     assert {r.index for r in split.train} | {r.index for r in split.held_out} == set(range(100))
@@ -42,7 +42,7 @@ def test_held_out_rows_are_not_trained_on_and_none_is_lost() -> None:
     assert prompts_of(split.held_out)[:4] == ["6+4=", "6+5=", "0+7=", "4+3="]
 
 
-def test_held_out_rows_follow_from_their_content_and_not_from_their_order(tmp_path: Path) -> None:
+def test_held_out_rows_depend_on_content_not_order(tmp_path: Path) -> None:
     first = load_prompts(DataConfig(train=write_rows(tmp_path / "a.jsonl", QUESTIONS), num_eval=10))
     other = load_prompts(DataConfig(train=write_rows(tmp_path / "b.jsonl", QUESTIONS[::-1]), num_eval=10))
     more = load_prompts(DataConfig(train=write_rows(tmp_path / "c.jsonl", [*QUESTIONS, "And?"]), num_eval=10))
@@ -50,7 +50,7 @@ def test_held_out_rows_follow_from_their_content_and_not_from_their_order(tmp_pa
     assert len(set(prompts_of(first.held_out)) & set(prompts_of(more.held_out))) >= 9
 
 
-def test_every_task_holds_the_same_prompts_out(tmp_path: Path) -> None:
+def test_tasks_hold_out_same_prompts(tmp_path: Path) -> None:
     asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
     said = {"role": "assistant", "content": "1"}
     path = tmp_path / "rows.jsonl"
@@ -68,7 +68,7 @@ def test_every_task_holds_the_same_prompts_out(tmp_path: Path) -> None:
     assert [row.answer[:1] for row in conversations] == held_out
 
 
-def test_a_prompt_that_the_file_holds_twice_is_on_one_side_only(tmp_path: Path) -> None:
+def test_duplicate_prompt_is_on_one_side(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [str(i // 2) for i in range(40)])
     split = load_prompts(DataConfig(train=path, num_eval=5))
     assert (len(set(prompts_of(split.held_out))), len(split.train), split.num_overlapping) == (5, 30, 5)
@@ -76,13 +76,13 @@ def test_a_prompt_that_the_file_holds_twice_is_on_one_side_only(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("num_eval", [4, 5])
-def test_holding_out_everything_is_an_error_with_both_numbers(tmp_path: Path, num_eval: int) -> None:
+def test_holding_out_everything_is_error_with_both_numbers(tmp_path: Path, num_eval: int) -> None:
     path = write_rows(tmp_path / "rows.jsonl", list("abcd"))
     with pytest.raises(DataError, match=rf"num_eval = {num_eval} rows.*got 4 rows with 4 different prompts"):
         load_prompts(DataConfig(train=path, num_eval=num_eval))
 
 
-def test_a_part_of_an_eval_file_is_drawn_from_all_of_it(tmp_path: Path) -> None:
+def test_part_of_eval_file_is_sampled_from_all(tmp_path: Path) -> None:
     subjects = [f"{subject} {n}" for subject in ("algebra", "geometry", "number theory") for n in range(50)]
     path = write_rows(tmp_path / "eval.jsonl", subjects)
     found = prompts_of(load_prompts(DataConfig(train="addition", eval=path, num_eval=30, largest_addend=1)).held_out)
@@ -90,7 +90,7 @@ def test_a_part_of_an_eval_file_is_drawn_from_all_of_it(tmp_path: Path) -> None:
     assert {text.rpartition(" ")[0] for text in found} == {"algebra", "geometry", "number theory"}
 
 
-def test_a_whole_eval_file_is_read_as_it_is(tmp_path: Path) -> None:
+def test_full_eval_file_is_unchanged(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "eval.jsonl", ["b", "a", "b"])
     assert prompts_of(load_prompts(DataConfig(train="addition", eval=path, num_eval=3, largest_addend=1)).held_out) == [
         "b",
@@ -100,19 +100,19 @@ def test_a_whole_eval_file_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_eval", [0, 1, 500])
-def test_prompts_of_the_eval_file_are_not_trained_on_and_counted(num_eval: int, tmp_path: Path) -> None:
+def test_prompts_of_eval_file_are_excluded_and_counted(num_eval: int, tmp_path: Path) -> None:
     train, evals = write_rows(tmp_path / "train.jsonl", list("abcda")), write_rows(tmp_path / "eval.jsonl", list("xba"))
     split = load_prompts(DataConfig(train=train, eval=evals, num_eval=num_eval))
     assert (prompts_of(split.train), split.num_overlapping, len(split.held_out)) == (["c", "d"], 3, min(num_eval, 3))
 
 
-def test_training_on_the_eval_file_is_refused(tmp_path: Path) -> None:
+def test_training_on_eval_file_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", list("abc"))
     with pytest.raises(DataError, match=r"not in data\.eval; got 3 rows with 3 different prompts, all of them"):
         load_prompts(DataConfig(train=path, eval=path))
 
 
-def test_a_conversation_leaves_training_when_any_of_its_turns_answers_a_held_out_prompt(tmp_path: Path) -> None:
+def test_conversation_that_answers_held_out_prompt_is_excluded(tmp_path: Path) -> None:
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "1"), ("user", "b"))]
     long = [*turns, {"role": "assistant", "content": "2"}]
     train = tmp_path / "train.jsonl"
@@ -130,7 +130,7 @@ ODD = [[{"role": "user", "content": content}] for content in ("", 5, {"a": 1}, [
 @pytest.mark.parametrize(
     "prompt", ["", " \n", [], [{"role": "user", "content": ""}], [{"role": "user"}], 7, None, *ODD]
 )
-def test_a_row_without_a_prompt_is_named_with_its_line(prompt: Any, tmp_path: Path) -> None:
+def test_row_without_prompt_is_named_with_line(prompt: Any, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", ["a", prompt], chosen="1", rejected="2")
     for load in (load_prompts, load_answers, load_pairs):
         if prompt is None and load is not load_prompts:
@@ -139,7 +139,7 @@ def test_a_row_without_a_prompt_is_named_with_its_line(prompt: Any, tmp_path: Pa
             load(DataConfig(train=path, num_eval=0))
 
 
-def test_a_copy_of_images_in_another_folder_holds_the_same_rows_out(tmp_path: Path) -> None:
+def test_copy_of_images_in_another_folder_holds_same_rows_out(tmp_path: Path) -> None:
     """Seen before: paths counted as they were made absolute, so each user had other held-out rows."""
     chosen = []
     for folder in (tmp_path / "a", tmp_path / "of" / "another" / "b"):
@@ -149,7 +149,7 @@ def test_a_copy_of_images_in_another_folder_holds_the_same_rows_out(tmp_path: Pa
     assert chosen[0] == chosen[1]
 
 
-def test_images_of_one_name_in_two_folders_are_not_the_same_prompt(tmp_path: Path) -> None:
+def test_same_image_name_in_two_folders_is_two_prompts(tmp_path: Path) -> None:
     for name in ("train", "eval"):
         image_kit.write_rows(tmp_path / name, num_rows=12)
     files = {name: str(tmp_path / name / "train.jsonl") for name in ("train", "eval")}
@@ -158,7 +158,7 @@ def test_images_of_one_name_in_two_folders_are_not_the_same_prompt(tmp_path: Pat
     assert (split.num_overlapping, len(split.train)) == (3, 9)
 
 
-def test_load_pairs_with_the_question_twice_holds_out_the_rows_of_sft_and_grpo(tmp_path: Path) -> None:
+def test_load_pairs_with_question_twice_holds_out_rows_of_sft_and_grpo(tmp_path: Path) -> None:
     said = [{"role": "assistant", "content": text} for text in ("1", "2")]
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:

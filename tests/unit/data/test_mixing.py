@@ -18,7 +18,7 @@ weights = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 60).map(lamb
 
 
 @given(weights)
-def test_each_block_has_its_quotas_and_no_source_is_ever_a_row_away_from_its_share(found: dict[str, float]) -> None:
+def test_blocks_have_exact_quotas_and_bounded_drift(found: dict[str, float]) -> None:
     quotas, total = Quotas(found), sum(Fraction(str(weight)) for weight in found.values())
     shares = {name: Fraction(str(weight)) / total for name, weight in found.items()}
     for block in range(12):
@@ -29,7 +29,7 @@ def test_each_block_has_its_quotas_and_no_source_is_ever_a_row_away_from_its_sha
             assert abs(quotas.before(block)[name] - block * BLOCK * share) < 1
 
 
-def test_a_thirds_remainder_is_carried() -> None:
+def test_remainder_of_thirds_is_carried() -> None:
     quotas = Quotas({"a": 1, "b": 1, "c": 1})
     assert [tuple(quotas.of(block).values()) for block in range(3)] == [
         (334, 333, 333),
@@ -39,7 +39,7 @@ def test_a_thirds_remainder_is_carried() -> None:
     assert quotas.before(3) == {"a": 1000, "b": 1000, "c": 1000}
 
 
-def test_the_order_has_the_quotas_of_its_blocks_and_each_source_goes_through_its_rows() -> None:
+def test_order_keeps_quotas_and_covers_sources() -> None:
     order, quotas = MixedOrder(SOURCES, WEIGHTS, seed=5), Quotas(WEIGHTS)
     taken = order.take(0, 3 * BLOCK)
     for block in range(3):
@@ -53,23 +53,23 @@ def test_the_order_has_the_quotas_of_its_blocks_and_each_source_goes_through_its
 
 @settings(max_examples=30)
 @given(st.integers(0, 2500), st.integers(0, 700), st.integers(0, 700), st.integers(0, 9))
-def test_resuming_at_a_place_goes_on_exactly(a: int, n: int, m: int, seed: int) -> None:
+def test_resumed_order_is_exact(a: int, n: int, m: int, seed: int) -> None:
     whole = MixedOrder(SOURCES, WEIGHTS, seed).take(a, n + m)
     # Another object each, as after a restart.
     parts = MixedOrder(SOURCES, WEIGHTS, seed).take(a, n) + MixedOrder(SOURCES, WEIGHTS, seed).take(a + n, m)
     assert parts == whole and len(whole) == n + m
 
 
-def test_the_order_follows_from_the_seed_and_not_from_how_a_table_is_written() -> None:
+def test_order_follows_seed_not_table_order() -> None:
     first = MixedOrder(SOURCES, WEIGHTS, seed=1).take(0, 50)
     assert first == MixedOrder(SOURCES, dict(reversed(WEIGHTS.items())), seed=1).take(0, 50)
     assert first != MixedOrder(SOURCES, WEIGHTS, seed=2).take(0, 50)
 
 
-def test_one_source_without_a_name_is_in_the_order_that_it_always_was() -> None:
+def test_unnamed_single_source_keeps_plain_order() -> None:
     assert build_order([""] * 50, {}, seed=3).take(17, 90) == PromptOrder(50, 3).take(17, 90)
 
 
-def test_a_source_without_rows_is_refused() -> None:
+def test_source_without_rows_is_refused() -> None:
     with pytest.raises(DataError, match="at least one row"):
         build_order(["a"], {"a": 1, "b": 1}, seed=0)

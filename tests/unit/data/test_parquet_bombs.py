@@ -31,7 +31,7 @@ def source_of(path: Path) -> DataSource:
     return DataSource(name=str(path), columns=(("input", "data.input_key"),))
 
 
-def test_a_value_that_stands_once_for_many_rows_is_not_unpacked_for_all_of_them(tmp_path: Path) -> None:
+def test_repeated_value_is_not_expanded_for_all_rows(tmp_path: Path) -> None:
     """600 bytes, of which 500 rows of a megabyte follow."""
     path = tmp_path / "bomb.parquet"
     values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["x" * (1 << 20)])
@@ -44,9 +44,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_unpacked_for_all_of_them(
 
 
 @pytest.mark.parametrize("is_deep", [False, True], ids=["strings", "messages"])
-def test_a_row_whose_list_repeats_one_long_value_is_refused_before_it_is_unpacked(
-    tmp_path: Path, is_deep: bool
-) -> None:
+def test_row_with_repeated_long_value_is_refused_before_decoding(tmp_path: Path, is_deep: bool) -> None:
     """A few kilobytes, of which a row of 2 GB would follow; the row before it is read."""
     path = tmp_path / "bomb.parquet"
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2001, pyarrow.int32()), ["x" * (1 << 20)])
@@ -75,7 +73,7 @@ def zeros(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_read_refuses_a_repeated_number_before_decoding_it(zeros: Path) -> None:
+def test_read_refuses_repeated_number_before_decoding(zeros: Path) -> None:
     """80 million numbers take 400 MB in Arrow and 600 MB in a Python list."""
     before = pyarrow.total_allocated_bytes(), pyarrow.default_memory_pool().max_memory()
     with pytest.raises(
@@ -86,7 +84,7 @@ def test_read_refuses_a_repeated_number_before_decoding_it(zeros: Path) -> None:
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["numbers", "empty lists"])
-def test_a_row_of_more_values_than_python_should_hold_is_refused(tmp_path: Path, is_empty: bool) -> None:
+def test_row_with_too_many_values_is_refused(tmp_path: Path, is_empty: bool) -> None:
     path = tmp_path / "bomb.parquet"
     num = 9_000_000
     items = pyarrow.nulls(0 if is_empty else num, pyarrow.int8()).fill_null(0)
@@ -102,7 +100,7 @@ def test_a_row_of_more_values_than_python_should_hold_is_refused(tmp_path: Path,
 
 @pytest.mark.parametrize("values", [["a", "b"], [["a"], ["b", "c"]]], ids=["texts", "lists"])
 @pytest.mark.parametrize("page", ["1.0", "2.0"])
-def test_whatever_byte_of_it_is_wrong_it_is_read_or_refused(tmp_path: Path, values: list[object], page: str) -> None:
+def test_corrupted_byte_is_read_or_refused(tmp_path: Path, values: list[object], page: str) -> None:
     """Numbers of rows, sizes of pages and offsets among them."""
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"input": values}), path, data_page_version=page)

@@ -32,7 +32,7 @@ def sources(tmp_path: Path) -> list[str]:
     return [write_image(tmp_path / f"{i}.png", i, *size) for i, size in enumerate(sizes)]
 
 
-def test_each_placeholder_grows_to_its_image_and_shrinks_again(sources: list[str]) -> None:
+def test_placeholder_expands_to_image_and_contracts(sources: list[str]) -> None:
     rendered = [1, 5, 2, 5, 5, 3]
     chosen = [sources[0], sources[1], sources[0]]
     expanded, spans = expand_placeholders(rendered, chosen, AreaCounter(), "row 0")
@@ -45,7 +45,7 @@ def test_each_placeholder_grows_to_its_image_and_shrinks_again(sources: list[str
     assert collapse_placeholders(expanded, spans) == rendered
 
 
-def test_what_does_not_fit_is_named_with_its_row(sources: list[str], tmp_path: Path) -> None:
+def test_mismatch_of_images_is_named_with_row(sources: list[str], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 7: .*; got 2 placeholders and 1 images"):
         expand_placeholders([5, 5], sources[:1], AreaCounter(), "row 7")
     with pytest.raises(DataError, match=r"row 7: .*too wide.*; got 60 x 10 pixels"):
@@ -91,19 +91,19 @@ def test_rows_with_and_without_images_are_encoded_together(tokenizer: Any, sourc
     assert span == ImageSpan(source=sources[0], start=span.start, num_tokens=2)
 
 
-def test_images_for_a_model_of_text_are_refused(tokenizer: Any, sources: list[str]) -> None:
+def test_images_for_text_model_are_refused(tokenizer: Any, sources: list[str]) -> None:
     row = PromptRow(index=7, prompt=message({"type": "image", "image": sources[0]}), answer="1")
     with pytest.raises(DataError, match="row 7: a prompt with images needs a vision-language model"):
         encode(tokenizer, [row], None)
 
 
-def test_a_placeholder_in_the_text_of_a_row_is_refused(tokenizer: Any) -> None:
+def test_placeholder_in_text_of_row_is_refused(tokenizer: Any) -> None:
     row = PromptRow(index=7, prompt="what is <|image_pad|>?", answer="1")
     with pytest.raises(DataError, match=r"row 7: .*; got 1 placeholders and 0 images"):
         encode(tokenizer, [row], AreaCounter())
 
 
-def test_the_length_limit_counts_the_tokens_of_images(tokenizer: Any, tmp_path: Path) -> None:
+def test_length_limit_counts_tokens_of_images(tokenizer: Any, tmp_path: Path) -> None:
     large = write_image(tmp_path / "large.png", 0, 50, 200)
     row = PromptRow(index=7, prompt=message({"type": "image", "image": large}), answer="1")
     with pytest.raises(DataError, match=r"row 7: a prompt must fit in data\.max_prompt_tokens = 64"):

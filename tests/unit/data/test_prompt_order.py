@@ -11,12 +11,12 @@ counts = st.integers(0, 130)
 
 
 @given(rows, seeds, st.integers(0, 50))
-def test_every_epoch_has_each_row_exactly_once(num_rows: int, seed: int, epoch: int) -> None:
+def test_epoch_has_each_row_once(num_rows: int, seed: int, epoch: int) -> None:
     assert sorted(PromptOrder(num_rows, seed).take(epoch * num_rows, num_rows)) == list(range(num_rows))
 
 
 @given(rows, seeds, counts, counts, counts)
-def test_resuming_at_a_position_goes_on_exactly(num_rows: int, seed: int, a: int, n: int, m: int) -> None:
+def test_resumed_order_is_exact(num_rows: int, seed: int, a: int, n: int, m: int) -> None:
     whole = PromptOrder(num_rows, seed).take(a, n + m)
     assert PromptOrder(num_rows, seed).take(a, n) + PromptOrder(num_rows, seed).take(a + n, m) == whole
     assert len(whole) == n + m
@@ -30,10 +30,10 @@ def test_epochs_and_seeds_differ() -> None:
     assert order.take(50, 50) != PromptOrder(50, seed=1).take(0, 50)
 
 
-def test_the_order_is_the_same_in_every_process() -> None:
+def test_order_is_same_in_every_process() -> None:
     assert PromptOrder(6, seed=0).take(0, 12) == [4, 3, 1, 2, 5, 0, 0, 4, 5, 2, 3, 1]
 
 
-def test_no_rows_is_an_error() -> None:
+def test_order_of_no_rows_is_error() -> None:
     with pytest.raises(DataError, match="got 0"):
         PromptOrder(0, seed=0)

@@ -19,7 +19,7 @@ def load(tmp_path: Path, content: str | bytes) -> list[PromptRow]:
     return load_rows(path, DataConfig())
 
 
-def test_rows_keep_their_order_and_index(tmp_path: Path) -> None:
+def test_rows_keep_order_and_index(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "3+4?"}]
     rows = load(tmp_path, GOOD + "\n" + json.dumps({"answer": "", "prompt": messages, "extra": 1}))
     assert rows == [
@@ -29,17 +29,17 @@ def test_rows_keep_their_order_and_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xef\xbb\xbf" + GOOD.encode() * 2, GOOD.replace("\n", "\r\n").encode() * 2])
-def test_byte_order_mark_and_crlf_are_read(tmp_path: Path, content: bytes) -> None:
+def test_byte_order_mark_and_crlf_are_accepted(tmp_path: Path, content: bytes) -> None:
     assert [(row.prompt, row.answer) for row in load(tmp_path, content)] == [("3+4=", "7")] * 2
 
 
-def test_line_separators_inside_a_string_do_not_end_the_line(tmp_path: Path) -> None:
+def test_line_separators_inside_string_do_not_end_line(tmp_path: Path) -> None:
     row = json.dumps({"prompt": "a\u2028b\u0085c", "answer": "7"}, ensure_ascii=False)
     assert load(tmp_path, row)[0].prompt == "a\u2028b\u0085c"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_wide_encodings_are_named_with_the_command_that_converts(tmp_path: Path, encoding: str) -> None:
+def test_wide_encodings_are_refused_with_conversion_command(tmp_path: Path, encoding: str) -> None:
     with pytest.raises(DataError, match=rf"got {encoding[:6].upper()}.*iconv -f {encoding[:6].upper()} -t UTF-8"):
         load(tmp_path, GOOD.encode(encoding))
 
@@ -64,7 +64,7 @@ def test_wide_encodings_are_named_with_the_command_that_converts(tmp_path: Path,
         ('{"prompt": "1", "answer": "1", "prompt": "2"}', ["'prompt' twice"]),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, bad: str | bytes, words: list[str]) -> None:
+def test_bad_line_is_named(tmp_path: Path, bad: str | bytes, words: list[str]) -> None:
     line = bad if isinstance(bad, bytes) else bad.encode()
     with pytest.raises(DataError) as caught:
         load(tmp_path, GOOD.encode() * 2 + line + b"\n")
@@ -74,12 +74,12 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: str | bytes, words: list[str])
 
 
 @pytest.mark.parametrize("content", ["", "\n \r\n\n"])
-def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
+def test_empty_file_is_error(tmp_path: Path, content: str) -> None:
     with pytest.raises(DataError, match="at least one row"):
         load(tmp_path, content)
 
 
-def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for path, why in ((tmp_path / "none.jsonl", "No such file"), (tmp_path / "folder.jsonl", "any data files")):
         with pytest.raises(DataError) as caught:
@@ -88,20 +88,20 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
         assert why in str(caught.value)
 
 
-def test_messages_in_a_string_are_messages_and_other_lists_are_text(tmp_path: Path) -> None:
+def test_json_messages_are_parsed_and_other_lists_are_text(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "3+4?"}]}]
     texts = [json.dumps(messages), "[1, 2, 3]", '[{"role": "user"}]', '[broken "role"']
     rows = load(tmp_path, "".join(json.dumps({"prompt": text, "answer": "7"}) + "\n" for text in texts))
     assert [row.prompt for row in rows] == [messages, *texts[1:]]
 
 
-def test_without_a_label_key_there_are_no_answers(tmp_path: Path) -> None:
+def test_missing_label_key_gives_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"q": "3+4="}\n')
     assert load_rows(path, DataConfig(input_key="q", label_key=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]
 
 
-def test_further_columns_go_to_the_environment_and_into_what_a_run_is_held_to(tmp_path: Path) -> None:
+def test_further_columns_reach_environment_and_identity(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "answer": "1", "board": [[0, 1]], "level": 3}\n')
     config = DataConfig(info_keys=["board", "level"])
@@ -114,7 +114,7 @@ def test_further_columns_go_to_the_environment_and_into_what_a_run_is_held_to(tm
         load_rows(path, DataConfig(info_keys=["bord"]))
 
 
-def test_what_json_cannot_hold_is_no_further_column(tmp_path: Path) -> None:
+def test_non_json_value_is_no_further_column(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "answer": "1", "level": NaN}\n')
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*(JSON|NaN)"):

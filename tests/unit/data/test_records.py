@@ -71,12 +71,12 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_every_format_gives_the_same_rows(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_formats_give_same_rows(write: Callable[..., Path], tmp_path: Path) -> None:
     assert load_rows(write(tmp_path, ROWS), COLUMNS) == WANTED
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_messages_are_the_same_from_every_format(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_messages_are_same_in_every_format(write: Callable[..., Path], tmp_path: Path) -> None:
     """Columnar formats give all parts all keys; those that are None are no keys of the row."""
     parts = [{"type": "image", "image": "https://x/1.png"}, {"type": "text", "text": "?"}]
     messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", "content": parts}]
@@ -85,7 +85,7 @@ def test_messages_are_the_same_from_every_format(write: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_missing_column_is_named_with_those_that_are_there(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_missing_column_is_named_with_existing_ones(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(tmp_path, ROWS)
     with pytest.raises(DataError) as caught:
         load_rows(path, DataConfig(input_key="q", label_key="aa"))
@@ -94,7 +94,7 @@ def test_a_missing_column_is_named_with_those_that_are_there(write: Callable[...
 
 
 @pytest.mark.parametrize(("write", "where"), list(zip(FILES, (":2", " row 1", " row 1"), strict=True)))
-def test_a_value_of_a_wrong_type_is_named_by_file_row_and_column(
+def test_value_of_wrong_type_is_named_by_file_row_and_column(
     write: Callable[..., Path], where: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path, [{"q": "a", "a": "b"}, {"q": "a", "a": None}])
@@ -104,7 +104,7 @@ def test_a_value_of_a_wrong_type_is_named_by_file_row_and_column(
 
 
 @pytest.mark.parametrize("write", FILES)
-def test_an_empty_source_is_an_error(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_empty_source_is_error(write: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     if write is write_parquet:
         pq.write_table(pa.table({"q": pa.array([], pa.string()), "a": pa.array([], pa.string())}), path)
@@ -128,7 +128,7 @@ def test_an_empty_source_is_an_error(write: Callable[..., Path], tmp_path: Path)
         ("rows", b"q,a\n", "a file of another kind"),
     ],
 )
-def test_a_file_that_is_wrong_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+def test_invalid_file_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_rows(tmp_path / name, COLUMNS)
@@ -137,12 +137,12 @@ def test_a_file_that_is_wrong_is_named(name: str, content: bytes, said: str, tmp
 
 
 @pytest.mark.parametrize("name", ["none.parquet", "none.json", "none.jsonl", "none.csv"])
-def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+def test_missing_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=name):
         load_rows(tmp_path / name, COLUMNS)
 
 
-def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+def test_missing_split_is_named_with_existing_ones(tmp_path: Path) -> None:
     path = write_saved_splits(tmp_path, ROWS)
     assert len(load_rows(path, COLUMNS, split="test")) == 1
     with pytest.raises(DataError, match=r"split dev.*the splits are train, test.*data\.train_split"):
@@ -151,7 +151,7 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) 
         load_rows(write_clone(tmp_path, ROWS), COLUMNS, split="dev")
 
 
-def test_a_hub_name_that_cannot_be_had_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_hub_name_is_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="data set nobody/nothing"):
@@ -159,7 +159,7 @@ def test_a_hub_name_that_cannot_be_had_is_a_data_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("write", "library"), [(write_parquet, "pyarrow"), (write_saved, "datasets")])
-def test_a_library_that_is_not_here_is_said(
+def test_missing_library_is_named(
     write: Callable[..., Path], library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, ROWS)
@@ -175,7 +175,7 @@ def test_a_library_that_is_not_here_is_said(
         load_rows(path, COLUMNS)
 
 
-def test_a_saved_image_column_is_not_decoded(tmp_path: Path) -> None:
+def test_stored_image_column_is_not_decoded(tmp_path: Path) -> None:
     """Lazy: bytes that are no picture at all come through."""
     features = datasets.Features({"q": datasets.Value("string"), "a": datasets.Value("string"), "i": datasets.Image()})
     data = datasets.Dataset.from_dict({"q": ["?"], "a": ["1"], "i": [{"bytes": b"no picture", "path": None}]}, features)
@@ -194,14 +194,12 @@ def test_a_saved_image_column_is_not_decoded(tmp_path: Path) -> None:
         ("{}/rows.jsonl.gz", "must not be compressed.*decompress it"),
     ],
 )
-def test_load_rows_of_several_or_compressed_files_is_refused_with_a_remedy(
-    name: str, says: str, tmp_path: Path
-) -> None:
+def test_load_rows_of_several_or_compressed_files_is_refused(name: str, says: str, tmp_path: Path) -> None:
     write_jsonl(tmp_path, ROWS).with_suffix(".jsonl.gz").write_bytes(b"")
     with pytest.raises(DataError, match=says):
         load_rows(name.format(tmp_path), COLUMNS)
 
 
-def test_data_config_with_a_list_of_files_is_refused_with_a_remedy() -> None:
+def test_data_config_with_list_of_files_is_refused() -> None:
     with pytest.raises(ValueError, match="put the files into one folder"):
         DataConfig.model_validate({"train": ["a.jsonl", "b.jsonl"]})

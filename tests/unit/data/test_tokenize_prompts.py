@@ -38,14 +38,14 @@ def encode(prompt: Any, tokenizer: Any = None, **limits: Any) -> EncodedPrompt:
     return encode_prompts([row], tokenizer, **options)[0]
 
 
-def test_a_prompt_becomes_its_tokens() -> None:
+def test_prompt_is_tokenized() -> None:
     tokenizer = build_tokenizer()
     prompt = encode("3+4=", tokenizer)
     assert tokenizer.decode(prompt.token_ids) == "3+4="
     assert (prompt.index, prompt.text, prompt.answer) == (17, "3+4=", "7")
 
 
-def test_many_rows_keep_their_order() -> None:
+def test_many_rows_keep_order() -> None:
     rows = [PromptRow(index=i, prompt=f"{i}=", answer=str(i)) for i in range(2500)]
     encoded = encode_prompts(
         rows, build_tokenizer(), template=None, max_prompt_tokens=9, context_length=9, max_tokens=1
@@ -55,13 +55,13 @@ def test_many_rows_keep_their_order() -> None:
     ]
 
 
-def test_special_tokens_are_added_to_text_but_not_to_a_chat() -> None:
+def test_special_tokens_are_added_to_text_not_chat() -> None:
     tokenizer = build_tokenizer(bos=True, chat_template=CHAT)
     assert encode("a", tokenizer).token_ids[0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in encode("a", tokenizer, chat_template=True).token_ids
 
 
-def test_a_chat_is_rendered_with_the_generation_prompt() -> None:
+def test_chat_is_rendered_with_generation_prompt() -> None:
     tokenizer = build_tokenizer(chat_template=CHAT)
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
     assert encode(messages, tokenizer, chat_template=True).text == "s:x;u:y;a:"
@@ -78,34 +78,34 @@ def test_a_chat_is_rendered_with_the_generation_prompt() -> None:
         ([{"role": "user", "content": "a"}], {}, ["list of messages", "data.chat_template=false"]),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(prompt: Any, limits: dict[str, Any], words: list[str]) -> None:
+def test_too_long_row_is_named(prompt: Any, limits: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(DataError, match="row 17: ") as caught:
         encode(prompt, **limits)
     assert [word for word in words if word not in str(caught.value)] == []
     assert caught.value.action
 
 
-def test_a_prompt_may_fill_both_limits_exactly() -> None:
+def test_prompt_may_fill_both_limits() -> None:
     assert len(encode("a" * 5, max_prompt_tokens=5, context_length=15, max_tokens=10).token_ids) == 5
 
 
-def test_a_tokenizer_without_unknown_token_that_raises_is_a_data_error() -> None:
+def test_tokenizer_that_raises_on_unknown_token_is_data_error() -> None:
     with pytest.raises(DataError, match=r"row 17: .*got '!' in 'a!b'"):
         encode("a!b", build_tokenizer(unk=None))
 
 
-def test_characters_that_a_normaliser_drops_are_lost() -> None:
+def test_characters_dropped_by_normalizer_are_lost() -> None:
     tokenizer = build_tokenizer(normalizer=normalizers.Replace("b", ""))
     with pytest.raises(DataError, match=r"row 17: .*got 'b'"):
         encode("abc", tokenizer)
 
 
-def test_a_normaliser_that_keeps_every_character_is_fine() -> None:
+def test_lossless_normalizer_is_accepted() -> None:
     tokenizer = build_tokenizer(normalizer=normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip()]))
     assert encode(" ABC ", tokenizer).token_ids == encode("abc").token_ids
 
 
-def test_bytes_hold_every_character_also_when_the_text_is_normalised() -> None:
+def test_byte_tokens_keep_characters_of_normalized_text() -> None:
     """The kind of tokenizer that Qwen and Llama 3 have: several tokens a character, no unknown token."""
     alphabet = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(alphabet, []))
@@ -116,13 +116,13 @@ def test_bytes_hold_every_character_also_when_the_text_is_normalised() -> None:
     assert len(prompt.token_ids) == 2 + 1 + 3 + 1 + 4 + 1
 
 
-def test_an_accent_that_a_tokenizer_drops_is_lost() -> None:
+def test_dropped_accent_is_lost() -> None:
     tokenizer = build_tokenizer(normalizer=normalizers.Replace("\u0301", ""))
     with pytest.raises(DataError, match=r"row 17: .*got '\\u0301'"):
         encode("e\u0301", tokenizer)
 
 
-def test_an_unknown_token_that_the_text_spells_out_is_fine() -> None:
+def test_spelled_out_unknown_token_is_accepted() -> None:
     assert encode("a?").token_ids[-1] == 0
 
 
@@ -137,24 +137,24 @@ class SlowTokenizer:
         return {"input_ids": [[ord(c) if c.isascii() else 0 for c in text] for text in texts]}
 
 
-def test_a_slow_tokenizer_shows_unknown_tokens_too() -> None:
+def test_slow_tokenizer_shows_unknown_tokens_too() -> None:
     assert encode("ab", SlowTokenizer()).token_ids == [97, 98]
     with pytest.raises(DataError, match=r"row 17: .*an unknown token"):
         encode("a\u00e9", SlowTokenizer())
 
 
-def test_a_chat_template_must_exist() -> None:
+def test_chat_template_must_exist() -> None:
     with pytest.raises(DataError, match=r"data\.chat_template=true, .*need .*without one"):
         encode("a", build_tokenizer(), chat_template=True)
 
 
-def test_what_a_chat_template_refuses_is_named() -> None:
+def test_message_refused_by_chat_template_is_named() -> None:
     tokenizer = build_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DataError, match=r"row 17: .*roles must alternate"):
         encode("a", tokenizer, chat_template=True)
 
 
-def test_rows_that_do_not_fit_are_left_out_when_asked_to() -> None:
+def test_too_long_rows_can_be_skipped() -> None:
     rows = [PromptRow(index=i, prompt="a" * length, answer="") for i, length in enumerate([5, 6, 4, 9])]
     limits = {"max_prompt_tokens": 8, "context_length": 15, "max_tokens": 10}
     kept = encode_prompts(rows, build_tokenizer(), template=None, overlong="leave_out", **limits)
@@ -164,7 +164,7 @@ def test_rows_that_do_not_fit_are_left_out_when_asked_to() -> None:
 
 
 @pytest.mark.parametrize(("num_train", "num_held_out", "says"), [(0, 2, "to train on"), (3, 0, r"data\.num_eval")])
-def test_leaving_every_row_out_is_an_error(num_train: int, num_held_out: int, says: str) -> None:
+def test_skipping_every_row_is_error(num_train: int, num_held_out: int, says: str) -> None:
     split = Split(train=[1, 2, 3], held_out=[4, 5], num_overlapping=1)
     assert count_rows(split, 2, 2) == RowCounts(train=2, held_out=2, overlapping=1, overlong=1)
     with pytest.raises(DataError, match=rf"some rows .*{says}.* must be short enough; got all "):
@@ -174,7 +174,7 @@ def test_leaving_every_row_out_is_an_error(num_train: int, num_held_out: int, sa
 THINKING = "{% if think is defined and not think %}!{% endif %}" + CHAT
 
 
-def test_variables_of_a_chat_template_reach_it() -> None:
+def test_variables_reach_chat_template() -> None:
     tokenizer = build_tokenizer(chat_template=THINKING.replace("!", "="))
     assert encode("y", tokenizer, chat_template=True, variables={"think": False}).text == "=u:y;a:"
     assert encode("y", tokenizer, chat_template=True, variables={"think": True}).text == "u:y;a:"
@@ -188,7 +188,7 @@ def test_variables_of_a_chat_template_reach_it() -> None:
         ("{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% break %}{% endfor %}", "none"),
     ],
 )
-def test_a_variable_that_the_template_does_not_read_is_refused_with_those_it_reads(template: str, reads: str) -> None:
+def test_unread_variable_is_refused_with_valid_ones(template: str, reads: str) -> None:
     for name in ("thinc", "messages", "add_generation_prompt"):
         with pytest.raises(DataError, match=rf"got {name}; it reads {reads}"):
             ChatTemplate(build_tokenizer(chat_template=template), {name: False})

@@ -34,7 +34,7 @@ def result(place: int, content: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama3_2", "gemma4"])
-def test_prompt_calls_and_results_in_parts_are_the_tokens_of_the_whole_conversation(family: str) -> None:
+def test_parts_equal_tokens_of_full_conversation(family: str) -> None:
     chat = template(family, ADD)
     turns, tokenizer, end = TurnRenderer(chat.tokenizer, chat), chat.tokenizer, END[family]
     asked: list[dict[str, Any]] = [{"role": "user", "content": "what is 3 + 4 + 5?"}]
@@ -51,7 +51,7 @@ def test_prompt_calls_and_results_in_parts_are_the_tokens_of_the_whole_conversat
 
 
 @pytest.mark.parametrize("family", PARSERS)
-def test_results_follow_calls_in_every_template_that_writes_them(family: str) -> None:
+def test_results_follow_calls_in_supported_templates(family: str) -> None:
     chat = template(family, SUBTRACT, ADD)
     turns = TurnRenderer(chat.tokenizer, chat)
     one = chat.tokenizer.decode(turns.render([result(0, "OBSERVED")]))
@@ -64,19 +64,19 @@ def test_results_follow_calls_in_every_template_that_writes_them(family: str) ->
     assert ToolSyntax.of(chat, "mistral").parser == "mistral"
 
 
-def test_how_thinking_is_written_is_read_off_the_template() -> None:
+def test_thinking_format_is_detected_from_template() -> None:
     syntax = {family: ToolSyntax.of(template(family, ADD), None) for family in ("qwen3", "qwen3_5_think", "llama3_2")}
     assert syntax["qwen3"].thought == ("<think>", "</think>") and not syntax["qwen3"].thinks_first
     assert syntax["qwen3_5_think"].thinks_first and syntax["llama3_2"].thought is None
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama3", "phi3"])
-def test_a_template_that_says_nothing_of_tools_is_refused(family: str) -> None:
+def test_template_without_tools_is_refused(family: str) -> None:
     with pytest.raises(DataError, match="lists them; got nothing of add"):
         template(family, ADD)
 
 
-def test_a_template_that_leaves_calls_out_is_refused() -> None:
+def test_template_that_drops_calls_is_refused() -> None:
     chat = template("lfm2", ADD)
     with pytest.raises(ConfigError, match=r"env\.tools needs a chat template that renders the same text"):
         TurnRenderer(chat.tokenizer, chat)
@@ -84,14 +84,14 @@ def test_a_template_that_leaves_calls_out_is_refused() -> None:
         ToolSyntax.of(chat, None)
 
 
-def test_a_syntax_that_no_parser_is_known_for_must_be_named() -> None:
+def test_unknown_call_syntax_must_be_named() -> None:
     chat = template("gptoss", ADD)
     with pytest.raises(ConfigError, match=r"env\.tool_parser must be set"):
         ToolSyntax.of(chat, None)
     assert ToolSyntax.of(chat, "openai").parser == "openai"
 
 
-def test_no_template_that_tells_of_tools_is_passed_over() -> None:
+def test_templates_with_tools_are_covered() -> None:
     """Each is proven for turns of tools, or refused in words."""
     told = 0
     for path in sorted(FOLDER.glob("*.jinja")):
@@ -107,7 +107,7 @@ def test_no_template_that_tells_of_tools_is_passed_over() -> None:
     assert told > 25
 
 
-def test_thinking_stays_as_it_was_sampled_over_user_turns_and_tool_turns() -> None:
+def test_thinking_is_kept_over_user_and_tool_turns() -> None:
     """Qwen3's template cuts the thought of a reply as soon as a user's turn follows; nobody asks it to render one."""
     chat = template("qwen3", ADD)
     turns, tokenizer = TurnRenderer(chat.tokenizer, chat), chat.tokenizer
@@ -127,7 +127,7 @@ def test_thinking_stays_as_it_was_sampled_over_user_turns_and_tool_turns() -> No
     assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(kept)] == kept
 
 
-def test_what_gemma_waits_at_is_said_where_it_was_not_sampled() -> None:
+def test_unsampled_gemma_end_marker_is_added() -> None:
     chat = template("gemma4", ADD)
     turns, waits = TurnRenderer(chat.tokenizer, chat), chat.tokenizer.convert_tokens_to_ids("<|tool_response>")
     assert find_tail(chat) == "<|tool_response>"
@@ -146,7 +146,7 @@ def renderer(family: str = "qwen3", template: str | None = None) -> TurnRenderer
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama3_2", "gemma3", "gemma4"])
-def test_render_equals_the_whole_conversation(family: str) -> None:
+def test_render_equals_full_conversation(family: str) -> None:
     parts = renderer(family)
     tokenizer = parts.tokenizer
     said = [("user", "guess"), ("assistant", "5"), ("user", "higher"), ("assistant", "6"), ("user", "lower")]
@@ -160,7 +160,7 @@ def test_render_equals_the_whole_conversation(family: str) -> None:
     )
 
 
-def test_render_adds_the_end_of_turn_if_it_was_not_sampled() -> None:
+def test_render_adds_unsampled_end_of_turn() -> None:
     parts = renderer()
     end = parts.tokenizer.convert_tokens_to_ids("<|im_end|>")
     cut, ended = parts.render("no", last_token=20), parts.render("no", last_token=end)
@@ -170,12 +170,12 @@ def test_render_adds_the_end_of_turn_if_it_was_not_sampled() -> None:
 
 
 @pytest.mark.parametrize(("template", "word"), [(HIDING, "no observation"), (COUNTING, "another text behind")])
-def test_template_that_rewrites_a_conversation_is_refused(template: str, word: str) -> None:
+def test_template_that_rewrites_conversation_is_refused(template: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         renderer(template=template)
 
 
-def test_render_without_a_template_appends_the_text() -> None:
+def test_render_without_template_appends_text() -> None:
     tokenizer = build_tokenizer("qwen3")
     plain = TurnRenderer(tokenizer, None)
     assert tokenizer.decode(plain.render("higher", 5)) == "higher" and plain.render("") == []
@@ -183,7 +183,7 @@ def test_render_without_a_template_appends_the_text() -> None:
         plain.render([{"role": "user", "content": "no"}])
 
 
-def test_render_keeps_an_observation_that_contains_the_placeholder_of_the_reply() -> None:
+def test_render_keeps_observation_with_placeholder_text() -> None:
     parts = renderer()
     text = parts.tokenizer.decode(parts.render("so Zwischenruf and more"))
     assert text.startswith("<|im_end|>\n<|im_start|>user\nso Zwischenruf and more<|im_end|>")

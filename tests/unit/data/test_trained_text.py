@@ -15,18 +15,18 @@ MARKED = [family for family in FAMILIES if MARK.search((FOLDER / f"{family}.jinj
 """Templates whose authors marked what the model generates."""
 
 
-def test_trained_text_of_all_templates_is_the_recorded_one() -> None:
+def test_trained_text_of_templates_matches_golden() -> None:
     assert "\n".join(write_record()) == FILE.read_text(encoding="utf-8"), "read the change, then run the recorder"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trained_text_is_the_same_where_tags_are_special_tokens(family: str) -> None:
+def test_trained_text_is_same_with_special_token_tags(family: str) -> None:
     for name in CONVERSATIONS:
         assert train(family, name, has_special_tags=True) == train(family, name), name
 
 
 @pytest.mark.parametrize("family", MARKED)
-def test_trained_text_is_what_the_template_marks_as_generated(family: str) -> None:
+def test_trained_text_matches_generation_marks(family: str) -> None:
     """Marks may include the header of the turn and blanks after it; the calls of Gemma lack the token that stops it."""
     for name in CONVERSATIONS:
         turns = train(family, name)
@@ -66,6 +66,6 @@ def test_convert_calls_reads_each_form_for_each_template(
     assert written in text and "None" not in text
 
 
-def test_convert_calls_refuses_a_template_without_calls() -> None:
+def test_convert_calls_refuses_template_without_calls() -> None:
     with pytest.raises(DataError, match="row 3: tool calls need a chat template that renders them"):
         convert_calls(CONVERSATIONS["cut after a call"], build_tokenizer("llama3"), "row 3")

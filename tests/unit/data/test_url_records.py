@@ -21,12 +21,12 @@ def put(text: str, name: str = "rows.jsonl") -> str:
     return url
 
 
-def test_rows_of_a_url_are_those_of_the_file(tmp_path: Path) -> None:
+def test_rows_of_url_equal_those_of_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(ROWS)
     assert load_rows(put(ROWS), DataConfig()) == load_rows(tmp_path / "rows.jsonl", DataConfig())
 
 
-def test_a_wrong_row_is_named_by_its_url_and_line() -> None:
+def test_bad_row_is_named_by_url_and_line() -> None:
     url = put(ROWS + "no json\n")
     with pytest.raises(DataError) as caught:
         load_rows(url, DataConfig())
@@ -34,13 +34,13 @@ def test_a_wrong_row_is_named_by_its_url_and_line() -> None:
     assert "srl-data-" not in str(caught.value)
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_download_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     load_rows(put(ROWS), DataConfig())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_there_is_bad_input() -> None:
+def test_missing_file_is_bad_input() -> None:
     with pytest.raises(DataError, match="must be readable"):
         load_rows("memory://nowhere/rows.jsonl", DataConfig())
 
@@ -49,12 +49,12 @@ def test_a_file_that_is_not_there_is_bad_input() -> None:
     ("url", "error"),
     [("nosuch://a/rows.jsonl", ConfigError), ("memory://a/folder", DataError), ("memory://a/rows.csv", DataError)],
 )
-def test_what_cannot_be_read_is_refused_at_once(url: str, error: type[Exception]) -> None:
+def test_unreadable_url_is_refused_at_once(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         load_rows(url, DataConfig())
 
 
-def test_submit_says_it_before_anything_starts(
+def test_submit_refuses_url_before_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_submit_says_it_before_anything_starts(
     assert not Path("here").exists()
 
 
-def test_a_missing_library_is_one(tmp_path: Path) -> None:
+def test_missing_library_is_named(tmp_path: Path) -> None:
     try:
         import s3fs  # noqa: F401
     except ImportError:

@@ -35,7 +35,7 @@ def bad() -> Iterator[EnvironmentPool]:
         yield pool
 
 
-def test_an_episode_finds_its_world_where_it_left_it(bad: EnvironmentPool) -> None:
+def test_episode_continues_in_its_environment(bad: EnvironmentPool) -> None:
     assert bad.play([call("a", "x"), call("b", "y")]) == [
         Step("x", None, False, {"replies": 1.0}),
         Step("y", None, False, {"replies": 1.0}),
@@ -43,7 +43,7 @@ def test_an_episode_finds_its_world_where_it_left_it(bad: EnvironmentPool) -> No
     assert bad.play([call("b", "y", "z")]) == [Step("y z", 1.0, True, {"replies": 2.0})]
 
 
-def test_a_world_that_was_forgotten_comes_back_by_its_replies(bad: EnvironmentPool) -> None:
+def test_forgotten_environment_is_rebuilt_from_replies(bad: EnvironmentPool) -> None:
     bad.play([call("a", "x")])
     bad.forget(["a"])
     assert bad.play([call("a", "x", "y")]) == [Step("x y", 1.0, True, {"replies": 2.0})]
@@ -62,9 +62,7 @@ def test_a_world_that_was_forgotten_comes_back_by_its_replies(bad: EnvironmentPo
         ("scores", "bad score", "finite numbers by name"),
     ],
 )
-def test_a_world_that_misbehaves_costs_its_own_call_alone(
-    bad: EnvironmentPool, reply: str, cause: str, word: str
-) -> None:
+def test_faulty_environment_fails_only_its_call(bad: EnvironmentPool, reply: str, cause: str, word: str) -> None:
     first = [call(f"{reply}{place}", "x") for place in range(3)]
     bad.play(first)
     second = [call(f"{reply}0", "x", "y"), call(f"{reply}1", "x", reply), call(f"{reply}2", "x", "y")]
@@ -103,29 +101,29 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("reply", CAUSES)
-def test_whatever_else_a_world_does_is_a_cause_and_no_number(odd: EnvironmentPool, reply: str) -> None:
+def test_other_faults_are_causes_never_numbers(odd: EnvironmentPool, reply: str) -> None:
     bad, well = odd.play([call(f"{reply} bad", reply), call(f"{reply} well", "x")])
     assert isinstance(bad, Failure) and bad.cause == CAUSES[reply] and bad.detail
     assert well == Step("x", None, False, {"replies": 1.0})
 
 
-def test_an_observation_of_a_class_of_the_users_arrives_as_text(odd: EnvironmentPool) -> None:
+def test_observation_of_class_of_users_arrives_as_text(odd: EnvironmentPool) -> None:
     [step] = odd.play([call("mine", "own class")])
     assert isinstance(step, Step) and type(step.observation) is str and step.observation == "mine"
 
 
-def test_play_converts_a_reward_of_true(odd: EnvironmentPool) -> None:
+def test_play_converts_reward_of_true(odd: EnvironmentPool) -> None:
     assert odd.play([call("true", "true reward")]) == [Step("", 1.0)]
 
 
-def test_play_runs_nothing_of_a_subclass_of_tool_call(odd: EnvironmentPool, tmp_path: Path) -> None:
+def test_play_runs_no_method_of_tool_call_subclass(odd: EnvironmentPool, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     [step] = odd.play([call("subclass", f"call class {mark}")])
     assert isinstance(step, Step) and type(step.calls[0]) is ToolCall and step.calls[0].name == "add"
     assert not mark.exists()
 
 
-def test_exit_ends_children_in_sessions_of_their_own() -> None:
+def test_exit_ends_children_in_own_sessions() -> None:
     with EnvironmentPool(config("Odd")) as pool:
         [step] = pool.play([call("child", "child")])
         assert isinstance(step, Step)
@@ -139,20 +137,20 @@ def test_exit_ends_children_in_sessions_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_process_that_something_else_has_killed_costs_nothing(tmp_path: Path, count: int) -> None:
+def test_externally_killed_process_is_replaced(tmp_path: Path, count: int) -> None:
     with EnvironmentPool(config("DiesOnce")) as pool:
         found = pool.play([call(str(place), "x", last=1, prompt=str(tmp_path)) for place in range(count)])
     assert found == [Step("x", 1.0, True, {"replies": 1.0})] * count
     assert len(list(tmp_path.iterdir())) == count
 
 
-def test_a_world_that_cannot_begin_costs_its_episode() -> None:
+def test_environment_that_fails_to_start_fails_its_episode() -> None:
     with EnvironmentPool(config("NoReset")) as pool:
         [failed] = pool.play([call("a", "x")])
     assert isinstance(failed, Failure) and "no world today" in failed.detail
 
 
-def test_a_world_that_nothing_brings_back_is_lost_with_its_process() -> None:
+def test_unrecoverable_environment_is_lost_with_process() -> None:
     with EnvironmentPool(config("Fleeting")) as pool:
         lost, killer, unborn = pool.play([call("a", "x"), call("b", "die"), call("c", "x")])
         assert isinstance(lost, Step), "it had ended before"
@@ -160,7 +158,7 @@ def test_a_world_that_nothing_brings_back_is_lost_with_its_process() -> None:
         assert killer.cause == unborn.cause == "crash"
 
 
-def test_worlds_that_wait_wait_side_by_side_and_one_that_hangs_is_ended_alone() -> None:
+def test_environments_wait_concurrently_and_hung_one_is_ended() -> None:
     with EnvironmentPool(config("Slow", timeout_s=6.0)) as pool:
         calls = [call(str(place), "wait" if place == 7 else "x") for place in range(100)]
         outcomes = pool.play(calls)  # one after the other they would take 30 s and be called late
@@ -168,14 +166,14 @@ def test_worlds_that_wait_wait_side_by_side_and_one_that_hangs_is_ended_alone() 
     assert isinstance(outcomes[7], Failure) and outcomes[7].cause == "hang"
 
 
-def test_every_call_reaches_the_outside_once(tmp_path: Path) -> None:
+def test_calls_reach_outside_once(tmp_path: Path) -> None:
     with EnvironmentPool(config("Noted", num_workers=2)) as pool:
         outcomes = pool.play([call(str(place), "x", last=1, prompt=str(tmp_path)) for place in range(20)])
     assert all(isinstance(outcome, Step) and outcome.done for outcome in outcomes)
     assert len(list(tmp_path.iterdir())) == 20
 
 
-def test_a_call_goes_to_its_world_while_nobody_listens(tmp_path: Path) -> None:
+def test_call_runs_while_pool_is_not_polled(tmp_path: Path) -> None:
     with EnvironmentPool(config("Noted")) as pool:
         pool.submit([call("0", "x", last=1, prompt=str(tmp_path))])
         deadline, answers = time.monotonic() + 60.0, list[Answer]()
@@ -188,7 +186,7 @@ def test_a_call_goes_to_its_world_while_nobody_listens(tmp_path: Path) -> None:
     assert [answer.episode for answer in answers] == ["0"]
 
 
-def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+def test_unrunnable_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "world.py"
     file.write_text("import no_such_module\n")
     with pytest.raises(ConfigError, match="no_such_module"), EnvironmentPool(EnvironmentConfig(name=f"{file}:World")):
@@ -206,7 +204,7 @@ def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["name", "tools"])
-def test_a_class_that_does_not_have_what_it_promises_is_refused(tmp_path: Path, key: str, body: str, said: str) -> None:
+def test_class_without_declared_methods_is_refused(tmp_path: Path, key: str, body: str, said: str) -> None:
     """As the run begins, and not as each of its episodes comes to its first snapshot."""
     (tmp_path / "world.py").write_text(
         "from slurm_rl.envs.environment import Environment, Step\n"
@@ -218,7 +216,7 @@ def test_a_class_that_does_not_have_what_it_promises_is_refused(tmp_path: Path, 
         pass
 
 
-def test_what_it_inherits_counts_as_what_it_has(tmp_path: Path) -> None:
+def test_inherited_methods_are_accepted(tmp_path: Path) -> None:
     own = 'from slurm_rl.envs.environment import Environment\nclass Base(Environment):\n    resume = "snapshot"\n'
     own += "    def snapshot(self):\n        return b''\n    def restore(self, row, data):\n        pass\n"
     (tmp_path / "world.py").write_text(f"{own}class World(Base):\n    version = '3'\n")
@@ -226,5 +224,5 @@ def test_what_it_inherits_counts_as_what_it_has(tmp_path: Path) -> None:
         assert pool.facts == Facts("snapshot", "3")
 
 
-def test_nothing_is_done_for_no_call(bad: EnvironmentPool) -> None:
+def test_play_without_calls_does_nothing(bad: EnvironmentPool) -> None:
     assert bad.play([]) == []

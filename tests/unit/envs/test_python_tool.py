@@ -33,14 +33,14 @@ def pool() -> Iterator[EnvironmentPool]:
         ("while True: pass", "ended after 4 s"),
     ],
 )
-def test_code_runs_in_the_sandbox_and_says_what_it_printed(pool: EnvironmentPool, code: str, seen: str) -> None:
+def test_code_runs_in_sandbox_and_returns_output(pool: EnvironmentPool, code: str, seen: str) -> None:
     call = ToolCall("python", json.dumps({"code": code}))
     row = Row(index=0, prompt="?", answer="")
     [step] = pool.play([Call(episode=code, row=row, seed=1, replies=[Reply(text="", calls=(call,))])])
     assert isinstance(step, Step) and step.calls[0].error is None and seen in step.calls[0].result
 
 
-def test_nothing_is_kept_from_one_call_to_the_next(pool: EnvironmentPool) -> None:
+def test_calls_share_no_state(pool: EnvironmentPool) -> None:
     calls = tuple(ToolCall("python", json.dumps({"code": code})) for code in ("x = 3", "print(x)"))
     row = Row(index=0, prompt="?", answer="")
     [step] = pool.play([Call(episode="kept", row=row, seed=1, replies=[Reply(text="", calls=calls)])])

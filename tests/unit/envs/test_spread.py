@@ -68,7 +68,7 @@ def calls_of(num_replies: int, folder: str = "count", last: int = 3) -> list[Cal
     ]
 
 
-def test_each_node_has_a_part_of_the_episodes_and_keeps_it() -> None:
+def test_nodes_keep_their_episodes() -> None:
     with nodes_of("Count", []) as (nodes, spread):
         for turn, said in enumerate(["a", "a b", "a b c"]):
             done = turn == 2
@@ -79,7 +79,7 @@ def test_each_node_has_a_part_of_the_episodes_and_keeps_it() -> None:
         assert not spread._homes, "nothing is kept of episodes that are over"
 
 
-def test_the_episodes_of_a_lost_node_go_on_elsewhere_as_they_were() -> None:
+def test_episodes_of_lost_node_continue_elsewhere() -> None:
     events: list[Any] = []
     with nodes_of("Count", events) as (nodes, spread):
         spread.play(calls_of(1))
@@ -92,7 +92,7 @@ def test_the_episodes_of_a_lost_node_go_on_elsewhere_as_they_were() -> None:
     assert kind == "environments/node_lost" and fields["node"] == "node 1" and fields["episodes"] == len(theirs)
 
 
-def test_worlds_that_nothing_brings_back_have_failed_with_their_node() -> None:
+def test_unrecoverable_environments_fail_with_node() -> None:
     with nodes_of("Fleeting", []) as (nodes, spread):
         spread.play(calls_of(1))
         theirs = set(nodes[1].seen)
@@ -103,14 +103,14 @@ def test_worlds_that_nothing_brings_back_have_failed_with_their_node() -> None:
     assert {outcome.cause for outcome in found.values() if isinstance(outcome, Failure)} == {"crash"}
 
 
-def test_what_is_no_loss_of_a_node_ends_the_asking() -> None:
+def test_other_errors_of_node_are_raised() -> None:
     with nodes_of("Count", []) as (nodes, spread):
         nodes[1].end = RewardError("an environment process must start", seen="nothing")
         with pytest.raises(RewardError, match="process must start"):
             spread.play(calls_of(1))
 
 
-def test_nothing_is_done_for_no_call_and_a_world_is_forgotten_where_it_is() -> None:
+def test_play_without_calls_does_nothing_and_forget_finds_node() -> None:
     with nodes_of("Count", []) as (nodes, spread):
         assert spread.play([]) == []
         spread.play(calls_of(1))

@@ -44,7 +44,7 @@ def told(name: str) -> list[Schema]:
     return [build_schema(name, tool) for name, tool in bind_tools(load_tools(f"{FILE}:{name}"))[1].items()]
 
 
-def test_functions_are_told_by_signature_and_docstring(pool: EnvironmentPool) -> None:
+def test_functions_are_described_by_signature_and_docstring(pool: EnvironmentPool) -> None:
     [add, wait, _] = pool.schemas
     number = {"type": "integer", "description": "One of them."}
     assert add == {
@@ -62,22 +62,22 @@ def test_functions_are_told_by_signature_and_docstring(pool: EnvironmentPool) ->
     assert wait["function"]["name"] == "wait"
 
 
-def test_a_class_is_told_by_its_public_methods_without_the_hooks() -> None:
+def test_class_is_described_by_public_methods_without_hooks() -> None:
     assert [schema["function"]["name"] for schema in told("Cart")] == ["put"]
 
 
 @pytest.mark.parametrize(("name", "word"), [("*", "untold.*docstring"), ("nobody", "has no attribute 'nobody'")])
-def test_what_cannot_be_told_is_refused(name: str, word: str) -> None:
+def test_undescribable_tool_is_refused(name: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         read_schemas(config(f"{FILE}:{name}"))
 
 
-def test_a_file_alone_is_all_of_its_functions() -> None:
+def test_file_offers_all_its_functions() -> None:
     assert config("mine.py").tools == "mine.py:*"
     assert list(load_tools(f"{FILE}:*")) == ["add", "wait", "misbehave", "untold"]
 
 
-def test_calls_are_answered_in_order_as_messages_of_tools(pool: EnvironmentPool) -> None:
+def test_calls_are_answered_in_order_as_tool_messages(pool: EnvironmentPool) -> None:
     [step] = pool.play([call("a", said("add", a=3, b=4), said("wait", seconds=0))])
     assert isinstance(step, Step) and not step.done and step.reward is None
     assert step.observation == [
@@ -87,7 +87,7 @@ def test_calls_are_answered_in_order_as_messages_of_tools(pool: EnvironmentPool)
     assert [(one.result, one.error) for one in step.calls] == [("7", None), ('{"waited": 0}', None)]
 
 
-def test_a_reply_without_a_call_is_the_answer(pool: EnvironmentPool) -> None:
+def test_reply_without_call_is_answer(pool: EnvironmentPool) -> None:
     assert pool.play([call("a", text="7", content="7")]) == [Step("", None, True)]
 
 
@@ -110,7 +110,7 @@ def test_a_reply_without_a_call_is_the_answer(pool: EnvironmentPool) -> None:
         (ToolCall("", "<tool_call>", error="thinking"), "thinking", "inside a thought is not made"),
     ],
 )
-def test_a_wrong_call_is_told_to_the_policy_and_costs_nothing_else(
+def test_wrong_call_is_reported_to_policy_without_side_effects(
     pool: EnvironmentPool, wrong: ToolCall, cause: str, word: str
 ) -> None:
     [step] = pool.play([call("a", wrong, said("add", a=3))])
@@ -125,26 +125,24 @@ def test_a_wrong_call_is_told_to_the_policy_and_costs_nothing_else(
     ("way", "word"),
     [("surrogate", "?"), ("long", "(200,000 characters)"), ("object", "\"<class 'object'>\""), (None, "null")],
 )
-def test_any_result_becomes_text(pool: EnvironmentPool, way: str | None, word: str) -> None:
+def test_results_are_converted_to_text(pool: EnvironmentPool, way: str | None, word: str) -> None:
     [step] = pool.play([call("a", said("misbehave", way=way))])
     assert isinstance(step, Step) and step.calls[0].error is None and step.calls[0].result.endswith(word)
 
 
 @pytest.mark.parametrize(("way", "cause"), [("block", "hang"), ("die", "crash")])
-def test_a_tool_that_takes_its_process_along_costs_its_episode_alone(
-    pool: EnvironmentPool, way: str, cause: str
-) -> None:
+def test_tool_that_kills_process_fails_only_its_episode(pool: EnvironmentPool, way: str, cause: str) -> None:
     bad, good = pool.play([call("a", said("misbehave", way=way)), call("b", said("add", a=3))])
     assert isinstance(bad, Failure) and bad.cause == cause
     assert isinstance(good, Step) and good.calls[0].result == "4"
 
 
-def test_who_thinks_of_a_call_and_answers_has_answered(pool: EnvironmentPool) -> None:
+def test_call_in_thought_with_answer_is_answer(pool: EnvironmentPool) -> None:
     thought = ToolCall("", "<tool_call>", error="thinking")
     assert pool.play([call("a", thought, content="7")]) == [Step("", None, True, calls=(thought,))]
 
 
-def test_every_episode_has_a_state_of_its_own() -> None:
+def test_episodes_have_separate_state() -> None:
     spec = config(f"{FILE}:Cart")
     with EnvironmentPool(spec, told("Cart")) as pool:
         steps = pool.play([call(name, said("put", thing=name), answer="bag") for name in "ab"])
@@ -154,7 +152,7 @@ def test_every_episode_has_a_state_of_its_own() -> None:
         assert pool.play([answer]) == [Step("", 1.0, True)]
 
 
-def test_a_state_is_brought_back_by_its_snapshot() -> None:
+def test_snapshot_restores_state() -> None:
     spec = config(f"{FILE}:SavedCart")
     assert [schema["function"]["name"] for schema in told("SavedCart")] == ["put"]
     first = call("a", said("put", thing="a"), answer="bag")
@@ -169,7 +167,7 @@ def test_a_state_is_brought_back_by_its_snapshot() -> None:
         ]
 
 
-def test_null_is_of_an_optional_type_alone() -> None:
+def test_null_needs_optional_type() -> None:
     number = {"type": "object", "properties": {"a": {"type": "integer", "nullable": True}, "b": {"type": "integer"}}}
     assert read_arguments('{"a": null, "b": 1}', number)[0] is None
     assert read_arguments('{"a": null, "b": null}', number)[0] == "b: None is not of type 'integer'"

@@ -52,7 +52,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_the_first_step_that_ends_is_told_at_once_and_those_right_after_it_together(
+def test_ended_steps_are_reported_in_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "LINGER_S", 0.5)
@@ -75,7 +75,7 @@ def test_the_first_step_that_ends_is_told_at_once_and_those_right_after_it_toget
 
 
 @pytest.mark.parametrize("end", ["begins", "takes the process along"])
-def test_what_has_ended_does_not_wait_for_a_step_that(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_ended_step_does_not_wait_for_others(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(worker, "LINGER_S", 3600.0)
     ends: list[int] = []
 
@@ -111,6 +111,6 @@ def test_what_has_ended_does_not_wait_for_a_step_that(monkeypatch: pytest.Monkey
     assert at_begin == (sent.messages if end == "begins" else [])
 
 
-def test_a_step_that_is_no_valid_unicode_has_a_digest() -> None:
+def test_invalid_unicode_step_has_digest() -> None:
     digests = {digest_step(Step("go on", scores={name: value})) for name in ("\ud83d", "a") for value in (0.0, 1.0)}
     assert len(digests) == 4

@@ -103,12 +103,12 @@ def _ask(tree: Any) -> list[Any]:
 
 @settings(max_examples=500, derandomize=True)
 @given(_BODIES)
-def test_parse_refuses_any_body_with_400_or_reads_it(tree: dict[str, Any]) -> None:
+def test_parse_reads_or_refuses_any_body_with_400(tree: dict[str, Any]) -> None:
     for one in _ask(tree):
         assert one == 400 or one.messages
 
 
-def test_parse_refuses_what_the_review_sent() -> None:
+def test_parse_refuses_recorded_attacks() -> None:
     assert [_ask(tree) for tree in _BAD] == [[400, 400]] * len(_BAD)
 
 
@@ -134,7 +134,7 @@ def test_call_reads_any_retry_count(retries: str) -> None:
 @example(10**400, {})
 @example(1, {"\ud800": 1})
 @example(1, {"a": 10**400})
-def test_read_verdict_is_plain_numbers_with_names_or_a_failure(reward: Any, scores: Any) -> None:
+def test_read_verdict_returns_numbers_or_failure(reward: Any, scores: Any) -> None:
     for found in (read_verdict({"reward": reward, "scores": scores}), parse_verdict(json.dumps({"reward": reward}))):
         assert isinstance(found, Verdict | Failure)
         if isinstance(found, Verdict):
@@ -149,7 +149,7 @@ def test_read_verdict_is_plain_numbers_with_names_or_a_failure(reward: Any, scor
 )
 @example('{"episode": ["x"], "reward": 1}')
 @example('{"episode": "a", "reward": 1%s}' % ("0" * 400))
-def test_a_line_of_a_resident_costs_at_most_its_own_episode(line: str) -> None:
+def test_resident_line_fails_at_most_its_episode(line: str) -> None:
     resident = object.__new__(Resident)
     resident._lock = threading.Lock()
     resident._waiting = {name: Future[Verdict | Failure]() for name in ("a", "b")}
@@ -173,7 +173,7 @@ _STEPS = st.builds(
 
 @settings(max_examples=400, derandomize=True)
 @given(_STEPS)
-def test_any_step_arrives_as_itself_or_as_a_failure(step: Any) -> None:
+def test_step_arrives_unchanged_or_as_failure(step: Any) -> None:
     outcome = check_step(step)
     [answer] = decode(encode(Said([pack_answer(Answer("a", outcome))]))).read()
     assert answer.episode == "a"
@@ -185,7 +185,7 @@ _GOOD = encode(Said([pack_answer(Answer("a", Step("x", 1.0, scores={"b": 2.0})))
 
 @settings(max_examples=400, derandomize=True)
 @given(mangled(_GOOD) | st.binary(max_size=40))
-def test_any_bytes_of_a_process_are_answers_or_its_crash(data: bytes) -> None:
+def test_process_output_is_answers_or_crash(data: bytes) -> None:
     wire, theirs = Wire.pair(decode)
     fake: Any = object()
     process = WorkerProcess(fake, wire, fake)
@@ -203,7 +203,7 @@ def test_any_bytes_of_a_process_are_answers_or_its_crash(data: bytes) -> None:
 
 @settings(max_examples=500, derandomize=True)
 @given(json_values(6), json_values(6), json_values(6))
-def test_any_answer_of_a_reward_service_is_results_or_an_error(reward: Any, parts: Any, failure: Any) -> None:
+def test_reward_service_answer_is_results_or_error(reward: Any, parts: Any, failure: Any) -> None:
     item = RewardItem(completion="7", answer="7")
     for tree in (
         {"rewards": [reward], "parts": [parts], "failures": [failure]},

@@ -23,7 +23,7 @@ _ROWS = st.lists(st.dictionaries(st.text(max_size=8), _VALUES, max_size=4), max_
 @settings(max_examples=400, derandomize=True)
 @given(rows=_ROWS, cut=st.integers(0, 400), lost=st.sampled_from((b"", b"\0" * 9, b'{"a": "\xc3')))
 @example(rows=[{"step": 1}], cut=0, lost=b"")
-def test_power_loss_at_any_byte_costs_the_last_line_alone(
+def test_truncation_at_any_byte_loses_only_last_line(
     name: str, rows: list[dict[str, Any]], cut: int, lost: bytes
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
@@ -53,7 +53,7 @@ def test_power_loss_at_any_byte_costs_the_last_line_alone(
 @example(b"[" * 200_000)  # deeper than Python's own stack
 @example(b"9" * 5000)  # a number with more digits than Python reads
 @example(b'{"a": NaN}')
-def test_a_line_of_any_bytes_is_a_row_or_none(line: bytes) -> None:
+def test_line_of_any_bytes_is_row_or_none(line: bytes) -> None:
     row = parse_row(line)
     assert row is None or isinstance(row, dict)
 
@@ -75,7 +75,7 @@ def test_readers_pass_over_garbage(lines: list[bytes]) -> None:
 
 @settings(max_examples=200, derandomize=True)
 @given(_ROWS)
-def test_the_display_takes_what_a_damaged_run_says(rows: list[dict[str, Any]]) -> None:
+def test_display_accepts_damaged_run(rows: list[dict[str, Any]]) -> None:
     progress = Progress()
     for row in rows:
         progress.apply_event(

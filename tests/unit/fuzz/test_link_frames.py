@@ -54,7 +54,7 @@ def hear(head: Link) -> list[dict[str, Any]]:
 @given(st.binary(max_size=100) | st.just(BEGIN + b"\0\0\0\x28" + b"m" * 32 + b"{}{}{}{}").flatmap(mangled))
 @example(BEGIN + b"\0\x03\r\x40" + b"m" * 200_000)
 @example(BEGIN + b"\xff" * 100_000)
-def test_nothing_is_heard_of_what_a_stranger_sends(data: bytes) -> None:
+def test_frames_without_secret_are_ignored(data: bytes) -> None:
     with linked(SECRET) as (head, other), costs_at_most(1_000_000):
         other._sock.settimeout(5)
         other._sock.sendall(data)
@@ -70,7 +70,7 @@ def test_nothing_is_heard_of_what_a_stranger_sends(data: bytes) -> None:
 )
 @example([b"[" * 100_000])
 @example([b'{"kind": "notice"}', b'{"kind": "notice", "signal": 9}', b'{"kind": "hello"}', b'{"kind": ["hello"]}'])
-def test_what_is_heard_of_who_knows_the_secret_are_messages(bodies: list[bytes]) -> None:
+def test_frames_with_secret_are_messages(bodies: list[bytes]) -> None:
     with linked(SECRET) as (head, other):
         for link in (head, other, head, other):
             link.poll()
@@ -91,7 +91,7 @@ def _signed(link: Link, body: bytes) -> bytes:
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
 @example([{"kind": "hello", "version": __version__, "rank": 1, "name": "a", "num_nodes": None, "config": {}}] * 2)
 @example([{"kind": "ready", "shares_run_dir": True}])
-def test_the_head_goes_on_whatever_a_machine_says_that_knows_the_secret(messages: list[dict[str, Any]]) -> None:
+def test_head_survives_any_authenticated_message(messages: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder, linked(SECRET) as (head, other):
         hub = Hub(RunDir(Path(folder)), 3, HeadPlace(0, "word"), SECRET, "job", {"name": "a"})
         member = Member(head, 0.0, float("inf"))

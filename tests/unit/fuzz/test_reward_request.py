@@ -36,7 +36,7 @@ BODIES = st.binary(max_size=64) | REQUESTS.map(lambda tree: json.dumps(tree).enc
 @example(b'{"query": ["' + b"\\ud800" * 1000 + b'"], "labels": ["1"]}')
 @example(b'{"query": ["a"], "labels": [' + b"9" * 100_000 + b"]}")
 @example(json.dumps({"query": ["a"], "prompts": ["[" * 500_000 + '"role"'], "labels": ["1"]}).encode())
-def test_a_body_is_a_request_or_is_refused_in_words(body: bytes) -> None:
+def test_body_is_request_or_is_refused(body: bytes) -> None:
     with costs_at_most(len(body)):
         try:
             asked = parse_request(body)
@@ -52,7 +52,7 @@ def test_a_body_is_a_request_or_is_refused_in_words(body: bytes) -> None:
 @settings(max_examples=500, derandomize=True, deadline=None)
 @given(st.binary(max_size=64) | json_values(12).map(lambda tree: json.dumps(tree).encode()).flatmap(mangled))
 @example(b'{"query": [], "rewards": [' + b"9" * 100_000 + b"]}")
-def test_an_answer_of_a_strange_service_is_read_or_refused_in_words(body: bytes) -> None:
+def test_foreign_answer_is_read_or_refused(body: bytes) -> None:
     items = [RewardItem(prompt="", completion="7", answer="7")]
     with costs_at_most(len(body)):
         try:

@@ -66,7 +66,7 @@ def frame(body: bytes) -> bytes:
 @example(frame(b"[" * 1_000_000))
 @example(b"\xff\xff\xff\xff" + b"[" * 1000)
 @example(b"\0\0\0\x01")
-def test_a_frame_is_read_or_given_up(data: bytes) -> None:
+def test_frame_is_read_or_rejected(data: bytes) -> None:
     with costs_at_most(len(data)), suppress(EOFError, ValueError):
         receive(data)
 
@@ -79,7 +79,7 @@ def test_a_frame_is_read_or_given_up(data: bytes) -> None:
 @example(["m", "x", ["__class__"], [["n"]]])
 @example(["dict", None, [["u", [["r", 0], ["n"]]]]])
 @example(["i", "0x" + "f" * 1_000_000])
-def test_a_value_is_plain_data_or_given_up(data: Any) -> None:
+def test_value_is_plain_data_or_rejected(data: Any) -> None:
     resolved: list[int] = []
     with costs_at_most(4_000_000), suppress(ValueError):
         value = wire.Decoder(lambda number: resolved.append(number)).decode(data)
@@ -110,7 +110,7 @@ def test_a_value_is_plain_data_or_given_up(data: Any) -> None:
     assert all(isinstance(number, int) for number in resolved)
 
 
-def test_a_value_too_deep_to_be_read_is_given_up() -> None:
+def test_too_deep_value_is_rejected() -> None:
     deep: Any = ["n"]
     for _ in range(2000):
         deep = ["list", None, [deep]]
@@ -120,7 +120,7 @@ def test_a_value_too_deep_to_be_read_is_given_up() -> None:
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(PLAIN)
-def test_plain_data_comes_back_as_it_went(value: Any) -> None:
+def test_plain_data_survives_round_trip(value: Any) -> None:
     tree = json.loads(json.dumps(wire.Encoder(lambda *_: ["o", 0]).encode(value)))
     assert wire.Decoder(lambda _: None).decode(tree) == value
 
@@ -133,7 +133,7 @@ def test_plain_data_comes_back_as_it_went(value: Any) -> None:
 @example({"error": ["SystemExit", [["i", "0x0"]]]})
 @example({"error": "x"})
 @example({"value": ["o", 1], "objects": []})
-def test_no_answer_of_the_code_makes_a_check_pass_or_its_process_end(answer: Any) -> None:
+def test_answers_of_code_cannot_pass_check_or_end_process(answer: Any) -> None:
     requests, replies, verdicts = os.pipe(), os.pipe(), os.pipe()
     with os.fdopen(requests[0], "rb"), os.fdopen(verdicts[0], "rb") as told:
         for _ in range(2):
@@ -147,5 +147,5 @@ def test_no_answer_of_the_code_makes_a_check_pass_or_its_process_end(answer: Any
 
 
 @pytest.mark.parametrize("name", ["KeyboardInterrupt", "SystemExit", "BaseException", "__import__", "UnicodeError"])
-def test_what_the_code_raises_is_an_ordinary_exception(name: str) -> None:
+def test_exceptions_of_code_are_ordinary(name: str) -> None:
     assert isinstance(check._rebuild(name, ["x"]), Exception)

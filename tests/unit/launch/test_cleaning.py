@@ -55,7 +55,7 @@ def refuse() -> set[str]:
         (refuse, [], [], [], "a1,a2,a3"),
     ],
 )
-def test_clean_nodes_names_only_nodes_that_answer(
+def test_clean_nodes_names_only_responding_nodes(
     tmp_path: Path,
     asked: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,

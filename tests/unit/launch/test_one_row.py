@@ -51,7 +51,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_is_submitted_to_asked_read_and_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launcher_row_serves_submit_status_logs_and_cancel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a"]) == 0
     assert "toy     welcome" in capsys.readouterr().err
     assert read_json(RunDir("a").job) == {"launcher": "toy", "job_id": "t7", "address": "toy://box"}
@@ -65,7 +65,7 @@ def test_it_is_submitted_to_asked_read_and_cancelled(capsys: pytest.CaptureFixtu
     assert "state   dead" in capsys.readouterr().out
 
 
-def test_it_refuses_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launcher_row_refuses_with_own_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a", "name=unwanted"]) == 2
     assert "the toy must like the name; got unwanted" in capsys.readouterr().err
     assert not Path("a").exists()

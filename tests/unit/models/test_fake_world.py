@@ -24,13 +24,11 @@ def require_close(found: dict[str, tuple[float, float]]) -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks", "layers", "tokens", "options"), FEW_LAYERS)
-def test_each_phase_takes_what_is_planned(
-    name: str, ranks: int, layers: int, tokens: int, options: dict[str, Any]
-) -> None:
+def test_phase_memory_matches_plan(name: str, ranks: int, layers: int, tokens: int, options: dict[str, Any]) -> None:
     require_close(compare(name, ranks, tokens, num_layers=layers, **options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), ROWS)
-def test_each_phase_of_a_whole_model_takes_what_is_planned(name: str, ranks: int) -> None:
+def test_phase_memory_of_full_model_matches_plan(name: str, ranks: int) -> None:
     require_close(compare(name, ranks, 8192))

@@ -8,7 +8,7 @@ import pytest
 from slurm_rl.models.checkpoint.store import written_beside
 
 
-def test_appears_when_the_block_ends(tmp_path: Path) -> None:
+def test_appears_when_block_ends(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "model"
     with written_beside(folder) as beside:
         (beside / "sub").mkdir()
@@ -18,7 +18,7 @@ def test_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert [p.name for p in folder.parent.iterdir()] == ["model"]
 
 
-def test_replaces_an_older_one(tmp_path: Path) -> None:
+def test_replaces_older_one(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     for text in ("old", "new"):
         with written_beside(folder) as beside:
@@ -27,7 +27,7 @@ def test_replaces_an_older_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_error_leaves_the_older_one(tmp_path: Path) -> None:
+def test_error_leaves_older_one(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with written_beside(folder) as beside:
         (beside / "old").write_text("")
@@ -38,7 +38,7 @@ def test_an_error_leaves_the_older_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+def test_permissions_follow_umask(tmp_path: Path) -> None:
     folder, before = tmp_path / "model", os.umask(0o027)
     try:
         with written_beside(folder) as beside:

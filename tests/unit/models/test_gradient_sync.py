@@ -51,12 +51,12 @@ def count_sums(folder: Path, monkeypatch: pytest.MonkeyPatch, offload: str) -> i
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_gradients_that_fit_are_summed_over_ranks_once_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_gradients_are_reduced_once_per_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_sums(folder, monkeypatch, "none") == 1
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_those_that_do_not_fit_are_summed_as_they_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gradients_are_reduced_as_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no rank ever holds more than its own part of them."""
     assert count_sums(folder, monkeypatch, "all") == NUM_MICRO_BATCHES
     monkeypatch.setattr(fsdp2, "device_memory", lambda: 10_000)

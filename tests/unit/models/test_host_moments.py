@@ -30,7 +30,7 @@ def set_gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
         parameter.grad = None if skipped else torch.randn(parameter.shape, generator=generator)
 
 
-def test_updates_are_the_same_bits_and_a_bucket_is_all_that_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_updates_are_bit_equal_and_hold_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_BUCKET", 30)
     plain, reference = build(0)
     parked, optimizer = build(0)
@@ -71,7 +71,7 @@ class FakeStream:
         self.said.append(f"host waits for {self.name}")
 
 
-def test_on_a_gpu_both_directions_go_beside_the_updates_with_two_buckets_there(
+def test_gpu_updates_overlap_both_copies_with_two_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A recorder is in place of torch.cuda; the copies themselves are a CPU's."""

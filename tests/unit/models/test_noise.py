@@ -18,7 +18,7 @@ def sequence(length: int, seed: int | None) -> TrainSequence:
     return TrainSequence(token_ids=np.arange(length), trained_from=1, noise_seed=seed)
 
 
-def test_the_noise_is_bounded_by_length_and_width() -> None:
+def test_noise_is_bounded_by_length_and_width() -> None:
     noise = build_noise(build_packed_batch([sequence(4, 1), sequence(100, 2)]), WIDTH, ALPHA)
     assert noise.shape == (104, WIDTH)
     for part, length in ((noise[:4], 4), (noise[4:], 100)):
@@ -26,13 +26,13 @@ def test_the_noise_is_bounded_by_length_and_width() -> None:
         assert 0.8 * bound < part.abs().max() <= bound
 
 
-def test_a_sequence_has_the_same_noise_alone_and_packed() -> None:
+def test_noise_of_packed_sequence_equals_unpacked() -> None:
     packed = build_noise(build_packed_batch([sequence(4, 1), sequence(6, 2)]), WIDTH, ALPHA)
     alone = build_noise(build_packed_batch([sequence(6, 2)]), WIDTH, ALPHA)
     assert torch.equal(packed[4:], alone)
 
 
-def test_noise_falls_on_the_places_of_the_tokens_alone() -> None:
+def test_noise_affects_only_tokens() -> None:
     embedding = nn.Embedding(8, WIDTH)
     module = SimpleNamespace(get_input_embeddings=lambda: embedding)
     batch = build_packed_batch([sequence(3, 1)])
@@ -44,7 +44,7 @@ def test_noise_falls_on_the_places_of_the_tokens_alone() -> None:
     assert torch.equal(embedding(rows), plain)
 
 
-def test_without_seeds_or_alpha_nothing_is_added() -> None:
+def test_missing_seeds_or_alpha_add_no_noise() -> None:
     embedding = nn.Embedding(8, WIDTH)
     module = SimpleNamespace(get_input_embeddings=lambda: embedding)
     rows = torch.zeros(1, 3, dtype=torch.long)

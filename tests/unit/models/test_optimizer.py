@@ -26,7 +26,7 @@ def test_schedule_by_hand(schedule: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_schedule_never_turns_negative(schedule: str) -> None:
+def test_schedule_is_never_negative(schedule: str) -> None:
     config = OptimConfig(lr=2.0, warmup_steps=2, schedule=schedule)
     assert schedule_lr(config, 6, 6) == pytest.approx(0)
     assert schedule_lr(config, 60, 6) == pytest.approx(0)
@@ -61,7 +61,7 @@ def test_clipping_by_hand() -> None:
     assert [float(p.grad) for p in parameters[:2] if p.grad is not None] == pytest.approx([0.6, 0.8])
 
 
-def test_a_small_gradient_is_left_alone() -> None:
+def test_small_gradient_is_not_clipped() -> None:
     parameter = torch.zeros(2, requires_grad=True)
     parameter.grad = torch.tensor([0.3, 0.4])
     assert clip_gradients([parameter], max_norm=1.0) == pytest.approx(0.5)
@@ -69,7 +69,7 @@ def test_a_small_gradient_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_refused(bad: float) -> None:
+def test_nonfinite_gradient_is_refused(bad: float) -> None:
     parameter = torch.zeros(2, requires_grad=True)
     parameter.grad = torch.tensor([1.0, bad])
     with pytest.raises(TrainingError, match=r"finite; got (nan|inf).*Next: resume"):

@@ -15,7 +15,7 @@ from tests.live_bytes import LiveBytes
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_take_what_the_training_code_takes(dtype: str, rows: int | None, entropy_gradient: bool) -> None:
+def test_logits_memory_matches_plan(dtype: str, rows: int | None, entropy_gradient: bool) -> None:
     """A model that is nearly all vocabulary: its peak is the logits', within 15 %."""
     tokens, vocab = 256, 50_000
     config = Qwen2Config(

@@ -41,7 +41,7 @@ def make(held: Held) -> Iterator[tuple[str, Tensor]]:
         yield f"layer.{index}.weight", held.watch(torch.full((TENSOR_BYTES // 4,), float(index)))
 
 
-def test_no_more_than_one_file_and_one_tensor_is_held(tmp_path: Path) -> None:
+def test_convert_holds_one_file_and_one_tensor(tmp_path: Path) -> None:
     held = Held()
     count = write_shards(tmp_path, make(held), max_bytes=3 * TENSOR_BYTES)
     assert count == NUM_TENSORS * TENSOR_BYTES // 4
@@ -54,7 +54,7 @@ def test_no_more_than_one_file_and_one_tensor_is_held(tmp_path: Path) -> None:
     assert index["weight_map"].keys() == found.keys()
 
 
-def test_what_fits_is_one_file_without_an_index(tmp_path: Path) -> None:
+def test_small_export_is_one_file_without_index(tmp_path: Path) -> None:
     write_shards(tmp_path, make(Held()), max_bytes=10**9)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_export_never_holds_the_whole_model(folder: Path, tmp_path: Path) -> None:
+def test_export_never_holds_full_model(folder: Path, tmp_path: Path) -> None:
     model, held = AutoModelForCausalLM.from_pretrained(folder), Held()
     state = ((name, held.watch(tensor.detach().clone())) for name, tensor in model.state_dict().items())
     total = sum(tensor.nbytes for tensor in model.parameters())
@@ -89,7 +89,7 @@ def test_an_export_never_holds_the_whole_model(folder: Path, tmp_path: Path) -> 
     assert again.config.use_cache
 
 
-def test_a_written_model_that_computes_something_else_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_export_that_computes_differently_is_refused(folder: Path, tmp_path: Path) -> None:
     config = Qwen3Config.from_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     source = list(weights.items())

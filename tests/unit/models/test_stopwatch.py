@@ -7,7 +7,7 @@ from slurm_rl.models import stopwatch
 from slurm_rl.models.stopwatch import Stopwatch, Yardstick
 
 
-def test_a_yardstick_takes_a_small_part_of_the_time_and_draws_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yardstick_is_short_and_draws_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(stopwatch.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(Stopwatch, "seconds", lambda watch: 0.02)
@@ -23,7 +23,7 @@ def test_a_yardstick_takes_a_small_part_of_the_time_and_draws_no_number(monkeypa
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_stopwatch_adds_up_what_is_done_with_it() -> None:
+def test_stopwatch_sums_measured_calls() -> None:
     watch = Stopwatch(torch.device("cpu"))
     seconds = [watch.seconds()]
     for _ in range(2):

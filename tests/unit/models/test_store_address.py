@@ -18,7 +18,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("find_port", [lambda: 0, free_port], ids=["any", "named"])
-def test_a_store_listens_on_the_address_of_its_ranks_alone(find_port: Callable[[], int]) -> None:
+def test_store_listens_only_on_address_of_ranks(find_port: Callable[[], int]) -> None:
     port = find_port()
     store = open_store("127.0.0.1", port, 1, True, timedelta(seconds=30))
     store.set("key", "value")
@@ -30,7 +30,7 @@ def test_a_store_listens_on_the_address_of_its_ranks_alone(find_port: Callable[[
     assert client.get("key") == b"value"
 
 
-def test_torchruns_store_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_store_listens_only_on_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_tcp_rendezvous, "TCPStore", static_tcp_rendezvous.TCPStore)
     bind_rendezvous()
     port = free_port()
@@ -41,7 +41,7 @@ def test_torchruns_store_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
         socket.create_connection(("127.0.0.2", port), 10)
 
 
-def test_a_name_or_a_routers_address_is_left_to_torch() -> None:
+def test_name_or_router_address_is_left_to_torch() -> None:
     assert listen_at("localhost", 0) is None
     assert listen_at("192.0.2.1", 0) is None
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):

@@ -14,7 +14,7 @@ from tests.tiny_models import SMALL, TinyModel, TinyVL
 
 
 @pytest.mark.parametrize("shape", [SMALL, TinyVL()])
-def test_seed_decides_the_weights_and_files_of_weights_are_ignored(shape: TinyModel | TinyVL, tmp_path: Path) -> None:
+def test_seed_decides_weights_and_weight_files_are_ignored(shape: TinyModel | TinyVL, tmp_path: Path) -> None:
     source = shape.write(tmp_path / "source")
     config = ModelConfig(from_config=str(source))
     draw_model(config, 0, tmp_path / "a")
@@ -27,18 +27,18 @@ def test_seed_decides_the_weights_and_files_of_weights_are_ignored(shape: TinyMo
     assert {path.name for path in (tmp_path / "b").glob("*model*")} == {"model.safetensors"}
 
 
-def test_a_model_with_weights_and_one_without_are_not_both_named() -> None:
+def test_path_and_from_config_are_exclusive() -> None:
     with pytest.raises(ConfigError, match=r"only one of model.path and model.from_config.*Next: model=hf"):
         load_config(["+exp=demo", "model.path=Qwen/Qwen3-4B"])
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "tiny_qwen33", "/etc"])
-def test_a_folder_without_a_config_is_refused(name: str) -> None:
+def test_folder_without_config_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"model.from_config must be a folder with config.json; got {name}"):
         check_inputs(load_config(["+exp=demo", f"model.from_config={name}"]), print)
 
 
-def test_a_folder_has_an_absolute_path_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_has_absolute_path_in_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SMALL.write(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     assert with_absolute_files(load_config(["+exp=demo", "model.from_config=mine"])).model.from_config == str(

@@ -49,7 +49,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_controller_monitor_reports_a_lost_node_once(scene: Scene) -> None:
+def test_controller_monitor_reports_lost_node_once(scene: Scene) -> None:
     scene.beat()
     scene.monitor.check(100.0)
     scene.server.close()
@@ -65,7 +65,7 @@ def test_controller_monitor_reports_a_lost_node_once(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("case", ["heartbeats", "head listens", "controller ended", "rank 0", "rank 1"])
-def test_controller_monitor_reports_nothing_without_a_loss(tmp_path: Path, case: str) -> None:
+def test_controller_monitor_without_loss_reports_nothing(tmp_path: Path, case: str) -> None:
     """Only the last of three nodes monitors."""
     scene = Scene(tmp_path, rank=int(case[-1]) if case.startswith("rank") else 2)
     if case != "head listens":
@@ -79,7 +79,7 @@ def test_controller_monitor_reports_nothing_without_a_loss(tmp_path: Path, case:
     assert scene.events() == []
 
 
-def test_controller_monitor_reports_a_recovery(scene: Scene) -> None:
+def test_controller_monitor_reports_recovery(scene: Scene) -> None:
     scene.server.close()
     for moment in (100.0, 120.0):
         scene.monitor.check(moment)
@@ -89,7 +89,7 @@ def test_controller_monitor_reports_a_recovery(scene: Scene) -> None:
     assert [row["kind"] for row in scene.events()] == ["controller/silent", "controller/recovered", "controller/silent"]
 
 
-def test_status_names_a_silent_controller(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_silent_controller(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     record_job(scene.run, "slurm", "7")
     monkeypatch.setattr("slurm_rl.cli.status.read_states", lambda runs: [RunState("running", is_alive=True)])
     append_event(scene.run, "attempt/started", attempt=1)

@@ -17,7 +17,7 @@ DEAF = "import time; print('up', flush=True); time.sleep(60)"
 
 
 @pytest.mark.parametrize(("body", "expected"), [(HANDLES, True), (DEAF, False)])
-def test_may_signal_follows_the_signal_handler(body: str, expected: bool) -> None:
+def test_may_signal_follows_signal_handler(body: str, expected: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -27,11 +27,11 @@ def test_may_signal_follows_the_signal_handler(body: str, expected: bool) -> Non
         process.kill()
 
 
-def test_catches_is_false_for_an_ended_process() -> None:
+def test_catches_is_false_for_ended_process() -> None:
     assert not catches(2**22 + 1, signal.SIGUSR2)
 
 
-def test_check_driver_end_names_the_signal(tmp_path: Path) -> None:
+def test_check_driver_end_names_signal(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     with pytest.raises(TrainingError, match=r"killed by SIGKILL, exit status 137"):
         check_driver_end(attempt, -9)

@@ -19,7 +19,7 @@ def environment_of(run: Path, *words: str, rank: int = 0) -> dict[str, str]:
     return child_environment(RunDir(run), plan, 1, NodeRole(rank, 2, "7"), ports, "mark", run / "tmp")
 
 
-def test_child_environment_has_the_users_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_environment_has_users_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ["+cluster.env.VLLM_USE_V1=1", "+cluster.env.HF_HUB_OFFLINE=0"]
     nodes = [environment_of(tmp_path, *words, rank=rank) for rank in range(2)]
@@ -57,7 +57,7 @@ def test_read_device_uuids_returns_accessible_gpus_in_order(tmp_path: Path) -> N
     assert read_device_uuids(topology, dri) == ["GPU-000000000000abc2", "GPU-000000000000abca"]
 
 
-def test_read_device_uuids_without_a_driver_is_empty(tmp_path: Path) -> None:
+def test_read_device_uuids_without_driver_is_empty(tmp_path: Path) -> None:
     assert read_device_uuids(tmp_path / "absent", tmp_path) == []
 
 

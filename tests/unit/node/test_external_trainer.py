@@ -59,12 +59,12 @@ def test_external_end_is_reported_in_outcome(tmp_path: Path, body: str, status: 
     assert outcome(tmp_path)["outcome"] == wanted and cause in outcome(tmp_path).get("cause", "")
 
 
-def test_external_names_a_missing_program(tmp_path: Path) -> None:
+def test_external_names_missing_program(tmp_path: Path) -> None:
     assert start(tmp_path, ["no-such-program"]).wait(60) == 1
     assert "no-such-program could not be started: No such file" in outcome(tmp_path)["cause"]
 
 
-def test_external_environment_names_the_run(tmp_path: Path) -> None:
+def test_external_environment_names_run(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("found = True")
     (tmp_path / "mine.py").write_text(
         "import beside, json, os\n"
@@ -93,7 +93,7 @@ TELL = "import json, os, sys; e = os.environ; f = open(e['SLURM_RL_RUN_DIR'] + '
         (["checkpoint-4", "checkpoint-20"], 2, [["--from", "at checkpoint-4, 4"], "checkpoint-4", "4"]),
     ],
 )
-def test_external_resumes_from_the_newest_complete_checkpoint(
+def test_external_resumes_from_newest_complete_checkpoint(
     tmp_path: Path, folders: list[str], attempt: int, seen: list[Any]
 ) -> None:
     for name in folders:
@@ -106,7 +106,7 @@ def test_external_resumes_from_the_newest_complete_checkpoint(
     assert row["kind"] == "external/started" and row["checkpoint"] == (seen[1] or None)
 
 
-def test_external_repairs_an_empty_tracker_file(tmp_path: Path) -> None:
+def test_external_repairs_empty_tracker_file(tmp_path: Path) -> None:
     """verl reads it first and fails if it is empty."""
     (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
     (tmp_path / "checkpoints/global_step_20/data.pt").write_text("x")
@@ -200,7 +200,7 @@ def test_external_rank_waits_for_its_own_stop(tmp_path: Path) -> None:
         ("_actor/x", -1),
     ],
 )
-def test_newest_step_knows_checkpoints_of_each_trainer(tmp_path: Path, folder: str, step: int) -> None:
+def test_newest_step_reads_checkpoints_of_each_trainer(tmp_path: Path, folder: str, step: int) -> None:
     (tmp_path / "checkpoints" / folder).mkdir(parents=True)
     assert newest_step(RunDir(tmp_path)) == step
 

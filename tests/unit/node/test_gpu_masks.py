@@ -38,7 +38,7 @@ def nodes_of_ray(*masks: list[str]) -> list[dict[str, Any]]:
 
 
 @given(first=MASKS, second=MASKS)
-def test_actor_gets_gpus_by_the_names_in_the_mask(first: list[str], second: list[str]) -> None:
+def test_actor_gets_gpus_by_names_in_mask(first: list[str], second: list[str]) -> None:
     count = min(len(first), len(second))
     names = []
     for mask in (first, second):
@@ -52,7 +52,7 @@ def test_actor_gets_gpus_by_the_names_in_the_mask(first: list[str], second: list
     assert cluster._visible_gpus(actor) == {MASK_VARIABLES["nvidia"]: ",".join(second[:count])}
 
 
-def test_gpu_names_without_a_mask_are_indices() -> None:
+def test_gpu_names_without_mask_are_indices() -> None:
     assert gpu_names({}, "nvidia", 2) == ["0", "1"]
     assert gpu_names({}, "cpu", 0) == []
     assert [parse_gpu_labels(node["Labels"]) for node in find_ours(nodes_of_ray([]), 1)] == [[]]
@@ -68,7 +68,7 @@ def test_gpu_names_without_a_mask_are_indices() -> None:
         ("policy", (), None, {}),
     ],
 )
-def test_trainers_on_gpus_share_the_cores(
+def test_trainers_on_gpus_share_cores(
     role: str, gpus: tuple[int, ...], num_threads: int | None, expected: dict[str, str]
 ) -> None:
     nodes = OwnRayNodes.__new__(OwnRayNodes)

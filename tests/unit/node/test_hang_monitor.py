@@ -129,7 +129,7 @@ def find_verdict(nodes: Nodes) -> TrainingError:
     return errors[0]
 
 
-def test_hang_monitor_names_a_stopped_rank(tmp_path: Path) -> None:
+def test_hang_monitor_names_stopped_rank(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     with nodes.ranks(RANK, FOUR):
         wait_until(lambda: nodes.beats(1) == 2, "training")
@@ -160,7 +160,7 @@ def test_hang_monitor_reports_ranks_before_their_deadline(tmp_path: Path) -> Non
     assert not list(nodes.attempt.path.glob("*stacks*")) and read_rows(nodes.run.events) == []
 
 
-def test_hang_monitor_names_a_straggler_once_per_attempt(tmp_path: Path) -> None:
+def test_hang_monitor_names_straggler_once_per_attempt(tmp_path: Path) -> None:
     three = {"rank-0": (0, "0.02"), "rank-1": (0, "0.02"), "rank-2": (1, "0.2")}
     for number in (1, 2):
         nodes = Nodes(tmp_path, number, heartbeat_timeout_s=600.0)
@@ -209,7 +209,7 @@ def test_compare_stacks_suspects_silent_then_small_groups(
     assert found == suspects and words in verdict
 
 
-def test_parse_stack_returns_the_last_main_thread() -> None:
+def test_parse_stack_returns_last_main_thread() -> None:
     text = (
         'Thread 0x00007f7c806706c0 (most recent call first):\n  File "/a/pool.py", line 3 in wait\n\n'
         'Current thread 0x00007f7c813d3b80 (most recent call first):\n  File "/b/main.py", line 6 in train\n'

@@ -25,7 +25,7 @@ def read_one(folder: Path, later: float = 0.0) -> Beat:
     return beat
 
 
-def test_heartbeat_shows_the_innermost_phase(own: Heartbeat, tmp_path: Path) -> None:
+def test_heartbeat_shows_innermost_phase(own: Heartbeat, tmp_path: Path) -> None:
     assert read_one(tmp_path).phase == ""
     with own.phase("step"):
         with own.phase("train"):
@@ -60,7 +60,7 @@ def test_heartbeat_counts_threads_in_one_phase(own: Heartbeat, tmp_path: Path) -
     assert read_one(tmp_path).phase == ""
 
 
-def test_heartbeat_is_not_written_by_a_forked_child(own: Heartbeat, tmp_path: Path) -> None:
+def test_heartbeat_is_not_written_by_forked_child(own: Heartbeat, tmp_path: Path) -> None:
     if (pid := os.fork()) == 0:
         with own.phase("forked"):
             os._exit(0)
@@ -68,9 +68,7 @@ def test_heartbeat_is_not_written_by_a_forked_child(own: Heartbeat, tmp_path: Pa
     assert read_one(tmp_path).phase == ""
 
 
-def test_stack_dump_is_enabled_in_a_forked_child(
-    own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stack_dump_is_enabled_in_forked_child(own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's worker is forked or spawned; if it is the actor's own process, that has a heartbeat already."""
     monkeypatch.setenv(HEARTBEATS, str(tmp_path))
     monkeypatch.setattr(heartbeat, "_own", own)
@@ -115,7 +113,7 @@ def test_with_heartbeat_survives_pickling_by_ray(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(Adder)) is Adder
 
 
-def test_phase_without_an_agent_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phase_without_agent_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HEARTBEATS, raising=False)
     heartbeat.start_heartbeat("rank-0")
     with heartbeat.phase("train"):
@@ -123,7 +121,7 @@ def test_phase_without_an_agent_does_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert heartbeat.process_name() == ""
 
 
-def test_heartbeat_costs_microseconds(own: Heartbeat) -> None:
+def test_heartbeat_takes_microseconds(own: Heartbeat) -> None:
     """12 phases with 60 beats take about 200 microseconds; the bound is ten times higher."""
 
     def one_step() -> float:
@@ -141,11 +139,11 @@ def test_heartbeat_costs_microseconds(own: Heartbeat) -> None:
     ("calls", "longest", "deadline"),
     [(0, 0.0, 3600.0), (4, 1.0, 3600.0), (5, 1.0, 60.0), (5, 12.1, 60.5), (9, 100.0, 500.0), (9, 1e4, 3600.0)],
 )
-def test_deadline_is_five_times_the_longest_interval(calls: int, longest: float, deadline: float) -> None:
+def test_deadline_is_five_times_longest_interval(calls: int, longest: float, deadline: float) -> None:
     assert deadline_of(calls, longest, 60.0, 3600.0) == pytest.approx(deadline)
 
 
-def test_find_late_ignores_waits_saves_and_the_driver() -> None:
+def test_find_late_ignores_waits_saves_and_driver() -> None:
     names = [("rank-0", ""), ("rank-1", "save"), ("rank-2", "train"), ("driver", "rollout"), ("driver", "train")]
     beats = [Beat(name, 1, phase, age_s=1e6, num_calls=9, longest_s=1.0) for name, phase in names]
     late = [(one.name, one.phase, one.deadline_s) for one in find_late(beats, "n1", 60.0, 3600.0)]

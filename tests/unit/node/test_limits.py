@@ -53,5 +53,5 @@ def test_raise_limits_raises_soft_to_hard(name: str, soft: int, hard: int, raise
         (3, "status 3"),
     ],
 )
-def test_describe_status_explains_the_signal_of_a_limit(status: int, says: str) -> None:
+def test_describe_status_explains_signal_of_limit(status: int, says: str) -> None:
     assert says in describe_status(status)

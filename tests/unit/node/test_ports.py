@@ -79,7 +79,7 @@ def test_port_block_differs_for_neighbouring_jobs(job: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_find_busy_sees_a_listener_on_any_address(address: str) -> None:
+def test_find_busy_sees_listener_on_any_address(address: str) -> None:
     with socket.socket() as server:
         server.bind((address, 0))
         server.listen()
@@ -89,7 +89,7 @@ def test_find_busy_sees_a_listener_on_any_address(address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gcs", "rendezvous", "spare_max", "worker_min", "worker_max"])
-def test_choose_ports_skips_a_block_with_a_busy_port(name: str) -> None:
+def test_choose_ports_skips_block_with_busy_port(name: str) -> None:
     with chosen(JOB) as plan:
         pass
     with listening(getattr(plan, name)), chosen(JOB) as moved:
@@ -103,7 +103,7 @@ def test_choose_ports_separates_jobs_with_one_first_choice() -> None:
         assert not set(mine.all_ports()) & set(theirs.all_ports())
 
 
-def test_choose_ports_frees_the_block_of_a_killed_process() -> None:
+def test_choose_ports_frees_block_of_killed_process() -> None:
     script = f"from slurm_rl.node.ports import *; print(choose_ports({JOB!r}, 3).guard, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -119,7 +119,7 @@ def ports_of(plans: list[PortPlan]) -> list[int]:
     return [port for plan in plans for port in plan.all_ports()]
 
 
-def test_choose_ports_lists_busy_ports_in_its_error() -> None:
+def test_choose_ports_lists_busy_ports_in_error() -> None:
     # Two blocks without listeners of another test run.
     pairs = ([derive_port_block(JOB, attempt, candidate) for candidate in range(2)] for attempt in range(5, 100))
     attempt, plans = next((n, pair) for n, pair in enumerate(pairs, 5) if not find_busy(ports_of(pair)))
@@ -130,7 +130,7 @@ def test_choose_ports_lists_busy_ports_in_its_error() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
-def test_check_dashboard_port_names_a_taken_port() -> None:
+def test_check_dashboard_port_names_taken_port() -> None:
     check_dashboard_port(None, "n0")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BringUpError) as caught:
         check_dashboard_port(taken.getsockname()[1], "n0")

@@ -52,7 +52,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_end_marked_finds_a_daemon(mark: str) -> None:
+def test_end_marked_finds_daemon(mark: str) -> None:
     parent = start("setsid sh -c 'sleep 300 >/dev/null 2>&1 & echo started'", mark)
     parent.wait(timeout=60)
     wait_until(lambda: len(find_marked(mark)) == 1)
@@ -62,13 +62,13 @@ def test_end_marked_finds_a_daemon(mark: str) -> None:
     assert not is_alive(daemon)
 
 
-def test_end_marked_kills_what_ignores_sigterm(mark: str) -> None:
+def test_end_marked_kills_processes_that_ignore_sigterm(mark: str) -> None:
     stubborn = start(STUBBORN, mark)
     assert stubborn.pid in end_marked(mark, grace_s=0.3)
     assert find_marked(mark) == []
 
 
-def test_end_marked_continues_a_stopped_process(mark: str, tmp_path: Path) -> None:
+def test_end_marked_continues_stopped_process(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
     # By the shell itself: a new child has the mark as well, and may be ended before it does anything.
     process = start(f"trap ': > {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
@@ -99,7 +99,7 @@ def test_end_marked_spares_other_processes(mark: str) -> None:
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_send_spares_a_reused_pid(mark: str, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_spares_reused_pid(mark: str, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open")
     innocent, ours = start(PATIENT), start(PATIENT, mark)
@@ -123,7 +123,7 @@ def test_end_marked_reaps_zombies(mark: str) -> None:
     zombie.wait()
 
 
-def test_end_marked_leaves_own_children_to_the_caller(mark: str) -> None:
+def test_end_marked_leaves_own_children_to_caller(mark: str) -> None:
     child = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
     end_marked(mark, grace_s=30, own_children=[child.pid])
     assert child.wait() == 7
@@ -148,7 +148,7 @@ def test_mark_survives_setproctitle(mark: str) -> None:
     end_marked(mark, grace_s=30)
 
 
-def test_subreaper_adopts_and_reaps_a_daemon() -> None:
+def test_subreaper_adopts_and_reaps_daemon() -> None:
     code = """
 import os, subprocess, time
 from pathlib import Path
@@ -164,7 +164,7 @@ print(int(parent) == os.getpid(), Path(f"/proc/{found[0]}").exists())
     assert result.stdout.split() == ["True", "False"], result.stderr
 
 
-def test_die_with_parent_kills_the_child(mark: str) -> None:
+def test_die_with_parent_kills_child(mark: str) -> None:
     code = """
 import functools, os, signal, subprocess, time
 from slurm_rl.node.processes import *
@@ -183,6 +183,6 @@ time.sleep(300)
     wait_until(lambda: not is_alive(child))
 
 
-def test_die_with_parent_kills_a_late_child() -> None:
+def test_die_with_parent_kills_late_child() -> None:
     late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)
     assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=60) == -signal.SIGKILL

@@ -50,7 +50,7 @@ def test_discover_reads_each_source(env: dict[str, str], identity: NodeIdentity)
     assert discover(env, Flags()) == identity
 
 
-def test_discover_prefers_the_first_source() -> None:
+def test_discover_prefers_first_source() -> None:
     for first, second in itertools.combinations(IN_ORDER, 2):
         if (first, second) != ("RunPod", "GCP"):  # they contradict each other
             assert discover(IN_ORDER[second] | IN_ORDER[first], Flags()).source == first
@@ -102,7 +102,7 @@ def test_discover_overrides_single_values() -> None:
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT"),
     ],
 )
-def test_discover_names_an_invalid_variable(env: dict[str, str], named: str) -> None:
+def test_discover_names_invalid_variable(env: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as error:
         discover(env, Flags())
     assert named in str(error.value)
@@ -110,12 +110,12 @@ def test_discover_names_an_invalid_variable(env: dict[str, str], named: str) -> 
 
 
 @pytest.mark.parametrize("flags", [Flags(rank=2, num_nodes=2), Flags(rank=-1)])
-def test_discover_names_an_invalid_flag(flags: Flags) -> None:
+def test_discover_names_invalid_flag(flags: Flags) -> None:
     with pytest.raises(ConfigError, match="--rank must be 0"):
         discover({}, flags)
 
 
-def test_discover_role_follows_the_host_list() -> None:
+def test_discover_role_follows_host_list() -> None:
     hosts = {"SLURM_RL_HOSTS": "n1,n2,n3"}
     assert discover_role(SLURM | hosts, Flags()) == NodeRole(1, 3, "77", ("n1", "n2", "n3"))
     # srun numbers its tasks in any order.
@@ -129,7 +129,7 @@ def test_discover_role_follows_the_host_list() -> None:
         discover_role(RUNPOD, Flags())
 
 
-def test_own_address_follows_the_route() -> None:
+def test_own_address_follows_route() -> None:
     assert own_address("localhost") == own_address("127.0.0.3") == "127.0.0.1"
     with pytest.raises(BringUpError, match=r"must resolve .*no-such-node\.invalid"):
         own_address("no-such-node.invalid")

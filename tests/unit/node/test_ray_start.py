@@ -13,7 +13,7 @@ from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 
 
 @pytest.mark.parametrize(("python", "is_named"), [("/envs/my env/bin/python", True), ("/envs/mine/bin/python", False)])
-def test_explain_ray_end_names_a_path_with_spaces(tmp_path: Path, python: str, is_named: bool) -> None:
+def test_explain_ray_end_names_path_with_spaces(tmp_path: Path, python: str, is_named: bool) -> None:
     log = tmp_path / "ray-0.log"
     log.write_text("----- BEGIN runtime_env_agent.err tail (exit code(s)=127) -----\n")
     plan = build_plan(load_config(["+exp=demo"]), "/r", SubmitFacts(python, 4, "1"))
@@ -22,14 +22,14 @@ def test_explain_ray_end_names_a_path_with_spaces(tmp_path: Path, python: str, i
     assert (f"make the environment of {python} at a path without spaces" in error) == is_named
 
 
-def test_describe_ray_end_falls_back_to_the_last_line(tmp_path: Path) -> None:
+def test_describe_ray_end_falls_back_to_last_line(tmp_path: Path) -> None:
     log = tmp_path / "ray-1.log"
     log.write_text("Traceback\nraylet died, exit code 1\n")
     assert describe_ray_end(log, 1) == "exit status 1: raylet died, exit code 1"
     assert describe_ray_end(tmp_path / "none", 1) == "exit status 1"
 
 
-def test_with_timeout_retries_until_the_raylet_ends() -> None:
+def test_with_timeout_retries_until_raylet_ends() -> None:
     answers = iter([RuntimeError(), RuntimeError(), "node"])
 
     def get_node(address: str) -> str:
@@ -44,7 +44,7 @@ def test_with_timeout_retries_until_the_raylet_ends() -> None:
         with_timeout(get_node, lambda: None, 0)("a")
 
 
-def test_with_agent_port_adds_a_known_flag_only(tmp_path: Path) -> None:
+def test_with_agent_port_adds_known_flag_only(tmp_path: Path) -> None:
     other = tmp_path / "raylet"
     other.write_bytes(b"a raylet of another version: dashboard_agent_listen_port is a field of its records")
     commands = []
@@ -54,7 +54,7 @@ def test_with_agent_port_adds_a_known_flag_only(tmp_path: Path) -> None:
     assert [command[2:] for command in commands] == [["--dashboard_agent_listen_port=7"], [], []]
 
 
-def test_ray_still_has_the_functions_that_are_replaced() -> None:
+def test_ray_has_replaced_functions() -> None:
     text = Path(node.__file__).read_text()
     assert "ray._private.services.get_node(" in text and "ray._private.services.start_raylet(" in text
     text = Path(services.__file__).read_text()

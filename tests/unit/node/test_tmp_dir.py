@@ -22,7 +22,7 @@ from slurm_rl.run_dir.run_secret import create_token
 from tests.other_user import STRANGER, as_stranger
 
 
-def test_remove_tmp_dir_repeats_after_a_late_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_tmp_dir_repeats_after_late_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "srl"
     folder.mkdir()
     remove, late = shutil.rmtree, [folder / "first", folder / "second"]
@@ -72,7 +72,7 @@ def test_make_private_folder_is_private_and_reusable(place: Path) -> None:
         (lambda path: path.symlink_to(path.parent / "nowhere"), "a link"),
     ],
 )
-def test_make_private_folder_refuses_what_another_user_made(
+def test_make_private_folder_refuses_folder_of_other_user(
     place: Path, plant: Callable[[Path], None], kind: str
 ) -> None:
     folder = place / "srl-0-1"
@@ -95,7 +95,7 @@ def plan(run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch) -> JobPlan:
     return replace(plan, tmp_root=".")
 
 
-def test_choose_tmp_dir_derives_from_the_secret_token(run: RunDir, plan: JobPlan, place: Path) -> None:
+def test_choose_tmp_dir_derives_from_secret_token(run: RunDir, plan: JobPlan, place: Path) -> None:
     create_token(run, 3)
     folder = choose_tmp_dir(run, plan, 3)
     assert folder == choose_tmp_dir(RunDir(run.path), plan, 3)
@@ -114,7 +114,7 @@ def test_choose_tmp_dir_derives_from_the_secret_token(run: RunDir, plan: JobPlan
     assert choose_tmp_dir(run, plan, 3) != choose_tmp_dir(run, plan, 3)
 
 
-def test_remove_tmp_dirs_finds_folders_of_the_run_only(run: RunDir, plan: JobPlan, place: Path) -> None:
+def test_remove_tmp_dirs_finds_folders_of_run_only(run: RunDir, plan: JobPlan, place: Path) -> None:
     for attempt in (1, 2, 10):
         make_private_folder(choose_tmp_dir(run, plan, attempt))
     other = choose_tmp_dir(run, replace(plan, run_dir="/another"), 1)
@@ -134,13 +134,13 @@ def test_remove_tmp_dirs_finds_folders_of_the_run_only(run: RunDir, plan: JobPla
     assert (place / f"{tmp_stem(plan)}1-theirs").stat().st_uid == STRANGER
 
 
-def test_choose_tmp_dir_refuses_a_long_path(run: RunDir, plan: JobPlan) -> None:
+def test_choose_tmp_dir_refuses_long_path(run: RunDir, plan: JobPlan) -> None:
     assert choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp"), 99)
     with pytest.raises(BringUpError, match="must leave room for Ray's sockets"):
         choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp/too"), 1)
 
 
-def test_make_private_folder_replaces_an_open_folder(place: Path) -> None:
+def test_make_private_folder_replaces_open_folder(place: Path) -> None:
     folder = place / "srl-0-1"
     folder.mkdir()
     folder.chmod(0o777)
@@ -149,7 +149,7 @@ def test_make_private_folder_replaces_an_open_folder(place: Path) -> None:
     assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_make_private_folder_needs_a_sticky_parent(place: Path) -> None:
+def test_make_private_folder_needs_sticky_parent(place: Path) -> None:
     place.chmod(0o777)
     with pytest.raises(BringUpError, match="every user rename"):
         make_private_folder(place / "srl-0-1")
@@ -174,7 +174,7 @@ def test_keep_ray_logs_copies_regular_files_only(place: Path, tmp_path: Path) ->
     assert stat.S_IMODE((kept / "private.out").stat().st_mode) == 0o600
 
 
-def test_keep_ray_logs_ignores_a_folder_of_another_user(place: Path, tmp_path: Path) -> None:
+def test_keep_ray_logs_ignores_folder_of_other_user(place: Path, tmp_path: Path) -> None:
     def plant() -> None:
         logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
         logs.mkdir(parents=True)

@@ -63,7 +63,7 @@ ranks = [subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]]) fo
 @pytest.mark.parametrize(
     ("code", "expected"), [("-9", "rank 3 was killed by SIGKILL"), ("2", "rank 3 ended with exit status 2")]
 )
-def test_describe_torchrun_end_names_the_first_failure(tmp_path: Path, code: str, expected: str) -> None:
+def test_describe_torchrun_end_names_first_failure(tmp_path: Path, code: str, expected: str) -> None:
     log = tmp_path / "driver.log"
     log.write_text(LOG.format(code=code))
     assert describe_torchrun_end(log, 1).startswith(expected)
@@ -93,7 +93,7 @@ def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] 
         (OTHER, "-15", FAILED, True, 0),
     ],
 )
-def test_judge_torchrun_returns_a_status(
+def test_judge_torchrun_returns_status(
     tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object], is_late: bool, status: int
 ) -> None:
     assert judge(tmp_path, role, code, outcome, is_late=is_late) == status
@@ -108,14 +108,14 @@ def test_judge_torchrun_returns_a_status(
         (HEAD, "", None, False, "rank 0 must report how"),
     ],
 )
-def test_judge_torchrun_raises_for_a_failed_rank(
+def test_judge_torchrun_raises_for_failed_rank(
     tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, is_late: bool, error: str
 ) -> None:
     with pytest.raises(TrainingError, match=re.escape(error)):
         judge(tmp_path, role, code, outcome, is_late=is_late)
 
 
-def test_judge_torchrun_names_a_python_without_torch(tmp_path: Path) -> None:
+def test_judge_torchrun_names_python_without_torch(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     attempt.logs.mkdir(parents=True)
     words = "Error while finding module specification for 'torch.distributed.run'"
@@ -143,7 +143,7 @@ def test_rank_signals_reach_each_rank_once(tmp_path: Path) -> None:
     assert find_marked(mark) == []
 
 
-def test_rank_signals_terminate_ranks_without_a_handler(tmp_path: Path) -> None:
+def test_rank_signals_terminate_ranks_without_handler(tmp_path: Path) -> None:
     mark = f"d{os.getpid()}:1:0:/x"
     with start_ranks(mark, "deaf", tmp_path / "saved") as torchrun:
         signals = RankSignals(mark, 2)
@@ -164,13 +164,13 @@ def run_rank(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("code", "expected"), [("75", 0), ("0", 0), ("None", 0), ("3", 3), ("'why'", 1)])
-def test_rank_maps_a_saved_exit_to_success(code: str, expected: int, tmp_path: Path) -> None:
+def test_rank_maps_saved_exit_to_success(code: str, expected: int, tmp_path: Path) -> None:
     done = run_rank(f"import sys; print(sys.argv[1:], __name__); sys.exit({code})", tmp_path)
     assert done.stdout == "['one', 'two'] __main__\n"
     assert done.returncode == expected
 
 
-def test_rank_dies_with_its_torchrun(tmp_path: Path) -> None:
+def test_rank_dies_with_torchrun(tmp_path: Path) -> None:
     become_subreaper()
     script = tmp_path / "program.py"
     script.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
@@ -192,7 +192,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize(("num_threads", "expected"), [(None, "4"), (3, "3")])
-def test_start_torchrun_shares_the_cores(
+def test_start_torchrun_shares_cores(
     num_threads: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []

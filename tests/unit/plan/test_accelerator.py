@@ -20,7 +20,7 @@ def test_variables_are_unique_and_have_reasons(env: list[EnvVar]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_do_not_configure_the_fabric(kind: AcceleratorKind) -> None:
+def test_defaults_do_not_configure_fabric(kind: AcceleratorKind) -> None:
     assert not [var.name for var in accelerator_env(kind) if "IFNAME" in var.name or "_IB_" in var.name]
 
 
@@ -33,13 +33,13 @@ def test_network_interface_is_set_for_gloo_and_nccl() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nvidia", "amd"])
-def test_flight_recorder_writes_to_the_trace_dir(kind: AcceleratorKind) -> None:
+def test_flight_recorder_writes_to_trace_dir(kind: AcceleratorKind) -> None:
     env = as_dict(accelerator_env(kind, trace_dir="/run/x/attempts/0"))
     assert env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/run/x/attempts/0/nccl_trace_rank_"
     assert env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000" and env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
-def test_ray_env_scales_with_the_nodes() -> None:
+def test_ray_env_scales_with_nodes() -> None:
     small, large, huge = (as_dict(ray_env(num_nodes)) for num_nodes in (4, 64, 1000))
     assert small["RAY_worker_register_timeout_seconds"] == "120"
     assert "RAY_health_check_period_ms" not in small

@@ -91,7 +91,7 @@ def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
 
 
 @pytest.mark.parametrize(("runtime", "accelerator"), CASES)
-def test_wrap_equals_the_expected_argv(runtime: str, accelerator: str) -> None:
+def test_wrap_equals_expected_argv(runtime: str, accelerator: str) -> None:
     result, more = wrapped(runtime, accelerator), GPU_WORDS.get((runtime, accelerator), ())
     assert result.srun_args == (PYXIS if runtime == "pyxis" else ())
     assert tuple(word for word in result.argv if word not in more) == ARGVS[runtime]
@@ -107,7 +107,7 @@ def test_argv_has_no_values_of_variables_and_no_privileges(runtime: str, acceler
     assert result.env.items() >= ENV.items() and SECRET not in result.env
 
 
-def test_apptainer_overrides_variables_of_the_image() -> None:
+def test_apptainer_overrides_variables_of_image() -> None:
     assert wrapped("apptainer").env["APPTAINERENV_NCCL_DEBUG"] == "WARN"
 
 
@@ -117,7 +117,7 @@ def test_cleanup_ends_only_its_container() -> None:
     assert wrapped("pyxis").cleanup_argv == wrapped("apptainer").cleanup_argv == ()
 
 
-def test_wrap_with_a_read_only_image() -> None:
+def test_wrap_with_read_only_image() -> None:
     assert "--container-readonly" in wrapped("pyxis", writable=False).srun_args
     assert "--writable-tmpfs" not in wrapped("apptainer", writable=False).argv
     assert {"--read-only", "--env=HOME=/home/slurm_rl"} <= set(wrapped("podman", writable=False).argv)
@@ -128,7 +128,7 @@ def test_wrap_with_a_read_only_image() -> None:
 
 @pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
-def test_wrap_exposes_rdma_devices_that_exist(runtime: str, accelerator: str, tmp_path: Path) -> None:
+def test_wrap_exposes_existing_rdma_devices(runtime: str, accelerator: str, tmp_path: Path) -> None:
     """Missing devices are refused by the runtimes, so only existing ones are named."""
     shell, option, script, *argv = wrapped(runtime, accelerator, rdma=True).argv
     assert argv == [runtime, *wrapped(runtime, accelerator).argv[2:]]
@@ -163,17 +163,17 @@ def test_agents_of_several_nodes_get_rdma_devices(num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
-def test_shm_size_replaces_the_host_ipc(runtime: str) -> None:
+def test_shm_size_replaces_host_ipc(runtime: str) -> None:
     argv = wrapped(runtime, shm_size_gb=16).argv
     assert "--shm-size=16g" in argv and "--ipc=host" not in argv
 
 
-def test_docker_runs_as_the_caller() -> None:
+def test_docker_runs_as_caller() -> None:
     assert "--user=1000:100" in wrapped("docker", user=(1000, 100)).argv
     assert "--user=0:0" in wrapped("docker", user=(0, 0)).argv
 
 
-def test_podman_runs_as_root_of_the_rootless_container() -> None:
+def test_podman_runs_as_root_of_rootless_container() -> None:
     assert "--user=0:0" in wrapped("podman", user=(1000, 100)).argv
 
 
@@ -257,7 +257,7 @@ def test_container_config_refuses_invalid_values(values: dict[str, Any], message
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
-def test_container_setup_runs_inside_the_container(runtime: str) -> None:
+def test_container_setup_runs_inside_container(runtime: str) -> None:
     container = replace(PLAN, runtime=runtime, setup=("source /opt/env",))
     wrapped = wrap(["python", "x.py"], {}, [], container, accelerator="cpu", name="a")
     assert wrapped.argv[-3:-1] == ("/bin/sh", "-c")
@@ -265,7 +265,7 @@ def test_container_setup_runs_inside_the_container(runtime: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
-def test_tmp_root_of_the_node_is_mounted(runtime: str) -> None:
+def test_tmp_root_of_node_is_mounted(runtime: str) -> None:
     """A mount of the user takes precedence."""
     words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/i.sqsh"]
     for more, seen in (("cluster.tmp_root=/scratch", "/scratch"), ("container.mounts=[/disk:/tmp]", "/disk")):

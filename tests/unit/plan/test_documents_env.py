@@ -39,7 +39,7 @@ RUNPOD = {
         (["+cluster=gcp_a2_ultragpu", "+exp=grpo_mathv60k"], {"NCCL_SOCKET_IFNAME": "eth0"}),
     ],
 )
-def test_preset_sets_the_variables_of_the_document(words: list[str], wanted: dict[str, str]) -> None:
+def test_preset_sets_variables_of_document(words: list[str], wanted: dict[str, str]) -> None:
     plan = build_plan(load_config(words), "/runs/a", SubmitFacts("python", 8, "1"))
     assert {name: plan.env.get(name) for name in wanted} == wanted
 

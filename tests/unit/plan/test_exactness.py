@@ -27,7 +27,7 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
         ),
     ],
 )
-def test_plan_shows_the_exactness_of_a_resume(
+def test_plan_shows_exactness_of_resume(
     words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,7 @@ def test_plan_equals_its_golden_file(cluster: str, runtime: str, task: str) -> N
     assert render(cluster, runtime, task) == golden_file(cluster, runtime, task).read_text()
 
 
-def test_golden_files_are_those_of_the_cases() -> None:
+def test_golden_files_have_cases() -> None:
     assert set(GOLDEN.glob("plan-*.txt")) == {golden_file(*case) for case in CASES}
 
 

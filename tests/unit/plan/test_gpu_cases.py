@@ -34,5 +34,5 @@ def test_gpu_case_fits_80_gb(name: str, vendor: str, tmp_path: Path) -> None:
     assert plan.layout.unknown is None or shape is None
 
 
-def test_wide_model_has_a_tensor_above_one_gib() -> None:
+def test_wide_model_has_tensor_above_one_gib() -> None:
     assert TEXT["wide"].vocab_size * TEXT["wide"].hidden_size * 2 > 2**30

@@ -11,7 +11,7 @@ from slurm_rl.plan import known_models
 from slurm_rl.plan.known_models import find_known
 
 
-def test_known_shapes_have_the_published_parameters() -> None:
+def test_known_shapes_have_published_parameters() -> None:
     text = Path(known_models.__file__).with_suffix(".csv").read_text()
     for row in csv.DictReader(text.splitlines()):
         shape = find_known(f"{row['owner']}/{row['names'].split()[0]}")

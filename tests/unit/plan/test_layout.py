@@ -50,7 +50,7 @@ def test_estimate_policy_subtracts_adapters_and_offload() -> None:
     assert estimate(lora_rank=16) == pytest.approx([70.55 / 4 + adapters / 2, adapters / 2, adapters], rel=1e-3)
 
 
-def test_parse_shape_reads_the_text_config() -> None:
+def test_parse_shape_reads_text_config() -> None:
     text = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -62,7 +62,7 @@ def test_parse_shape_reads_the_text_config() -> None:
     assert parse_shape({"model_type": "mamba"}) is None
 
 
-def test_estimate_policy_follows_the_zero_paper() -> None:
+def test_estimate_policy_follows_zero_paper() -> None:
     """Rajbhandari et al. 2020, figure 1: 16, 4 + 12/N, 2 + 14/N, 16/N bytes a parameter in mixed precision.
 
     With gradients in float32 from stage 1 on, 2 bytes more of each.
@@ -102,9 +102,7 @@ def test_layout_fills_in_open_sizes() -> None:
         (LLAMA3_70B, ["rollout.max_tokens=8192"], ["1024 + 8192 > 8192"]),
     ],
 )
-def test_layout_that_cannot_fit_is_refused_with_both_numbers(
-    shape: ModelShape, words: list[str], numbers: list[str]
-) -> None:
+def test_oversized_layout_is_refused_with_both_numbers(shape: ModelShape, words: list[str], numbers: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(shape, *words)
     assert all(number in str(caught.value) for number in numbers), str(caught.value)
@@ -116,7 +114,7 @@ def test_layout_that_cannot_fit_is_refused_with_both_numbers(
         (["model=hf", "model.path=/m"], dataclasses.replace(QWEN25_7B, head_dim=72), "heads of 72"),
     ],
 )
-def test_head_size_without_a_cpu_kernel_is_refused(words: list[str], shape: ModelShape | None, seen: str) -> None:
+def test_head_size_without_cpu_kernel_is_refused(words: list[str], shape: ModelShape | None, seen: str) -> None:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", shape)
     with pytest.raises(ConfigError, match=seen):
         build_plan(load_config(["+exp=demo", *words]), "/runs/a", facts)
@@ -132,7 +130,7 @@ def test_head_size_without_a_cpu_kernel_is_refused(words: list[str], shape: Mode
         (QWEN25_7B, ["cluster.gpus_per_node=2", "model.gradient_checkpointing=false"]),
     ],
 )
-def test_change_named_by_a_refusal_fits(shape: ModelShape, words: list[str]) -> None:
+def test_change_named_by_refusal_fits(shape: ModelShape, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(shape, *words)
     change = str(caught.value.action).partition(", ")[0]
@@ -167,7 +165,7 @@ def test_unknown_model_has_no_estimate() -> None:
     assert plan.layout.policy is None and plan.layout.unknown is not None
 
 
-def test_concurrent_roles_on_cpu_share_the_cores() -> None:
+def test_concurrent_roles_on_cpu_share_cores() -> None:
     def threads(staleness: int) -> dict[str, int | None]:
         facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
         words = ["+exp=demo", f"rollout.max_off_policy_steps={staleness}", "rollout.num_engines=3"]
@@ -183,7 +181,7 @@ def test_plan_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [2**power for power in range(11)])
-def test_every_gpu_is_used_once_on_up_to_1024_nodes(num_nodes: int) -> None:
+def test_gpus_are_used_once_on_up_to_1024_nodes(num_nodes: int) -> None:
     plan = build_plan(config_of(num_nodes), "/runs/a", facts_of(num_nodes))
     assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8 * num_nodes
 

@@ -50,7 +50,7 @@ def test_reference_runs_on_its_group_and_other_roles_elsewhere() -> None:
     assert set(nodes_of(plan, "policy")) | set(nodes_of(plan, "rollout")) == {0, 1}
 
 
-def test_each_group_is_a_component_with_its_options() -> None:
+def test_each_group_is_component_with_its_options() -> None:
     plan = plan_of(*PINNED, *REFERENCE, "cluster.slurm.account=a1")
     argv = submission_argv(plan)
     first, second = argv[: argv.index(":")], argv[argv.index(":") + 1 :]
@@ -106,7 +106,7 @@ def services_of(*words: str, shape: ModelShape | None = REWARD_SHAPE) -> JobPlan
     return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test", None, shape))
 
 
-def test_services_with_a_model_have_a_gpu_each_on_their_group() -> None:
+def test_services_with_model_have_gpu_each_on_their_group() -> None:
     plan = services_of("reference.num_workers=2", "reference.node_group=v100", "reward.model.dtype=bfloat16")
     given = [(actor.role, actor.node, actor.gpus) for actor in plan.actors if actor.node == 2]
     assert sorted(given) == [
@@ -118,7 +118,7 @@ def test_services_with_a_model_have_a_gpu_each_on_their_group() -> None:
     assert "reward-0 on GPU 2, reward-1 on GPU 3" in render_plan(plan)
 
 
-def test_services_without_a_model_run_on_cpu_nodes() -> None:
+def test_services_without_model_run_on_cpu_nodes() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long}"
     words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_group=cpu"]
     plan = plan_of(*words)
@@ -139,7 +139,7 @@ def test_services_on_gpus_need_no_group_on_equal_nodes() -> None:
     assert nodes_of(plan, "reward") == [2, 2] and len(given) == len(set(given))
 
 
-def test_reward_model_must_fit_the_gpus_of_its_group() -> None:
+def test_reward_model_must_fit_gpus_of_its_group() -> None:
     plan = services_of("reference.num_workers=2", "reward.model.dtype=bfloat16")
     memory = plan.layout.service
     # Llama's 8 billion weights less the output layer, 2 bytes each.
@@ -162,7 +162,7 @@ def test_cpu_group_gets_no_gpu_process() -> None:
     assert "gres" not in last and "constraint" not in last
 
 
-def test_each_role_must_fit_the_gpus_of_its_group() -> None:
+def test_each_role_must_fit_gpus_of_its_group() -> None:
     shape = load_known()["qwen/qwen3-4b"]
     plan = plan_of(*PINNED, *REFERENCE, shape=shape)
     assert plan.layout.capacities_gb == {"policy": 80.0, "rollout": 80.0, "reference": 32.0}

@@ -53,7 +53,7 @@ def test_experiment_is_planned_or_refused_on_every_cluster(experiment: str, comp
     assert count_planned(experiment, CLUSTERS, composer) >= 6
 
 
-def test_experiments_are_planned_or_refused_on_a_quarter_of_clusters(composer: Composer) -> None:
+def test_experiments_are_planned_or_refused_on_quarter_of_clusters(composer: Composer) -> None:
     counts = [count_planned(one, CLUSTERS[at % 4 :: 4], composer) for at, one in enumerate(EXPERIMENTS)]
     assert sum(counts) >= len(EXPERIMENTS)
 
@@ -84,7 +84,7 @@ def count_planned(experiment: str, clusters: Sequence[str], composer: Composer) 
 
 
 @pytest.mark.parametrize("experiment", ["demo", "grpo_mathv60k", "ppo_llama3_8b", "sft_llama3_8b", "ppo_tiny"])
-def test_every_number_of_gpus_is_used_or_refused_with_both_numbers(experiment: str, composer: Composer) -> None:
+def test_numbers_of_gpus_are_used_or_refused_with_both_numbers(experiment: str, composer: Composer) -> None:
     for nodes, gpus in SIZES:
         sizes = [f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
         words = [f"exp={experiment}", "cluster=nvidia_h200", *sizes, *NEEDED.get(experiment, [])]
@@ -97,7 +97,7 @@ def test_every_number_of_gpus_is_used_or_refused_with_both_numbers(experiment: s
         assert not find_idle([gpus] * nodes, plan.actors), words
 
 
-def test_colocated_roles_use_all_gpus_of_the_preset() -> None:
+def test_colocated_roles_use_all_gpus_of_preset() -> None:
     plan = plan_of(load_config(["+cluster=amd_mi300", "+exp=grpo_mathv60k"]))
     assert Counter(actor.role for actor in plan.actors) == {"policy": 8, "rollout": 8}
     assert {actor.gpus for actor in plan.actors} == {(gpu,) for gpu in range(8)}
@@ -109,7 +109,7 @@ def test_colocated_roles_use_all_gpus_of_the_preset() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "quarter"), [(1, 2), (2, 4), (4, 8)])
-def test_dedicated_critic_gets_a_quarter_of_the_gpus(nodes: int, quarter: int) -> None:
+def test_dedicated_critic_gets_quarter_of_gpus(nodes: int, quarter: int) -> None:
     """The groups of OpenRLHF's script, --colocate_critic_reward --colocate_actor_ref, for two nodes of 8 GPUs."""
     words = ["+exp=ppo_llama3_8b", "+cluster=nvidia_h100", f"cluster.num_nodes={nodes}", *NEEDED["ppo_llama3_8b"]]
     plan = plan_of(load_config(words))
@@ -133,7 +133,7 @@ def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
     assert "idle: 3 GPUs" in render_plan(plan_of(load_config(["+exp=sft_tiny", words[1], "policy.num_workers=5"])))
 
 
-def test_unknown_hub_model_names_the_next_action() -> None:
+def test_unknown_hub_model_names_next_action() -> None:
     words = ["+exp=demo", "model=hf", "model.path=some/body", "+cluster=nvidia_h100"]
     config = load_config(words)
     text = explain(config, plan_of(config))

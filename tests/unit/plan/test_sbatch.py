@@ -30,7 +30,7 @@ def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
 
 
 @given(printable)
-def test_sbatch_argv_keeps_an_option_one_argument(value: str) -> None:
+def test_sbatch_argv_keeps_option_one_argument(value: str) -> None:
     plan = plan_with(slurm={"partition": value, "account": value, "comment": value, "extra": {"licenses": value}})
     argv = sbatch_argv(plan.sbatch)
     for name in ("partition", "account", "comment", "licenses"):
@@ -40,7 +40,7 @@ def test_sbatch_argv_keeps_an_option_one_argument(value: str) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(run=printable.filter(lambda text: not set(text) & set("%\\")), python=printable)  # a plan refuses these two
-def test_batch_script_runs_only_the_controller(run: str, python: str) -> None:
+def test_batch_script_runs_only_controller(run: str, python: str) -> None:
     """bash parses the script; `exec` is replaced by printf to capture its words."""
     from slurm_rl.plan.sbatch import controller_command, render_batch_script
 

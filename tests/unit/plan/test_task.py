@@ -20,7 +20,7 @@ def plan_of(*words: str) -> JobPlan:
     return build_plan(load_config([f"+exp={tasks[0]}_tiny" if tasks else "+exp=demo", *words]), "/runs/a", FACTS)
 
 
-def test_torchrun_has_a_rank_per_gpu_and_no_engines() -> None:
+def test_torchrun_has_rank_per_gpu_and_no_engines() -> None:
     plan = plan_of(*H100, "task=sft")
     assert plan.torchrun == TorchrunPlan(8, None)
     assert [(a.node, a.gpus) for a in plan.actors] == [(n, (g,)) for n in range(2) for g in range(8)]
@@ -28,7 +28,7 @@ def test_torchrun_has_a_rank_per_gpu_and_no_engines() -> None:
     assert "engine" not in render_plan(plan)
 
 
-def test_torchrun_ranks_on_cpu_share_the_cores() -> None:
+def test_torchrun_ranks_on_cpu_share_cores() -> None:
     assert plan_of(*CPU, "task=dpo").torchrun == TorchrunPlan(1, 4)
     assert plan_of(*CPU, "task=dpo", "policy.num_workers=4").torchrun == TorchrunPlan(2, 2)
     assert plan_of(*CPU, "task=rm", "policy.num_workers=4", "policy.num_threads=3").torchrun == TorchrunPlan(2, 3)
@@ -60,7 +60,7 @@ def test_torchrun_plan_round_trips_through_json() -> None:
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
-def test_torchrun_argv_differs_only_in_the_node_rank() -> None:
+def test_torchrun_argv_differs_only_in_node_rank() -> None:
     plan, meet = TorchrunPlan(2, None), Rendezvous("10.0.0.1", 10300, 600.0)
     argvs = [build_torchrun_argv(plan, "python", ("x",), node=node, num_nodes=3, meet=meet) for node in range(3)]
     assert [[word for word in argv if word.startswith("--node-rank")] for argv in argvs] == [
@@ -69,7 +69,7 @@ def test_torchrun_argv_differs_only_in_the_node_rank() -> None:
     assert len({tuple(word for word in argv if not word.startswith("--node-rank")) for argv in argvs}) == 1
 
 
-def test_shared_critic_has_the_gpus_of_the_policy() -> None:
+def test_shared_critic_has_gpus_of_policy() -> None:
     plan = build_plan(load_config([*H100, "+exp=demo", "+algorithm=ppo"]), "/runs/a", FACTS)
     places = {role: [(a.node, a.gpus) for a in plan.actors if a.role == role] for role in ("policy", "critic")}
     assert places["critic"] == places["policy"] != []

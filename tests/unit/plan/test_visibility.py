@@ -41,12 +41,12 @@ def test_amd_masks_become_one_hip_mask(env: dict[str, str], expected: int, hip: 
     assert masks_after(env, "amd", expected) == {HIP: hip}
 
 
-def test_amd_sets_noset_flags_unless_the_user_did() -> None:
+def test_amd_sets_noset_flags_unless_user_did() -> None:
     change = normalise_gpu_visibility({NOSET_FLAGS[1]: "0"}, "amd", 1)
     assert {name: change.set.get(name) for name in NOSET_FLAGS} == {NOSET_FLAGS[0]: "1", NOSET_FLAGS[1]: None}
 
 
-def test_amd_uuids_without_a_device_list_stay_in_rocr() -> None:
+def test_amd_uuids_without_device_list_stay_in_rocr() -> None:
     env = {ROCR: f"{UUIDS[2]},{UUIDS[0]}", CUDA: f"{UUIDS[2]},{UUIDS[0]}"}
     assert masks_after(env, "amd", 2) == {ROCR: f"{UUIDS[2]},{UUIDS[0]}", HIP: "0,1"}
 
@@ -56,7 +56,7 @@ def test_amd_contradicting_masks_are_refused() -> None:
         normalise_gpu_visibility({ROCR: "4,5", HIP: "0,7"}, "amd", 2)
 
 
-def test_amd_uuid_of_another_node_is_refused() -> None:
+def test_amd_uuid_of_other_node_is_refused() -> None:
     with pytest.raises(BringUpError, match="one of the 4 that this task may open"):
         normalise_gpu_visibility({ROCR: "GPU-dead"}, "amd", 1, UUIDS)
 
@@ -100,7 +100,7 @@ def test_cpu_changes_nothing() -> None:
     assert (change.unset, change.set) == ((), {})
 
 
-def test_parse_kfd_device_returns_the_rocr_uuid() -> None:
+def test_parse_kfd_device_returns_rocr_uuid() -> None:
     gpu = "cpu_cores_count 0\nsimd_count 304\ngfx_target_version 90402\nunique_id 9886229297379732012\n"
     gpu += "drm_render_minor 129\n"
     assert parse_kfd_device(gpu) == (f"GPU-{9886229297379732012:016x}", "129")

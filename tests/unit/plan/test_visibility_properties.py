@@ -39,7 +39,7 @@ def seen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
 
 
 @given(st.data(), st.sampled_from(sorted(NAMES)), subsets)
-def test_nvidia_actors_see_the_gpus_of_the_job_in_order(data: st.DataObject, kind: str, places: list[int]) -> None:
+def test_nvidia_actors_see_gpus_of_job_in_order(data: st.DataObject, kind: str, places: list[int]) -> None:
     names = [NAMES[kind][place] for place in places]
     expected = data.draw(st.integers(1, len(names)))
     others = data.draw(st.dictionaries(st.sampled_from([ROCR, HIP, ORDINAL]), st.just(",".join(names))))
@@ -51,7 +51,7 @@ def test_nvidia_actors_see_the_gpus_of_the_job_in_order(data: st.DataObject, kin
 
 
 @given(st.data(), subsets, st.booleans())
-def test_amd_nested_masks_become_an_equivalent_one(data: st.DataObject, outer: list[int], known: bool) -> None:
+def test_amd_nested_masks_become_equivalent_one(data: st.DataObject, outer: list[int], known: bool) -> None:
     """Indices, UUIDs or both, with a second mask within the first or equal to it."""
     named = [data.draw(st.sampled_from([str(place), UUIDS[place]])) for place in outer]
     env = data.draw(st.sampled_from([{}, {ROCR: ",".join(named)}]))
@@ -73,7 +73,7 @@ def test_amd_nested_masks_become_an_equivalent_one(data: st.DataObject, outer: l
 
 
 @given(subsets, st.permutations(range(8)), st.sampled_from(["UUIDs", "of the node", "from 0"]))
-def test_amd_part_of_a_node_is_indexed_from_0(places: list[int], order: list[int], kind: str) -> None:
+def test_amd_part_of_node_is_indexed_from_0(places: list[int], order: list[int], kind: str) -> None:
     """The device cgroup shows only the task's devices."""
     own = [UUIDS[place] for place in sorted(places)]
     wanted = [place for place in order if place in places] if kind == "UUIDs" else sorted(places)
@@ -90,7 +90,7 @@ def test_amd_part_of_a_node_is_indexed_from_0(places: list[int], order: list[int
 
 
 @given(st.sampled_from(["nvidia", "amd"]), st.sampled_from(sorted(NAMES)), st.data())
-def test_actors_of_two_jobs_on_a_node_share_no_gpu(vendor: Any, kind: str, data: st.DataObject) -> None:
+def test_actors_of_two_jobs_on_node_share_no_gpu(vendor: Any, kind: str, data: st.DataObject) -> None:
     """From Slurm's mask through agent, Ray labels and driver to the mask of each actor."""
     names = NAMES[kind if vendor == "nvidia" else "index"]
     order = data.draw(st.permutations(range(8)))
@@ -113,7 +113,7 @@ def test_actors_of_two_jobs_on_a_node_share_no_gpu(vendor: Any, kind: str, data:
 
 
 @given(st.sampled_from(["nvidia", "amd"]), subsets, st.integers(1, 8))
-def test_fewer_gpus_than_planned_are_counted_in_the_error(vendor: Any, places: list[int], more: int) -> None:
+def test_fewer_gpus_than_planned_are_counted_in_error(vendor: Any, places: list[int], more: int) -> None:
     env = {CUDA if vendor == "nvidia" else ROCR: ",".join(map(str, places))}
     with pytest.raises(BringUpError, match=f"got {len(places)} GPUs"):
         normalise_gpu_visibility(env, vendor, len(places) + more)

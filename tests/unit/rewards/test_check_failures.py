@@ -15,14 +15,14 @@ def build_results(num: int, failures: Sequence[FailureCause]) -> list[RewardResu
     ]
 
 
-def test_up_to_the_rate_passes() -> None:
+def test_up_to_rate_passes() -> None:
     FailureWatch(0.02).check(build_results(2000, ["hang"] * 40))
     FailureWatch(0.0).check(build_results(10, []))
     FailureWatch(0.0).check([])
     FailureWatch(1.0).check(build_results(2, ["hang", "crash"]))
 
 
-def test_above_the_rate_names_counts_first_item_and_remedy() -> None:
+def test_above_rate_names_counts_first_item_and_remedy() -> None:
     failures: list[FailureCause] = ["crash", *["hang"] * 20]
     with pytest.raises(RewardError) as caught:
         FailureWatch(0.02).check(build_results(100, failures))
@@ -34,33 +34,33 @@ def test_above_the_rate_names_counts_first_item_and_remedy() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_a_hang_now_and_then_costs_its_item_alone_however_small_the_steps() -> None:
+def test_rare_hang_fails_only_its_item() -> None:
     watch = FailureWatch(0.02)
     for step in range(200):
         watch.check(build_results(32, ["hang"] * (step % 2)))  # 1 of 64
     watch.check(build_results(32, ["hang"] * 4))  # four completions of one prompt
 
 
-def test_a_verifier_that_keeps_failing_ends_the_run_though_each_step_has_but_few() -> None:
+def test_repeatedly_failing_verifier_ends_run() -> None:
     watch = FailureWatch(0.02)
     with pytest.raises(RewardError, match="21 of the newest 336"):
         for _ in range(100):
             watch.check(build_results(16, ["exception"]))
 
 
-def test_old_failures_are_forgotten() -> None:
+def test_old_failures_expire() -> None:
     watch = FailureWatch(0.02)
     for _ in range(5):
         watch.check(build_results(500, ["hang"] * 20))
         watch.check(build_results(1000, []))
 
 
-def test_a_step_without_a_reward_ends_the_run() -> None:
+def test_step_without_reward_ends_run() -> None:
     with pytest.raises(RewardError, match="never all of a step"):
         FailureWatch(0.5).check(build_results(8, ["hang"] * 8))
 
 
-def test_failure_watch_of_bad_references_does_not_end_the_run() -> None:
+def test_failure_watch_ignores_bad_references() -> None:
     watch = FailureWatch(0.02)
     for _ in range(20):
         watch.check(build_results(100, ["reference"] * 50))
@@ -68,12 +68,12 @@ def test_failure_watch_of_bad_references_does_not_end_the_run() -> None:
         watch.check(build_results(8, ["reference"] * 8))
 
 
-def test_a_rate_of_zero_allows_none() -> None:
+def test_rate_of_zero_allows_none() -> None:
     with pytest.raises(RewardError, match="1 of 1000 failed"):
         FailureWatch(0.0).check(build_results(1000, ["bad score"]))
 
 
-def test_a_long_completion_is_cut_in_the_message() -> None:
+def test_long_completion_is_truncated_in_message() -> None:
     result = RewardResult(
         item=RewardItem(completion="x" * 10_000, answer="7"), value=None, failure="exception", detail="words"
     )

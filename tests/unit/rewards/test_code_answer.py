@@ -42,7 +42,7 @@ def asserts(*checks: str, functions: str = "f", setup: str = "") -> str:
         ("print(3\0)", 0.0),
     ],
 )
-def test_a_program_scores_the_share_of_outputs_it_gets_right(code: str, share: float) -> None:
+def test_program_scores_share_of_correct_outputs(code: str, share: float) -> None:
     assert score_code(code, SUM, score="share") == share
     assert score_code(code, SUM) == float(share == 1.0)
 
@@ -58,7 +58,7 @@ def test_a_program_scores_the_share_of_outputs_it_gets_right(code: str, share: f
         "import gc\nprint([o for o in gc.get_objects() if isinstance(o, dict) and 'asserts' in o] or 'none')",
     ],
 )
-def test_a_program_that_claims_success_scores_nothing(code: str) -> None:
+def test_program_that_claims_success_scores_zero(code: str) -> None:
     assert score_code(code, SUM, score="share") == 0.0
 
 
@@ -81,7 +81,7 @@ def test_a_program_that_claims_success_scores_nothing(code: str) -> None:
         ("def f(x): return round(x * 3, 2)", "assert abs(f(0.1) - 0.3) < 1e-9 and isinstance(f(1.0), float)"),
     ],
 )  # fmt: skip
-def test_functions_are_checked_by_their_values(code: str, check: str) -> None:
+def test_functions_are_checked_by_values(code: str, check: str) -> None:
     assert score_code(code, asserts(check)) == 1.0
 
 
@@ -116,24 +116,24 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_passes_no_assert(name: str) -> None:
+def test_lie_passes_no_assert(name: str) -> None:
     tests = asserts("assert abs(f(1) - 2) < 1e-6", "assert f(1) == 2", "assert f(1) and f(1) == f(2) == 2")
     assert score_code(LIES[name], tests, score="share", test_timeout_s=1.5, total_s=30.0) == 0.0
 
 
-def test_a_bare_except_of_a_check_does_not_hide_the_end_of_the_code() -> None:
+def test_bare_except_of_check_sees_end_of_code() -> None:
     check = "try:\n    f()\nexcept:\n    pass"
     assert score_code("import os\ndef f(): os._exit(0)", asserts(check), score="share") == 0.0
     assert score_code("def f(): raise OSError('no')", asserts(check), score="share") == 1.0
 
 
-def test_a_hang_costs_the_asserts_after_it_and_not_those_before() -> None:
+def test_hang_fails_only_later_asserts() -> None:
     code = "def f(x):\n    while x == 2: pass\n    return x"
     tests = asserts("assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3")
     assert score_code(code, tests, score="share", test_timeout_s=2.0, total_s=30) == pytest.approx(1 / 3)
 
 
-def test_setup_is_the_checks_own_and_the_code_cannot_replace_it() -> None:
+def test_setup_of_check_cannot_be_replaced() -> None:
     tests = asserts("check(f)", functions="f check", setup="def check(c):\n    assert c(2) == 4")
     assert score_code("def f(x): return x * x", tests) == 1.0
     assert score_code("def check(c): pass\ndef f(x): return 5", tests) == 0.0
@@ -158,13 +158,13 @@ def test_both_kinds_of_tests_count_together() -> None:
         ('{"asserts": ["assert ("], "functions": ["f"]}', "is not Python"),
     ],
 )
-def test_tests_that_cannot_be_read_are_an_error_and_never_a_score(answer: str, words: str) -> None:
+def test_unreadable_tests_are_error_never_score(answer: str, words: str) -> None:
     with pytest.raises(DataError, match="needs tests as reference answer") as caught:
         score_code(RIGHT, answer)
     assert words in str(caught.value)
 
 
-def test_tests_that_nothing_could_pass_are_an_error() -> None:
+def test_unpassable_tests_are_error() -> None:
     with pytest.raises(DataError, match=r"plain values to the code.*got an argument of the type function"):
         score_code("def f(g): return g(1)", asserts("try:\n    f(lambda x: x)\nexcept BaseException:\n    pass"))
     with pytest.raises(DataError, match=r"must fit reward\.code\.output_mb = 0\.5; got 1\.0 MiB"):
@@ -224,17 +224,17 @@ IN_LIST = "".join(f"   {line}\n" for line in DOUBLE.split("\n"))
         ("```python\nclass f:\n    def __new__(cls, x): return 2 * x\n```\nUse it:\n```\nf(2)\n```", F, 1.0),
     ],
 )
-def test_score_code_finds_the_program_that_a_reader_would_run(completion: str, tests: str, score: float) -> None:
+def test_score_code_extracts_program(completion: str, tests: str, score: float) -> None:
     assert score_code(completion, tests) == score
 
 
-def test_output_may_differ_in_blanks_at_the_ends() -> None:
+def test_trailing_blanks_of_output_are_ignored() -> None:
     assert same_output("1 2 \n3\n\n", "1 2\n3")
     assert not same_output("1 2\n\n3", "1 2\n3")
     assert not same_output("12", "1 2")
 
 
-def test_the_pool_scores_code_with_the_settings_of_its_section() -> None:
+def test_pool_scores_code_with_own_settings() -> None:
     config = RewardConfig.model_validate(
         {"verifiers": {"code": 2.0}, "num_workers": 1, "timeout_s": 30, "code": {"score": "share", "test_timeout_s": 3}}
     )
@@ -244,17 +244,17 @@ def test_the_pool_scores_code_with_the_settings_of_its_section() -> None:
     assert [(r.value, r.failure) for r in results] == [(2.0, None), (1.0, None), (0.0, None), (0.0, None)]
 
 
-def test_a_test_must_be_able_to_end_before_its_item() -> None:
+def test_test_timeout_must_fit_item_timeout() -> None:
     with pytest.raises(ConfigError, match=r"code\.test_timeout_s must be at most 0\.8 x timeout_s = 3\.2, got 4"):
         load_config(["+exp=demo", "+reward.verifiers.code=1.0", "reward.timeout_s=4"])
 
 
-def test_the_probe_names_what_holds_the_code_here() -> None:
+def test_probe_names_confinement() -> None:
     words = probe_sandbox()
     assert words["network"] == "seccomp" and words["files"].startswith("Landlock ")
 
 
-def test_a_machine_that_cannot_confine_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_confinement_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def unconfined(*_: object, **__: object) -> None:
         raise RewardError("code must be confined before it runs", seen="the kernel has no Landlock")
 

@@ -89,7 +89,7 @@ ALIASED = "def f(n): return [[0] * n] * n"
         ("def f(x: int): return f.__annotations__['x'] is int", "assert f(1)", 1.0),
     ],
 )  # fmt: skip
-def test_score_code_compares_values_as_python_does(code: str, checks: str, score: float) -> None:
+def test_score_code_compares_values_like_python(code: str, checks: str, score: float) -> None:
     tests = json.dumps({"asserts": [checks], "functions": ["f", "Node"]})
     assert score_code(code, tests) == score
 
@@ -112,7 +112,7 @@ LIAR = "class f:\n    def __init__(self, *args): pass\n    def __eq__(self, othe
          "assert abs(f(1) - 2) < 1e-6"),
     ],
 )  # fmt: skip
-def test_score_code_of_a_class_that_equals_everything_is_zero(code: str, check: str) -> None:
+def test_score_code_of_always_equal_class_is_zero(code: str, check: str) -> None:
     assert score_code(code, json.dumps({"asserts": [check], "functions": ["f"]})) == 0.0
 
 
@@ -140,5 +140,5 @@ print(count(50_000))
         ("print(open(0).read().strip())", "7"),
     ],
 )
-def test_score_code_of_a_program_near_a_limit_of_python_is_one(program: str, output: str) -> None:
+def test_score_code_near_python_limits_is_one(program: str, output: str) -> None:
     assert score_code(program, json.dumps({"stdio": [{"stdin": "7\n", "stdout": output}]})) == 1.0

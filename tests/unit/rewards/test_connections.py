@@ -42,7 +42,7 @@ def port(service: RewardServices) -> int:
     return int(service.urls[0].split(":")[2].partition("/")[0])
 
 
-def test_service_at_connection_limit_answers_503_and_is_not_restarted(service: RewardServices, port: int) -> None:
+def test_service_at_connection_limit_answers_503_without_restart(service: RewardServices, port: int) -> None:
     before = service.pids
     with ExitStack() as held:
         for _ in range(DESCRIPTORS // 2):

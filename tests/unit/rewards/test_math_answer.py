@@ -98,14 +98,14 @@ from slurm_rl.rewards.math_answer import check_reference, score_math
         ("#### 42", "42", 0.0),
     ],
 )
-def test_score_math_says_what_a_careful_human_says(completion: str, answer: str, score: float) -> None:
+def test_score_math_agrees_with_human_judgement(completion: str, answer: str, score: float) -> None:
     assert score_math(completion, answer) == score
 
 
 @pytest.mark.parametrize(
     "answer", ["", " ", "The answer is 42", "Natalia sold 48/2 = 24 clips. #### 72", "#### 72", r"\frac{1}{", "$$"]
 )
-def test_check_reference_refuses_what_no_completion_can_equal(answer: str) -> None:
+def test_check_reference_refuses_unmatchable_answer(answer: str) -> None:
     with pytest.raises(DataError, match="needs a reference answer that is LaTeX"):
         check_reference(answer)
     with pytest.raises(DataError, match="needs a reference answer that is LaTeX"):
@@ -115,5 +115,5 @@ def test_check_reference_refuses_what_no_completion_can_equal(answer: str) -> No
 @pytest.mark.parametrize(
     "answer", ["42", r"50\%", r"0.\overline{3}", "$60$", r"\boxed{60}", "Tuesday", "x<3", r"x^2+1"]
 )
-def test_check_reference_accepts_what_a_completion_can_equal(answer: str) -> None:
+def test_check_reference_accepts_matchable_answer(answer: str) -> None:
     check_reference(answer)

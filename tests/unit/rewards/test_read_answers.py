@@ -12,7 +12,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
     return path
 
 
-def test_the_key_is_the_prompt_as_a_client_sends_it(tmp_path: Path) -> None:
+def test_key_is_prompt_as_sent_by_client(tmp_path: Path) -> None:
     """OpenRLHF-M sends the string it read, spaces, accents and the image of another disk included."""
     messages = '[{"role":"user","content":[{"type":"image","image":"/their/disk/1.jpg"},{"type":"text","text":"é?"}]}]'
     path = write(tmp_path / "rows.jsonl", {"message": messages, "answer": "$60$"}, {"message": "2+2?", "answer": "$4$"})
@@ -23,6 +23,6 @@ def test_the_key_is_the_prompt_as_a_client_sends_it(tmp_path: Path) -> None:
     ("rows", "said"),
     [([], "at least one row"), ([{"message": "a", "answer": 4}], ":1: column 'answer' must be a string; got 4")],
 )
-def test_answers_that_cannot_be_used_are_named(rows: list[dict[str, object]], said: str, tmp_path: Path) -> None:
+def test_unusable_answers_are_named(rows: list[dict[str, object]], said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=said):
         read_answers(write(tmp_path / "rows.jsonl", *rows), "message", "answer")

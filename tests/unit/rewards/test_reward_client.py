@@ -27,19 +27,19 @@ def right(tree: dict[str, Any]) -> Answer:
     return 200, {"rewards": [float(label) for label in tree["labels"]], "words": [1.0] * len(tree["query"])}
 
 
-def test_results_come_in_the_order_of_the_items() -> None:
+def test_results_are_in_order_of_items() -> None:
     with scripted_server(right) as url, build_client(url, items_per_request=7) as client:
         results = client.score(build_items(100))
     assert [result.value for result in results] == list(range(100))
     assert all(result.parts == {"words": 1.0} for result in results)
 
 
-def test_no_items_ask_nobody() -> None:
+def test_no_items_send_no_request() -> None:
     with build_client("http://127.0.0.1:9/none") as client:
         assert client.score([]) == []
 
 
-def test_requests_are_spread_evenly_over_replicas() -> None:
+def test_requests_are_balanced_over_replicas() -> None:
     seen: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -68,7 +68,7 @@ def test_requests_are_spread_evenly_over_replicas() -> None:
     [(500, b"oops"), (503, b"busy"), (429, b"slow down"), (200, b"<html>"), (200, {"rewards": [1.0] * 99})],
     ids=["500", "503", "429", "html", "wrong length"],
 )
-def test_what_may_pass_is_tried_again(answer: Answer) -> None:
+def test_temporary_errors_are_retried(answer: Answer) -> None:
     told = iter([answer] * 3)
 
     def falter(tree: dict[str, Any]) -> Answer:
@@ -78,7 +78,7 @@ def test_what_may_pass_is_tried_again(answer: Answer) -> None:
         assert [result.value for result in client.score(build_items(5))] == [0, 1, 2, 3, 4]
 
 
-def test_an_item_that_breaks_the_service_fails_alone() -> None:
+def test_item_that_breaks_service_fails_only_itself() -> None:
     def choke(tree: dict[str, Any]) -> Answer:
         return (500, b"ValueError: answer 3") if "3" in tree["labels"] else right(tree)
 
@@ -88,12 +88,12 @@ def test_an_item_that_breaks_the_service_fails_alone() -> None:
     assert "500 ValueError: answer 3" in results[3].detail
 
 
-def test_a_dead_replica_is_left_for_a_living_one() -> None:
+def test_dead_replica_is_replaced_by_live_one() -> None:
     with scripted_server(right) as url, build_client("http://127.0.0.1:9/get_reward", url) as client:
         assert [result.value for result in client.score(build_items(40))] == list(range(40))
 
 
-def test_too_large_a_request_is_sent_in_halves() -> None:
+def test_too_large_request_is_split() -> None:
     def small(tree: dict[str, Any]) -> Answer:
         return (413, b"too large") if len(tree["query"]) > 3 else right(tree)
 
@@ -109,7 +109,7 @@ def test_too_large_a_request_is_sent_in_halves() -> None:
         ((400, {"error": "queries fields are required"}), RewardError, "400 .*fields are required"),
     ],
 )
-def test_what_cannot_pass_is_raised_at_once(answer: Answer, error: type[Exception], words: str) -> None:
+def test_permanent_errors_are_raised_at_once(answer: Answer, error: type[Exception], words: str) -> None:
     num_asked = 0
 
     def refuse(tree: dict[str, Any]) -> Answer:
@@ -122,7 +122,7 @@ def test_what_cannot_pass_is_raised_at_once(answer: Answer, error: type[Exceptio
     assert num_asked == 1
 
 
-def test_score_of_a_rejected_row_fails_that_row_only() -> None:
+def test_score_of_rejected_row_fails_that_row_only() -> None:
     def reject(tree: dict[str, Any]) -> Answer:
         return (422, {"error": "the answer cannot be read"}) if "12" in tree["labels"] else right(tree)
 
@@ -132,7 +132,7 @@ def test_score_of_a_rejected_row_fails_that_row_only() -> None:
     assert results[12].failure == "reference" and "422" in results[12].detail
 
 
-def test_without_a_service_the_deadline_ends_the_waiting_and_no_password_is_shown() -> None:
+def test_missing_service_ends_at_deadline_without_showing_password() -> None:
     url = "http://me:secret@127.0.0.1:9/get_reward"
     words = r"within reward.service.deadline_s = 0.3; got http://127.0.0.1:9/get_reward: ConnectError"
     with build_client(url, deadline_s=0.3) as client, pytest.raises(RewardError, match=words) as caught:
@@ -140,7 +140,7 @@ def test_without_a_service_the_deadline_ends_the_waiting_and_no_password_is_show
     assert "secret" not in str(caught.value)
 
 
-def test_who_watches_the_service_may_end_the_waiting() -> None:
+def test_supervisor_may_end_wait() -> None:
     def gone() -> None:
         raise RewardError("the service was given up")
 

@@ -19,7 +19,7 @@ def build_pool(name: str) -> RewardPool:
     return RewardPool(RewardConfig(num_workers=2, timeout_s=1.0, function=f"{FILE}:{name}"))
 
 
-def test_a_function_makes_the_reward_and_everything_else_it_tells_is_kept() -> None:
+def test_function_returns_reward_and_extra_metrics() -> None:
     with build_pool("reward_func") as pool:
         results = pool.score(build_items(70, {5: "hang", 9: "exit", 11: "nan"}))
     assert {i: r.failure for i, r in enumerate(results) if r.failure} == {5: "hang", 9: "crash", 11: "bad score"}
@@ -27,14 +27,14 @@ def test_a_function_makes_the_reward_and_everything_else_it_tells_is_kept() -> N
     assert results[12].parts == {"reward": 1.5, "scores": 1.0, "length": 9.0}
 
 
-def test_a_reward_need_not_lie_between_0_and_1() -> None:
+def test_reward_need_not_lie_between_0_and_1() -> None:
     right, wrong = (RewardItem(prompt="3+4=", completion=text, answer="7") for text in "78")
     with build_pool("plain") as pool:
         assert [result.value for result in pool.score([right, wrong])] == [2.0, -1.0]
         assert not any(Path(FILE).stem in name for name in sys.modules if name.startswith("slurm_rl_user"))
 
 
-def test_a_file_that_cannot_be_run_is_named() -> None:
+def test_unrunnable_file_is_named() -> None:
     with pytest.raises(RewardError, match=r"function \(.*:nothing\): AttributeError"), build_pool("nothing"):
         pass
 
@@ -60,12 +60,12 @@ class Tensor:
         ({"rewards": [1.0], "reward": [9.0]}, {"reward": 1.0}),
     ],
 )
-def test_every_form_of_an_answer_is_read(answer: object, told: dict[str, float]) -> None:
+def test_answer_forms_are_accepted(answer: object, told: dict[str, float]) -> None:
     assert call_function(lambda *_: answer, build_items(1)[0]) == told
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, "1.0", [float("inf")], 10**400, {"rewards": None}, [[1.0, 2.0]]])
-def test_what_is_no_number_is_a_failure(answer: object) -> None:
+def test_non_number_is_failure(answer: object) -> None:
     found = call_function(lambda *_: answer, build_items(1)[0])
     assert isinstance(found, Failure)
     assert found.cause == "bad score"

@@ -57,7 +57,7 @@ def pool(plain: tuple[Path, Qwen3ForSequenceClassification]) -> Iterator[RewardP
         yield pool
 
 
-def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch(
+def test_reward_is_logit_at_end_independent_of_batch(
     plain: tuple[Path, Qwen3ForSequenceClassification], pool: RewardPool
 ) -> None:
     items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(10)]
@@ -75,9 +75,7 @@ def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_what_a_killed_worker_had_is_read_together_again_once(
-    deaths: int, pool: RewardPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_of_killed_worker_is_retried_once(deaths: int, pool: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read one by one, 31 of 32 scores differed in the last digits, by up to 4e-7."""
     submit, read = VerifierProcesses.submit, list[int]()
 
@@ -97,13 +95,13 @@ def test_what_a_killed_worker_had_is_read_together_again_once(
     assert found == (whole if deaths == 1 else pytest.approx(whole, abs=1e-5))
 
 
-def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
+def test_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
     build_model(tmp_path, num_labels=3)
     with pytest.raises(ValueError, match=r"a reward model has one output; .* has 3"):
         load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1))
 
 
-def test_a_completion_that_was_cut_is_scored_at_its_own_last_token(
+def test_truncated_completion_is_scored_at_last_token(
     plain: tuple[Path, Qwen3ForSequenceClassification],
 ) -> None:
     item = RewardItem(prompt="1+1=", completion="27", answer="", truncated=True)
@@ -119,7 +117,7 @@ def score(folder: Path, **fields: Any) -> list[float]:
     return load_model(specify_model(RewardModelConfig(path=str(folder), **fields), num_workers=1)).score(ITEMS)
 
 
-def test_normalized_scores_are_deviations_from_what_was_measured(tmp_path: Path) -> None:
+def test_normalized_scores_use_measured_statistics(tmp_path: Path) -> None:
     build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
     expected = [(logit - 1.5) / 0.25 for logit in score(tmp_path)]
     assert score(tmp_path, normalize=True) == pytest.approx(expected, rel=1e-5)
@@ -129,22 +127,20 @@ def test_normalized_scores_are_deviations_from_what_was_measured(tmp_path: Path)
     ("measured", "says"),
     [(None, "has mean=None, std=None"), (ScoreStatistics(1.0, 0.0), "std=0.0"), (ScoreStatistics(1.0, 1e999), "inf")],
 )
-def test_what_was_never_measured_cannot_be_normalized(
-    measured: ScoreStatistics | None, says: str, tmp_path: Path
-) -> None:
+def test_unmeasured_scores_cannot_be_normalized(measured: ScoreStatistics | None, says: str, tmp_path: Path) -> None:
     build_model(tmp_path, measured=measured)
     with pytest.raises(ValueError, match=rf"reward\.model\.normalize needs .*{says}"):
         score(tmp_path, normalize=True)
     assert len(score(tmp_path)) == len(ITEMS)
 
 
-def test_a_model_trained_on_chats_does_not_score_text(tmp_path: Path) -> None:
+def test_chat_model_does_not_score_text(tmp_path: Path) -> None:
     build_model(tmp_path, measured=ScoreStatistics(0.0, 1.0), chats=True)
     with pytest.raises(ValueError, match=r"trained on chats, got text: set data\.chat_template=true"):
         score(tmp_path)
 
 
-def test_a_critic_that_begins_as_a_normalized_reward_model_speaks_in_its_unit(tmp_path: Path) -> None:
+def test_critic_from_normalized_reward_model_uses_its_unit(tmp_path: Path) -> None:
     build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
     words = ["+exp=demo", "+algorithm=ppo", f"reward.model.path={tmp_path}", f"critic.init_from={tmp_path}"]
     assert read_unit(load_config(words)) is None
@@ -152,7 +148,7 @@ def test_a_critic_that_begins_as_a_normalized_reward_model_speaks_in_its_unit(tm
     assert read_unit(load_config([*words[:3], "reward.model.normalize=true"])) is None
 
 
-def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(
+def test_critic_workers_score_shares_identically(
     plain: tuple[Path, Qwen3ForSequenceClassification], pool: RewardPool
 ) -> None:
     words = [
@@ -187,6 +183,6 @@ class Calls:
         return [found for _, found in calls]
 
 
-def test_a_folder_that_is_no_reward_model_is_named_when_the_critic_loads(tmp_path: Path) -> None:
+def test_folder_without_reward_model_is_named_by_critic(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.model\.path"):
         require_loadable(specify_model(RewardModelConfig(path=str(tmp_path / "nothing")), num_workers=1))

@@ -21,7 +21,7 @@ def pool() -> Iterator[RewardPool]:
         yield pool
 
 
-def test_only_the_guilty_fail_and_nobody_is_lost_or_mixed_up(pool: RewardPool) -> None:
+def test_only_faulty_items_fail_and_none_is_lost(pool: RewardPool) -> None:
     hangs = dict.fromkeys((7, 130, 131, 300), "hang") | {450: "hang in c"}
     crashes = dict.fromkeys((0, 8, 255, 499), "exit") | {256: "segfault"}
     items = build_items(500, hangs | crashes)
@@ -54,20 +54,20 @@ def test_only_the_guilty_fail_and_nobody_is_lost_or_mixed_up(pool: RewardPool) -
         ("minus", "bad score", "float -0.5"),
     ],
 )
-def test_each_way_to_fail_has_its_cause(pool: RewardPool, deed: str, failure: str, detail: str) -> None:
+def test_failures_have_distinct_causes(pool: RewardPool, deed: str, failure: str, detail: str) -> None:
     results = pool.score(build_items(5, {2: deed}))
     assert [r.failure for r in results] == [None, None, failure, None, None]
     assert detail in results[2].detail
     assert [r.value for r in results] == [0.0, 0.001, None, 0.003, 0.004]
 
 
-def test_slow_items_are_not_mistaken_for_a_hang(pool: RewardPool) -> None:
+def test_slow_items_are_not_hangs(pool: RewardPool) -> None:
     """A chunk of 16 takes 2.4 s in all, over twice the deadline of one item."""
     results = pool.score(build_items(32, dict.fromkeys(range(32), "slow")))
     assert [r.value for r in results] == [0.25] * 32
 
 
-def test_a_hung_item_is_found_by_its_own_deadline_and_not_by_that_of_its_chunk(pool: RewardPool) -> None:
+def test_hung_item_ends_at_own_deadline(pool: RewardPool) -> None:
     """Once in its chunk of 32, whose items have 32 s together, and once alone."""
     started = time.monotonic()
     results = pool.score(build_items(64, {40: "hang"}))
@@ -75,18 +75,18 @@ def test_a_hung_item_is_found_by_its_own_deadline_and_not_by_that_of_its_chunk(p
     assert 1.9 < time.monotonic() - started < 25
 
 
-def test_the_value_is_the_weighted_sum() -> None:
+def test_value_is_weighted_sum() -> None:
     with build_pool(verifiers={"arithmetic": 2.0, "format": -0.5}) as pool:
         [result] = pool.score([RewardItem(completion="fine", answer="400")])
     assert result.parts == {"arithmetic": 0.4, "format": 0.5}
     assert result.value == pytest.approx(2.0 * 0.4 - 0.5 * 0.5)
 
 
-def test_no_items_is_no_work(pool: RewardPool) -> None:
+def test_score_of_no_items_is_empty(pool: RewardPool) -> None:
     assert pool.score([]) == []
 
 
-def test_long_and_odd_completions_arrive_whole(pool: RewardPool) -> None:
+def test_long_and_odd_completions_arrive_unchanged(pool: RewardPool) -> None:
     items = [RewardItem(completion="\u4e2d\0\ud800" * 100_000, answer=str(i)) for i in range(20)]
     assert [r.value for r in pool.score(items)] == [i / 1000 for i in range(20)]
 

@@ -19,7 +19,7 @@ from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
-def test_workers_that_die_idle_are_replaced(pause_s: float) -> None:
+def test_dead_idle_workers_are_replaced(pause_s: float) -> None:
     """As when the kernel runs out of memory; pebble gives a pool up for it, before or after it is asked."""
     with build_pool() as pool:
         for process in workers():
@@ -31,14 +31,14 @@ def test_workers_that_die_idle_are_replaced(pause_s: float) -> None:
         assert len(workers()) == 2
 
 
-def test_all_workers_are_up_when_the_pool_is_entered_and_gone_when_it_is_left() -> None:
+def test_workers_start_and_end_with_pool() -> None:
     before = set(workers())
     with build_pool(num_workers=3):
         assert len(set(workers()) - before) == 3
     assert set(workers()) == before
 
 
-def test_leaving_in_the_middle_of_a_hang_leaves_no_process() -> None:
+def test_leaving_in_middle_of_hang_leaves_no_process() -> None:
     before = set(workers())
 
     def interrupt(*_: Any) -> None:
@@ -54,7 +54,7 @@ def test_leaving_in_the_middle_of_a_hang_leaves_no_process() -> None:
     assert set(workers()) == before
 
 
-def test_a_verifier_that_cannot_be_imported_is_named() -> None:
+def test_unimportable_verifier_is_named() -> None:
     before = set(workers())
     table: dict[str, str] = {"arithmetic": "no_such_module:f"}
     with pytest.raises(RewardError, match=r"arithmetic \(no_such_module:f\): ModuleNotFoundError"):
@@ -62,7 +62,7 @@ def test_a_verifier_that_cannot_be_imported_is_named() -> None:
     assert set(workers()) == before
 
 
-def test_a_start_that_takes_too_long_ends() -> None:
+def test_slow_start_times_out() -> None:
     before = set(workers())
     with pytest.raises(RewardError, match=r"1 reward workers must be up within 0\.2 s; got 0 up"):
         RewardPool(
@@ -91,7 +91,7 @@ def runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_die_with_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
@@ -109,7 +109,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert alive == []
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_pool_imports_no_heavy_module() -> None:
     """The pool is used beside vLLM and torch; its workers need neither, nor does importing it."""
     code = (
         "import sys, slurm_rl.rewards.pool, slurm_rl.rewards.results, slurm_rl.data.load_data,"

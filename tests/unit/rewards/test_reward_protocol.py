@@ -17,7 +17,7 @@ def encode(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
-def test_a_request_comes_back_as_the_items_it_was_built_from() -> None:
+def test_request_round_trips_items() -> None:
     odd = RewardItem(prompt="a\0\ud800", completion="<|im_start|>assistant\nb</s>\n", answer="\u4e2d")
     bare = RewardItem(completion="<|im_start|>assistant\n7", answer="7")
     cut = RewardItem(prompt="3+4=", completion="7", answer="7", truncated=True)
@@ -26,12 +26,12 @@ def test_a_request_comes_back_as_the_items_it_was_built_from() -> None:
         assert build_items(parse_request(encode(build_request(items)))) == items
 
 
-def test_answers_to_our_client_keep_every_number_and_cause() -> None:
+def test_answers_to_our_client_keep_numbers_and_causes() -> None:
     body = encode(build_answer([FINE, HUNG], explain=True, failure_reward=0.0))
     assert parse_answer(body, ITEMS) == [FINE, HUNG]
 
 
-def test_answers_to_other_clients_are_lists_of_numbers_alone() -> None:
+def test_answers_to_other_clients_are_lists_of_numbers() -> None:
     answer = build_answer([FINE, HUNG], explain=False, failure_reward=-1.0)
     assert answer == {
         "rewards": [1.5, -1.0],
@@ -64,7 +64,7 @@ def test_answers_to_other_clients_are_lists_of_numbers_alone() -> None:
         (b'{"query": ["a", "b"], "prompts": ["a"]}', 422, "'prompts' must be as long as 'query', 2; got 1"),
     ],
 )
-def test_a_request_that_cannot_be_answered_is_named(body: bytes, status: int, words: str) -> None:
+def test_malformed_request_is_named(body: bytes, status: int, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         parse_request(body)
     assert caught.value.status == status
@@ -88,7 +88,7 @@ CHAT = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n"
         ("just text", "", "just text"),
     ],
 )
-def test_other_clients_queries_are_cut_where_the_completion_begins(query: str, prompt: str, completion: str) -> None:
+def test_queries_of_other_clients_are_split_at_completion(query: str, prompt: str, completion: str) -> None:
     request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
     assert [item.completion for item in build_items(request)] == [completion]
 
@@ -105,26 +105,24 @@ def test_other_clients_queries_are_cut_where_the_completion_begins(query: str, p
         ("3+4=7", "3+4=", False),
     ],
 )
-def test_where_special_tokens_show_a_completion_without_an_end_was_cut(
-    query: str, prompt: str, truncated: bool
-) -> None:
+def test_missing_end_token_marks_truncated_completion(query: str, prompt: str, truncated: bool) -> None:
     request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
     [item] = build_items(request)
     assert (item.completion, item.truncated) == ("7", truncated)
 
 
-def test_a_prompt_nested_beyond_reason_is_text() -> None:
+def test_too_deeply_nested_prompt_is_text() -> None:
     prompt = "[" * 100_000 + '"role"'
     request = parse_request(encode({"query": [prompt + "7"], "prompts": [prompt], "labels": ["7"]}))
     assert build_items(request)[0].messages is None
 
 
-def test_a_million_end_tokens_are_cut_in_no_time() -> None:
+def test_million_end_tokens_are_removed_in_linear_time() -> None:
     request = parse_request(encode({"query": ["p7" + "</s> \n" * 1_000_000], "prompts": ["p"], "labels": ["7"]}))
     assert build_items(request)[0].completion == "7"
 
 
-def test_without_labels_the_answers_come_from_the_data_or_it_is_an_error() -> None:
+def test_missing_labels_come_from_data_or_are_error() -> None:
     request = parse_request(encode({"query": ["3+4=7"], "prompts": ["3+4="]}))
     assert build_items(request, {"3+4=": "7"})[0].answer == "7"
     with pytest.raises(RequestError, match="must have the key 'labels'"):
@@ -133,7 +131,7 @@ def test_without_labels_the_answers_come_from_the_data_or_it_is_an_error() -> No
         build_items(request, {"3+5=": "8"})
 
 
-def test_a_prompt_that_the_query_does_not_hold_is_an_error() -> None:
+def test_prompt_missing_from_query_is_error() -> None:
     with pytest.raises(RequestError, match=r"query\[0\] must contain prompts\[0\]"):
         build_items(parse_request(encode({"query": ["a"], "prompts": ["b"], "labels": ["1"]})))
 
@@ -158,7 +156,7 @@ def test_numbers_of_other_servers_become_parts() -> None:
 
 
 @pytest.mark.parametrize("reward", ["1.0", None, float("nan"), float("-inf"), [1.0], 10**400, 1e300])
-def test_a_reward_that_is_no_number_fails_its_item_alone(reward: Any) -> None:
+def test_non_number_reward_fails_only_its_item(reward: Any) -> None:
     results = parse_answer(encode({"rewards": [reward, 1.0]}), ITEMS)
     assert [result.failure for result in results] == ["bad score", None]
     assert results[0].value is None
@@ -167,6 +165,6 @@ def test_a_reward_that_is_no_number_fails_its_item_alone(reward: Any) -> None:
 @pytest.mark.parametrize(
     "body", [b"<html>Bad gateway</html>", b"", b"[1.0, 2.0]", b'{"rewards": [1.0]}', b'{"rewards": 1.0}', b"{}"]
 )
-def test_an_answer_of_another_shape_is_refused(body: bytes) -> None:
+def test_answer_of_other_shape_is_refused(body: bytes) -> None:
     with pytest.raises(RewardError, match="must answer with"):
         parse_answer(body, ITEMS)

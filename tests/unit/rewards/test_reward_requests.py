@@ -25,14 +25,14 @@ def values(future: Future[list[RewardResult]]) -> list[float | None]:
     return [result.value for result in future.result(60)]
 
 
-def test_many_requests_at_once_get_their_own_results(pool: RewardPool) -> None:
+def test_concurrent_requests_get_their_own_results(pool: RewardPool) -> None:
     futures = [pool.submit(build_items(size, {})) for size in range(100)]
     for size, future in enumerate(futures):
         assert values(future) == [i / 1000 for i in range(size)]
     assert pool.num_waiting == 0
 
 
-def test_only_the_guilty_fail_in_whatever_request_they_are(pool: RewardPool) -> None:
+def test_faulty_items_fail_in_any_request(pool: RewardPool) -> None:
     deeds = {3: "hang", 4: "exit", 5: "nan", 6: "raise", 7: "bad gold"}
     futures = [pool.submit(build_items(10, {i: deed})) for i, deed in deeds.items()]
     causes = ["hang", "crash", "bad score", "exception", "reference"]
@@ -40,7 +40,7 @@ def test_only_the_guilty_fail_in_whatever_request_they_are(pool: RewardPool) -> 
         assert {j: r.failure for j, r in enumerate(future.result(60)) if r.failure} == {i: cause}
 
 
-def test_hung_items_leave_a_worker_for_the_others() -> None:
+def test_hung_items_leave_worker_for_others() -> None:
     with build_pool(num_workers=2, timeout_s=1.5) as pool:
         hung = [pool.submit(build_items(1, {0: "hang"})) for _ in range(4)]
         late = pool.submit(build_items(20, {}))
@@ -49,7 +49,7 @@ def test_hung_items_leave_a_worker_for_the_others() -> None:
         assert [future.result().pop().failure for future in hung] == ["hang"] * 4
 
 
-def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost() -> None:
+def test_workers_killed_by_kernel_are_replaced() -> None:
     with build_pool() as pool:
         futures = [pool.submit(build_items(40, {0: "slow"})) for _ in range(5)]
         for process in workers():
@@ -61,7 +61,7 @@ def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost() -> Non
         assert values(futures[-1])[2:] == [i / 1000 for i in range(2, 40)]
 
 
-def test_a_pool_that_keeps_breaking_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_broken_pool_ends_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
     monkeypatch.setattr(worker_processes.VerifierProcesses, "restart", lambda self: None)
     pool = build_pool()
@@ -72,7 +72,7 @@ def test_a_pool_that_keeps_breaking_ends_every_request(monkeypatch: pytest.Monke
             pool.submit(build_items(1, {})).result(60)
 
 
-def test_leaving_answers_those_who_wait_and_leaves_no_process() -> None:
+def test_exit_answers_waiting_requests_and_leaves_no_process() -> None:
     before = set(workers())
     with build_pool(timeout_s=60) as pool:
         future = pool.submit(build_items(3, {0: "hang", 1: "hang", 2: "hang in c"}))

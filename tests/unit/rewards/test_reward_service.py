@@ -50,20 +50,20 @@ def post(services: RewardServices, body: bytes, authorization: str | None = None
 GOOD = json.dumps({"query": ["3+4=7"], "prompts": ["3+4="], "labels": ["4"]}).encode()
 
 
-def test_a_client_of_openrlhf_gets_lists_of_numbers(services: RewardServices) -> None:
+def test_openrlhf_client_gets_lists_of_numbers(services: RewardServices) -> None:
     status, answer = post(services, GOOD)
     assert status == 200
     assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "failed": [0.0]}
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Basic eDp5", "Basic \xff", "Basic !", "x"])
-def test_a_wrong_token_is_401(services: RewardServices, authorization: str) -> None:
+def test_wrong_token_is_401(services: RewardServices, authorization: str) -> None:
     status, answer = post(services, GOOD, authorization)
     assert status == 401
     assert "must carry the service's token" in answer["error"]
 
 
-def test_the_token_may_be_the_password_of_the_address(services: RewardServices) -> None:
+def test_token_may_be_password_of_url(services: RewardServices) -> None:
     import requests  # what OpenRLHF's clients use
 
     url = services.urls[0].replace("http://", f"http://any:{services.token}@")
@@ -80,7 +80,7 @@ def test_the_token_may_be_the_password_of_the_address(services: RewardServices) 
     ],
     ids=["deep", "surrogate", "huge"],
 )
-def test_bad_requests_are_told_what_is_wrong_and_the_service_stays_up(
+def test_bad_requests_are_explained_and_service_stays_up(
     services: RewardServices, body: bytes, status: int, words: str
 ) -> None:
     pids = services.pids
@@ -91,7 +91,7 @@ def test_bad_requests_are_told_what_is_wrong_and_the_service_stays_up(
     assert services.pids == pids
 
 
-def test_the_token_is_in_a_file_that_nobody_else_reads_and_in_no_command_line(services: RewardServices) -> None:
+def test_token_is_in_private_file_and_no_command_line(services: RewardServices) -> None:
     assert stat.S_IMODE(services._token_file.stat().st_mode) == 0o600
     [pid] = services.pids
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -99,7 +99,7 @@ def test_the_token_is_in_a_file_that_nobody_else_reads_and_in_no_command_line(se
     assert not any(services.token in word for process in family for word in process.cmdline())
 
 
-def test_a_service_that_keeps_dying_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+def test_repeatedly_dying_service_ends_run_with_last_output(tmp_path: Path) -> None:
     config = odd_config().model_copy(update={"function": "no_such_file.py:reward_func"})
     services = start_services(tmp_path, config)
     with pytest.raises(RewardError, match=r"(?s)2 deaths.*exit status 1.*no_such_file.py"):
@@ -107,7 +107,7 @@ def test_a_service_that_keeps_dying_ends_the_run_with_its_last_words(tmp_path: P
     assert services.pids == []
 
 
-def test_a_service_that_is_given_up_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_service_releases_waiters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_MAX_DEATHS", 1)
     with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
         os.kill(services.pids[0], signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_a_service_that_is_given_up_keeps_nobody_waiting(tmp_path: Path, monkeyp
             client.score(build_items(5))
 
 
-def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
+def test_ended_watch_is_explained(tmp_path: Path) -> None:
     def full(kind: str, **fields: Any) -> None:
         raise OSError("No space left on device")
 
@@ -124,7 +124,7 @@ def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
         wait_for(services.check, deadline_s=240)
 
 
-def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_service_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_HEALTH_EVERY_S", 0.1)
     monkeypatch.setattr(supervise, "_HEALTH_TIMEOUT_S", 1.0)
     with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
@@ -134,7 +134,7 @@ def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, mon
         assert services.pids != [stopped]
 
 
-def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
+def test_service_leaves_no_process_or_port(tmp_path: Path) -> None:
     with start_services(tmp_path, odd_config(num_replicas=2)) as services:
         family = [psutil.Process(pid) for pid in services.pids]
         family += [child for process in family for child in process.children(recursive=True)]
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_services_of_a_run_that_is_killed_die_with_it(tmp_path: Path) -> None:
+def test_services_die_with_killed_run(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     command = [sys.executable, str(script), str(tmp_path)]
@@ -218,10 +218,10 @@ def wait_for(condition: Any, deadline_s: float = 600) -> None:
         time.sleep(0.02)
 
 
-def test_nothing_is_lost_or_mixed_up_while_items_hang_and_crash_and_the_service_is_killed_twice(tmp_path: Path) -> None:
+def test_killed_service_with_faulty_items_loses_nothing(tmp_path: Path) -> None:
     storm(tmp_path, num_requests=500, num_clients=64, num_kills=2)
 
 
 @pytest.mark.slow
-def test_the_same_with_ten_thousand_requests(tmp_path: Path) -> None:
+def test_same_with_ten_thousand_requests(tmp_path: Path) -> None:
     storm(tmp_path, num_requests=10_000, num_clients=64, num_kills=2)

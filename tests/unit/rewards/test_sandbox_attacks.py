@@ -107,7 +107,7 @@ def run(source: str, limits: Limits = LIMITS, stdin: bytes = b"") -> Finished:
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_an_act_is_refused_where_the_kernel_has_no_landlock(
+def test_attack_is_refused_without_landlock(
     name: str, place: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(place["SECRET"]))
@@ -123,7 +123,7 @@ def test_an_act_is_refused_where_the_kernel_has_no_landlock(
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_an_act_that_works_outside_is_refused_inside(
+def test_attack_that_works_outside_is_refused_inside(
     name: str, place: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(place["SECRET"]))
@@ -137,7 +137,7 @@ def test_an_act_that_works_outside_is_refused_inside(
         assert "it worked" in plain.stdout, plain.stderr
 
 
-def test_the_probe_holds_also_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_holds_also_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "USE_LANDLOCK", False)
     try:
         words = probe_sandbox()
@@ -167,9 +167,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_waste_ends_at_the_deadline_and_leaves_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waste_ends_at_deadline_and_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     source, end = FLOODS[name]
     before = set(psutil.Process().children(recursive=True))
@@ -184,19 +182,19 @@ def test_waste_ends_at_the_deadline_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("source", ["x = 'x' * (1 << 30)", "x = []\nwhile 1: x.append(bytearray(1 << 20))"])
-def test_memory_beyond_the_limit_is_an_error_of_the_code(source: str) -> None:
+def test_memory_over_limit_is_error_of_code(source: str) -> None:
     done = run(source)
     assert done.exit_code == 1
     assert b"MemoryError" in done.stderr
 
 
-def test_a_program_that_never_reads_and_one_that_closes_its_input_hang_nobody() -> None:
+def test_unread_and_closed_input_do_not_hang() -> None:
     much = b"x" * (4 << 20)
     assert run("print('fine')", stdin=much).stdout == b"fine\n"
     assert run("import os, sys\nos.close(0)\nprint('fine')", stdin=much).stdout == b"fine\n"
 
 
-def test_nothing_of_ours_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_inherits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     source = """
@@ -210,7 +208,7 @@ print([fd for fd in range(64) if alive(fd)], sorted(os.environ), os.listdir(".")
     assert words == "[0, 1, 2] ['HOME', 'LANG', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TMPDIR'] [] ['solution.py']\n"
 
 
-def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_sandbox_dies_with_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import time\n"

@@ -25,11 +25,11 @@ def score(
         return type(scorer), [result.value for result in scorer.score(ITEMS)], events
 
 
-def test_the_trainers_own_workers_score_by_default(tmp_path: Path) -> None:
+def test_trainers_own_workers_score_by_default(tmp_path: Path) -> None:
     assert score(RewardConfig(verifiers={"arithmetic": 1.0}), tmp_path) == (RewardPool, [1.0, 0.0, 1.0], [])
 
 
-def test_the_runs_own_service_listens_where_it_is_told(tmp_path: Path) -> None:
+def test_own_service_listens_on_planned_address(tmp_path: Path) -> None:
     config = RewardConfig.model_validate(
         {"verifiers": {"arithmetic": 1.0}, "service": {"enabled": True, "address": "cluster"}}
     )
@@ -44,9 +44,7 @@ def openrlhf_server(tree: dict[str, Any]) -> Answer:
     return 200, {"rewards": [1.5 * r for r in right], "format_rewards": right, "acc_rewards": right}
 
 
-def test_services_of_others_score_and_their_other_numbers_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_services_score_and_keep_extra_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_RL_REWARD_TOKEN", raising=False)
     with scripted_server(openrlhf_server) as a, scripted_server(openrlhf_server) as b:
         config = RewardConfig(url=f"{a},{b}")
@@ -55,7 +53,7 @@ def test_services_of_others_score_and_their_other_numbers_are_kept(
             assert scorer.score(ITEMS)[0].parts == {"format_rewards": 1.0, "acc_rewards": 1.0}
 
 
-def test_the_token_for_others_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+def test_token_of_external_service_is_read_from_private_file(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("abc\n")
     token.chmod(0o644)

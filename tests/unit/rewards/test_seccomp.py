@@ -60,7 +60,7 @@ def judge(machine: str, name: str, *args: int, arch: int | None = None) -> int:
 
 
 @pytest.mark.parametrize("machine", ARCH)
-def test_what_is_not_listed_is_refused(machine: str) -> None:
+def test_unlisted_calls_are_refused(machine: str) -> None:
     refused = [name for name in NUMBERS[machine].split()[::2] if name not in OPEN + CHECKED]
     assert {name: judge(machine, name) for name in refused} == dict.fromkeys(refused, EPERM)
     assert {judge(machine, name) for name in OPEN} == {ALLOW}

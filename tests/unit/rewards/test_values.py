@@ -17,7 +17,7 @@ class Unreadable(BaseException):
 
 
 @pytest.mark.parametrize(("value", "number"), [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.int64(2), 2.0)])
-def test_read_number_converts_every_kind_of_real_number(value: Any, number: float) -> None:
+def test_read_number_converts_real_numbers(value: Any, number: float) -> None:
     found = read_number(value)
     assert found == number and type(found) is float
 
@@ -43,7 +43,7 @@ def test_read_number_refuses_by_name(value: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "", "\x1b[31m", "x" * 65, 3, None, "/a"])
-def test_read_numbers_refuses_a_bad_name_that_keep_numbers_drops(name: Any) -> None:
+def test_read_numbers_refuses_names_that_keep_numbers_drops(name: Any) -> None:
     assert not is_name(name) and keep_numbers({name: 1.0, "good": 2}) == {"good": 2.0}
     with pytest.raises(ValueError, match="the name"):
         read_numbers({name: 1.0})
@@ -56,7 +56,7 @@ def test_numbers_by_name_are_bounded_in_count() -> None:
         read_numbers(many)
 
 
-def test_describe_error_takes_any_exception() -> None:
+def test_describe_error_accepts_any_exception() -> None:
     assert describe_error(Unreadable()) == "Unreadable: (its text cannot be read)"
     assert len(describe_error(ValueError("x" * 10_000_000))) < 300
     assert describe_error(ValueError("\ud800")).isascii()

@@ -7,7 +7,7 @@ from slurm_rl.rewards.worker import load_verifier
 
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
-def test_every_verifier_of_the_table_scores(name: str) -> None:
+def test_listed_verifiers_score(name: str) -> None:
     answer = '{"stdio": [{"stdin": "", "stdout": "7"}]}' if name == "code" else "7"
     assert load_verifier(VERIFIERS[name].function)("no", answer) == 0.0
 
@@ -31,12 +31,12 @@ def test_arithmetic_compares_digits(completion: str, score: float) -> None:
     assert score_arithmetic(completion, "7") == score
 
 
-def test_arithmetic_knows_zero_and_negative_answers() -> None:
+def test_arithmetic_accepts_zero_and_negative_answers() -> None:
     assert score_arithmetic("0", "0") == score_arithmetic("-12", "-12") == 1.0
 
 
 @pytest.mark.parametrize("answer", ["", "seven", "7.0", "07", " 7", "-0", "1_000", "\u0667", "7\n"])
-def test_arithmetic_refuses_an_answer_that_nothing_could_match(answer: str) -> None:
+def test_arithmetic_refuses_unmatchable_answer(answer: str) -> None:
     with pytest.raises(DataError, match="decimal integer as reference answer; got '"):
         score_arithmetic(answer, answer)
 
@@ -62,5 +62,5 @@ GOOD = "<think>2+2\n\nis 4</think><answer>4</answer>"
         ("", 0),
     ],
 )
-def test_format_wants_each_tag_exactly_once(completion: str, score: float) -> None:
+def test_format_requires_tags_once(completion: str, score: float) -> None:
     assert score_format(completion, "") == score

@@ -48,7 +48,7 @@ def adapter(name: str, *words: str) -> list[str]:
     return find_argv([sys.executable, f"adapter:{name}", *words])
 
 
-def test_an_environment_with_reset_and_step(world: str) -> None:
+def test_environment_with_reset_and_step(world: str) -> None:
     [group], _ = play("", ["a"], rows=4, argv=adapter("gymnasium", world))
     assert [(result.value, result.parts) for result in group.results] == [(1.5, {"steps": 3.0})] * 2
     completion = group.completions[0]
@@ -57,19 +57,19 @@ def test_an_environment_with_reset_and_step(world: str) -> None:
     assert letters(completion.token_ids) == "anobnoc"
 
 
-def test_what_is_no_action_is_told_and_costs_a_step(world: str) -> None:
+def test_invalid_action_is_reported_and_uses_step(world: str) -> None:
     words = ("--words", '{"numbered": true}', "--max-steps", "2")
     [group], _ = play("", ["a"], rows=4, argv=adapter("gymnasium", world, *words))
     assert [(result.value, result.parts) for result in group.results] == [(0.0, {"steps": 2.0})] * 2
     assert letters(group.completions[0].token_ids) == "ano such actionb"
 
 
-def test_a_world_that_raises_costs_its_episode(world: str) -> None:
+def test_environment_that_raises_fails_its_episode(world: str) -> None:
     [group], _ = play("", ["a"], rows=4, argv=adapter("gymnasium", world, "--words", '{"breaks": true}'))
     assert all(result.failure == "exception" and "no such door" in result.detail for result in group.results)
 
 
-def test_the_files_among_the_words_are_the_run_s(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_in_words_are_copied_into_run(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = "env.agent_command=[python,adapter:gymnasium,world.py:World,nobody.py]"
     config = load_config(["+exp=demo", program, "env.turn_tokens=1"])
@@ -77,7 +77,7 @@ def test_the_files_among_the_words_are_the_run_s(world: str, tmp_path: Path, mon
     assert program_files(config) == [world]
 
 
-def test_an_adapter_imports_nothing_of_ours() -> None:
+def test_adapter_imports_only_standard_library() -> None:
     lines = [line for path in ADAPTERS.glob("*.py") for line in path.read_text().splitlines()]
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     assert len(imports) > 10 and not any("slurm_rl" in line for line in imports)

@@ -24,7 +24,7 @@ VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 
 
 @pytest.mark.slow
-def test_tasks_of_reasoning_gym_make_rows_and_score_replies() -> None:
+def test_reasoning_gym_makes_rows_and_scores_replies() -> None:
     python = adapters_python()
     rows = [python, str(ADAPTERS / "play_reasoning_gym.py"), "rows", "spell_backward", "3", "--head", "no" * 2]
     made = subprocess.run(rows, capture_output=True, text=True, check=True).stdout
@@ -43,7 +43,7 @@ def test_tasks_of_reasoning_gym_make_rows_and_score_replies() -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_of_skyrl_gym_is_played_and_is_worth_the_sum_of_its_steps() -> None:
+def test_skyrl_gym_environment_returns_sum_of_rewards() -> None:
     """Its own game over gsm8k: 1 for the answer, a third of 0.2 for another one in the right form, nothing for none."""
     argv = find_argv([adapters_python(), "adapter:skyrl_gym", "gsm8k_multi_turn", "--max-turns", "3"])
     engine = Engine(say=lambda text: f"#### {7 if 'only' in text else 5}" if "tentative" in text else "hm")
@@ -59,7 +59,7 @@ def test_an_environment_of_skyrl_gym_is_played_and_is_worth_the_sum_of_its_steps
 
 
 @pytest.mark.slow
-def test_a_class_of_skyrl_gym_in_a_file_may_rewrite_replies_and_what_it_raises_is_told() -> None:
+def test_skyrl_gym_class_may_rewrite_replies_and_errors_are_reported() -> None:
     world = f"{Path(__file__).with_name('skyrl_world.py')}:Polite"
     argv = find_argv([adapters_python(), "adapter:skyrl_gym", world, "--words", '{"greeting": "hello"}'])
     prompts = [EncodedPrompt(index=0, token_ids=[63], text="?", answer="", info={"who": "you"})]
@@ -72,7 +72,7 @@ def test_a_class_of_skyrl_gym_in_a_file_may_rewrite_replies_and_what_it_raises_i
     assert all(result.failure == "exception" and "KeyError" in result.detail for result in failed.results)
 
 
-def test_an_environment_of_gymnasium_is_played() -> None:
+def test_gymnasium_environment_is_played() -> None:
     pytest.importorskip("gymnasium", reason="it comes with the extra dev")
     argv = find_argv([sys.executable, "adapter:gymnasium", "FrozenLake-v1", "--words", '{"is_slippery": false}'])
     prompts = [EncodedPrompt(index=0, token_ids=[63], text="?", answer="")]
@@ -100,7 +100,7 @@ class Calling(Engine):
 
 
 @pytest.mark.slow
-def test_an_environment_of_verifiers_is_played_with_its_tools_and_scored_by_its_rubric() -> None:
+def test_verifiers_environment_is_played_with_tools_and_rubric() -> None:
     python = adapters_python()
     adapter = str(ADAPTERS / "play_verifiers.py")
     made = subprocess.run([python, adapter, "rows", VF_WORLD, "3"], capture_output=True, text=True, check=True).stdout

@@ -27,7 +27,7 @@ WON: Said = [("", None), ("black", -1.0), ("", 1.0)]
 LOST: Said = [("", -1.0), ("black", 1.0)]
 
 
-def test_each_agent_has_the_mean_of_what_came_to_it_and_its_turns() -> None:
+def test_agents_have_mean_reward_and_turns() -> None:
     found = agent_metrics([play([0.0, 0.0], [WON, LOST]), play([0.0, 0.0], [WON, WON])])
     assert found == {
         "agent/first/reward": 0.5,
@@ -37,12 +37,12 @@ def test_each_agent_has_the_mean_of_what_came_to_it_and_its_turns() -> None:
     }
 
 
-def test_they_are_among_the_metrics_of_a_step_and_turns_add_up_to_the_episodes() -> None:
+def test_step_metrics_include_agents_with_additive_turns() -> None:
     found = sampling_metrics([play([0.0, 0.0], [WON, LOST])])
     assert found["agent/first/turns"] + found["agent/black/turns"] == found["episode/turns_mean"] == 2.5
 
 
-def test_what_no_turn_was_given_is_of_each_and_failures_are_no_rewards() -> None:
+def test_unassigned_reward_belongs_to_each_agent() -> None:
     """As turn_rloo credits them; of an episode in which it said nothing, nothing came to an agent."""
     said: Said = [("", 0.25), ("black", None)]
     alone: Said = [("", None)]
@@ -53,14 +53,14 @@ def test_what_no_turn_was_given_is_of_each_and_failures_are_no_rewards() -> None
     assert agent_metrics([play([None], [said])]) == {"agent/first/turns": 1.0, "agent/black/turns": 1.0}
 
 
-def test_sources_in_which_one_speaks_have_no_part_in_it() -> None:
+def test_single_agent_sources_have_no_agent_metrics() -> None:
     games, sums = play([0.0], [WON], "games"), make_group(1, [1.0, 1.0])
     sums = replace(sums, prompt=replace(sums.prompt, source="sums"))
     assert agent_metrics([sums, games]) == agent_metrics([games])
     assert agent_metrics([sums]) == agent_metrics([play([1.0], [[("", 1.0), ("", None)]])]) == {}
 
 
-def test_no_two_agents_have_one_name() -> None:
+def test_agent_names_are_distinct() -> None:
     names = ["", "first", "first_", "black", "Black", "a b", "a%20b", "a/b", "\udc80", "é"]
     told = [name_agent(name) for name in names]
     assert len(set(told)) == len(names) and not any("/" in name or name == "" for name in told)

@@ -147,7 +147,7 @@ def test_agents_train_on_every_sampled_token() -> None:
     assert sorted(play(GAME, ["a", "c"])[1].seeds) == sorted(engine.seeds)
 
 
-def test_rewritten_dialogue_becomes_a_branch_trained_on_once() -> None:
+def test_rewritten_dialogue_becomes_branch_trained_on_once() -> None:
     groups, _ = play(
         "first = ask(messages)\n"
         "ask([*messages, {'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'no'}])\n"
@@ -187,7 +187,7 @@ def test_failed_agent_has_no_reward(code: str, cause: str, told: str) -> None:
     assert metrics["reward/failed"] == 2.0 and "reward/mean" not in metrics
 
 
-def test_agent_beyond_a_limit_is_truncated_and_scored() -> None:
+def test_agent_over_limit_is_truncated_and_scored() -> None:
     [group], _ = play(GAME, ["c"], bounds=Bounds(2, 200))
     assert [result.value for result in group.results] == [0.0, 0.0]
     assert all(completion.truncated and len(completion.turns) == 2 for completion in group.completions)
@@ -202,12 +202,12 @@ def test_stop_signal_ends_all_agents() -> None:
         play("import time; time.sleep(3600)", ["a"] * 4, engine=engine)
 
 
-def test_finish_within_a_limit_raises() -> None:
+def test_finish_within_limit_raises() -> None:
     with pytest.raises(TrainingError, match="the programs must end within"):
         play("import time; time.sleep(3600)", ["a"], within_s=0.5)
 
 
-def test_agent_gets_all_fields_of_its_row() -> None:
+def test_agent_gets_all_fields_of_row() -> None:
     keys = {"episode", "base_url", "api_key", "prompt", "messages", "answer", "index", "info", "seed"}
     groups, _ = play(f"assert set(row) == {keys}, row\n{GAME}", ["a"])
     assert groups[0].results[0].failure is None
@@ -231,7 +231,7 @@ def play(row):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_resident_agent_plays_the_same_episodes(rows: int) -> None:
+def test_resident_agent_plays_same_episodes(rows: int) -> None:
     one_by_one = (
         "for line in sys.stdin:\n    row = json.loads(line)\n    print(json.dumps({'reward': play(row)}), flush=True)"
     )
@@ -258,7 +258,7 @@ for line in sys.stdin: threading.Thread(target=run, args=(json.loads(line),)).st
         ('print(\'{"reward": "much"}\', flush=True)', "bad score", "finite number"),
     ],
 )
-def test_resident_agent_failure_costs_one_episode(code: str, cause: str, told: str) -> None:
+def test_resident_agent_failure_fails_one_episode(code: str, cause: str, told: str) -> None:
     lines = f"""
 import os
 for line in sys.stdin:
@@ -273,7 +273,7 @@ for line in sys.stdin:
     assert all(one.failure == cause and told in one.detail for one in groups[0].results)
 
 
-def test_hung_resident_agent_is_replaced_at_the_deadline() -> None:
+def test_hung_resident_agent_is_replaced_at_deadline() -> None:
     residents = Residents([sys.executable, "-c", "import sys, time\nfor line in sys.stdin: time.sleep(3600)"], {}, 1)
     for _ in range(2):
         found = residents.play("1", {"episode": "1"}, 0.5, threading.Event())
@@ -282,7 +282,7 @@ def test_hung_resident_agent_is_replaced_at_the_deadline() -> None:
     residents.close()
 
 
-def test_drop_expensive_makes_a_hostile_schema_quick_to_check() -> None:
+def test_drop_expensive_bounds_schema_check() -> None:
     """A backtracking pattern would keep the trainer busy for ever."""
     hostile = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
     wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_expensive(hostile))

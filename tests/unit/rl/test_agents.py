@@ -54,7 +54,7 @@ def spell(token_ids: Any) -> str:
     return "".join(map(chr, token_ids))
 
 
-def test_each_agent_reads_only_its_own_observations(duels: list[Group]) -> None:
+def test_agent_reads_only_its_observations(duels: list[Group]) -> None:
     two = duels[0]  # each speaks twice
     for completion in two.completions:
         white, black = completion.branches
@@ -66,7 +66,7 @@ def test_each_agent_reads_only_its_own_observations(duels: list[Group]) -> None:
         assert spell(completion.token_ids[black.start : black.end]) == f"{second}it said {third}.{fourth}"
 
 
-def test_every_reply_is_trained_on_once(duels: list[Group]) -> None:
+def test_replies_are_trained_once(duels: list[Group]) -> None:
     sequences = iter(build_plain_sequences(duels))
     for group in duels:
         for completion in group.completions:
@@ -77,7 +77,7 @@ def test_every_reply_is_trained_on_once(duels: list[Group]) -> None:
     assert next(sequences, None) is None
 
 
-def test_agents_learn_from_their_own_rewards(duels: list[Group]) -> None:
+def test_agents_learn_from_own_rewards(duels: list[Group]) -> None:
     assert all(result.value == 0.0 for group in duels for result in group.results if result.failure is None)
     config = AlgorithmConfig(advantage="turn_rloo", group_size=3)
     advantages, _ = compute_advantages(duels, config, None, None)
@@ -100,7 +100,7 @@ def test_agents_learn_from_their_own_rewards(duels: list[Group]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Duel", "Forgetful"])
-def test_agents_killed_in_any_order_have_the_same_tokens(tmp_path: Path, kind: str) -> None:
+def test_agents_killed_in_any_order_have_same_tokens(tmp_path: Path, kind: str) -> None:
     wanted = [group.completions for group in play(kind, WaveEngine(), tmp_path)]
     found, lives = None, 0
     while found is None:
@@ -113,7 +113,7 @@ def test_agents_killed_in_any_order_have_the_same_tokens(tmp_path: Path, kind: s
     assert [group.completions for group in found] == wanted
 
 
-def test_cut_dialogue_starts_a_branch_trained_on_once(tmp_path: Path) -> None:
+def test_cut_dialogue_starts_branch_trained_on_once(tmp_path: Path) -> None:
     group = play("Forgetful", WaveEngine(), tmp_path)[3]  # four replies
     for completion in group.completions:
         a, b, c, d = [turn.reply for turn in completion.turns]
@@ -129,7 +129,7 @@ def test_cut_dialogue_starts_a_branch_trained_on_once(tmp_path: Path) -> None:
     ]
 
 
-def test_cut_dialogue_makes_room_for_more_tokens(tmp_path: Path) -> None:
+def test_truncated_dialogue_frees_tokens(tmp_path: Path) -> None:
     small = Limits(max_turns=20, turn_tokens=4, max_tokens=22, max_prompt_tokens=10)
     group = play("Forgetful", WaveEngine(), tmp_path, limits=small)[4]  # nine replies
     assert all(len(completion.turns) == 9 and not completion.truncated for completion in group.completions)
@@ -139,7 +139,7 @@ def test_cut_dialogue_makes_room_for_more_tokens(tmp_path: Path) -> None:
     assert all(len(completion.turns) == 2 and completion.truncated for completion in group.completions)
 
 
-def test_reward_for_an_unknown_agent_is_a_failure(tmp_path: Path) -> None:
+def test_reward_for_unknown_agent_is_failure(tmp_path: Path) -> None:
     for group in play("Stranger", WaveEngine(), tmp_path):
         assert {result.failure for result in group.results} == {"bad score"}
         assert all("'nobody'" in str(result.detail) for result in group.results)
@@ -155,7 +155,7 @@ class Cutting(Letters):
         return "".join(f"<{it['role'][0]}>{part}" for it, part in zip(messages, parts, strict=True)) + "<a>"
 
 
-def test_template_that_rewrites_replies_starts_a_new_sequence(tmp_path: Path) -> None:
+def test_template_that_rewrites_replies_starts_new_sequence(tmp_path: Path) -> None:
     tokenizer: Any = Cutting()
     template = ChatTemplate(tokenizer)
     renderer = TurnRenderer(tokenizer, template, rerenders=True)

@@ -41,7 +41,7 @@ def test_collect_returns_responses_and_rejections(engine: AsyncVLLMEngine) -> No
     asyncio.run(run())
 
 
-def test_requests_wait_for_the_first_weights(engine: AsyncVLLMEngine) -> None:
+def test_requests_wait_for_first_weights(engine: AsyncVLLMEngine) -> None:
     async def run() -> None:
         assert await engine.ready()
         await engine.submit("driver", requests([5]))
@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[AsyncVLLMEngine], Coroutine[Any, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_actor_exits_when_the_engine_process_has_died(
+def test_actor_exits_after_engine_process_died(
     engine: AsyncVLLMEngine, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The supervisor restarts lost actors; an actor without an engine would reject all requests."""

@@ -49,9 +49,7 @@ def _without_folder(group: Group) -> Any:
 
 
 @pytest.mark.parametrize("order", range(3))
-def test_async_episodes_have_the_tokens_of_lockstep_in_any_order(
-    in_waves: list[Group], tmp_path: Path, order: int
-) -> None:
+def test_async_episodes_have_tokens_of_lockstep_in_any_order(in_waves: list[Group], tmp_path: Path, order: int) -> None:
     with pool_of("Counted") as pool:
         found = play(AsyncEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
     assert [_without_folder(group) for group in found] == in_waves
@@ -113,7 +111,7 @@ def test_resume_does_not_sample_logged_turns(tmp_path: Path) -> None:
     assert len(second) == replies - noted, f"{len(first)} were asked for before"
 
 
-def test_resume_samples_turns_of_unsaved_weights_again(tmp_path: Path) -> None:
+def test_resume_resamples_turns_of_unsaved_weights(tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     live("Counted", tmp_path, 10, order=1, version=4)
     found, asked = live("Counted", tmp_path, 10**9, order=2)
@@ -121,7 +119,7 @@ def test_resume_samples_turns_of_unsaved_weights_again(tmp_path: Path) -> None:
     assert {version for group in found for it in group.completions for version in it.versions()} == {3}
 
 
-def test_resume_restarts_episodes_that_cannot_be_restored(in_waves: list[Group], tmp_path: Path) -> None:
+def test_resume_restarts_unrestorable_episodes(in_waves: list[Group], tmp_path: Path) -> None:
     (tmp_path / "effects").mkdir()
     live("CountedFleeting", tmp_path, 12, order=1)
     found, _ = live("CountedFleeting", tmp_path, 10**9, order=2)
@@ -140,7 +138,7 @@ class Judge:
 
 
 @pytest.mark.parametrize("kind", [LockstepEpisodes, AsyncEpisodes])
-def test_resume_does_not_score_an_episode_twice(tmp_path: Path, kind: Any) -> None:
+def test_resume_does_not_score_episode_twice(tmp_path: Path, kind: Any) -> None:
     """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
     lives = []
     for _ in range(2):
@@ -155,7 +153,7 @@ def test_resume_does_not_score_an_episode_twice(tmp_path: Path, kind: Any) -> No
     assert first == second and first[-1].results[0].parts == {"length": float(len(asked[0]))}
 
 
-def test_async_episodes_resend_requests_of_a_lost_engine(in_waves: list[Group], tmp_path: Path) -> None:
+def test_async_episodes_resend_requests_of_lost_engine(in_waves: list[Group], tmp_path: Path) -> None:
     actors: list[Actor] = []
 
     def recover(lost: ActorLost) -> None:
@@ -169,7 +167,7 @@ def test_async_episodes_resend_requests_of_a_lost_engine(in_waves: list[Group], 
     assert actors[0].handle.asked
 
 
-def test_finish_raises_without_progress_and_obeys_a_stop_signal(tmp_path: Path) -> None:
+def test_finish_raises_without_progress_and_obeys_stop_signal(tmp_path: Path) -> None:
     class Silent(Engine):
         def finished(self, client: str) -> list[Generated]:
             time.sleep(60)

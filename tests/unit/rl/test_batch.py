@@ -37,7 +37,7 @@ def build_batch(groups: list[Group], config: AlgorithmConfig) -> list[TrainSeque
     return batch
 
 
-def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
+def test_sequence_holds_prompt_completion_and_advantage() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
     right, wrong = build_batch([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config)
     assert right.token_ids.tolist() == [5, 12, 6, 13, 9, 1]
@@ -52,13 +52,13 @@ def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
     assert wrong.weight == pytest.approx(0.2)
 
 
-def test_a_failed_reward_is_not_known() -> None:
+def test_failed_reward_is_unknown() -> None:
     rewards, known = group_rewards([group([1.0, 0.0, None], [[1]] * 3), group([None] * 3, [[1]] * 3)])
     assert rewards.tolist() == [[1.0, 0.0, 0.0], [0.0] * 3]
     assert known.tolist() == [[True, True, False], [False] * 3]
 
 
-def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
+def test_kl_in_reward_is_subtracted_before_advantage() -> None:
     kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward")
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", kl=kl)
     # k1 = old - ref = -0.5 - (-1.5) = 1 a token: 2 tokens cost 0.2, 1 token costs 0.1.
@@ -70,7 +70,7 @@ def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
     assert second.advantages[0] == pytest.approx(0.05)
 
 
-def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() -> None:
+def test_groups_of_equal_rewards_need_kl_term() -> None:
     config = AlgorithmConfig(group_size=2)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8, 1]])]
     sequences = build_batch(groups, config)
@@ -83,14 +83,14 @@ def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() ->
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(1, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)])
-def test_the_last_fifth_of_the_length_costs_reward(length: int, penalty: float) -> None:
+def test_overlong_penalty_applies_in_last_fifth(length: int, penalty: float) -> None:
     """DAPO's equation 13 with L_max = 100 and L_cache = 20."""
     assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2)) == pytest.approx(penalty)
     assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2, penalty=0.5)) == pytest.approx(penalty / 2)
     assert overlong_penalty(length, 100, OverlongConfig()) == 0.0
 
 
-def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
+def test_shaping_lowers_scores_and_keeps_failures() -> None:
     groups = [group([1.0, None], [[9] * 10, [9] * 10])]
     [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), {"": 10})
     assert [one.value for one in shaped.results] == [0.75, None]
@@ -99,7 +99,7 @@ def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
     assert shape_overlong(groups, OverlongConfig(), {"": 10}) == groups
 
 
-def test_a_correction_takes_the_ratio_to_the_policy_and_keeps_what_the_sampler_said() -> None:
+def test_correction_uses_policy_ratio_and_keeps_sampler_logprobs() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
     plain = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8]])], config, None)
     assert all(s.old_logprobs is not None and s.sampler_logprobs is None for s in plain)
@@ -112,12 +112,12 @@ def test_a_correction_takes_the_ratio_to_the_policy_and_keeps_what_the_sampler_s
             assert after.advantages is before.advantages
 
 
-def test_bounds_of_a_correction_hold_1() -> None:
+def test_bounds_of_correction_hold_1() -> None:
     with pytest.raises(ValueError, match="less than 1"):
         CorrectionConfig(kind="icepop", low=1.5)
 
 
-def test_filtered_completions_leave_the_mean_but_not_the_baseline() -> None:
+def test_filtered_completions_leave_mean_but_not_baseline() -> None:
     filters = FilterConfig(drop_zero_variance_groups=True, min_tokens=2, max_tokens=3)
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]

@@ -65,7 +65,7 @@ def make_source(*words: str) -> tuple[Source, Rewards]:
     return Source(BatchQueue(config, nowhere, PromptSchedule(config, prompts), rollouts)), rewards
 
 
-def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> None:
+def test_reward_model_scores_full_batch_in_order(tmp_path: Path) -> None:
     source, rewards = make_source(f"reward.model.path={tmp_path}")
     batch = source.finish(source.start(0))
     assert rewards.asked == [[group.prompt.text for group in batch.groups]]
@@ -79,7 +79,7 @@ def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> 
         ("reward.model.path=/models/reward", "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1"),
     ],
 )
-def test_other_rewards_and_continuous_runs_score_what_has_come(words: tuple[str, ...]) -> None:
+def test_other_rewards_score_arrivals(words: tuple[str, ...]) -> None:
     source, rewards = make_source(*words)
     batch = source.finish(source.start(0))
     texts = [group.prompt.text for group in batch.groups]
@@ -91,7 +91,7 @@ def drawn(pending: Any) -> tuple[list[int], int]:
     return [prompt.index for prompt in prompts], spec.seed
 
 
-def test_a_resumed_step_asks_for_the_same_again_and_another_step_or_round_for_other_things() -> None:
+def test_resumed_step_repeats_requests() -> None:
     first, again = (make_source("algorithm.dynamic_sampling_rounds=3")[0] for _ in range(2))
     for step in range(NUM_PROMPTS // 4):
         first.start(step)
@@ -104,7 +104,7 @@ def test_a_resumed_step_asks_for_the_same_again_and_another_step_or_round_for_ot
     assert sorted(row for step in range(10) for row in drawn(again.start(step))[0]) == list(range(NUM_PROMPTS))
 
 
-def test_a_curriculum_follows_from_place_and_results_alone() -> None:
+def test_curriculum_depends_only_on_position_and_results() -> None:
     """Asked again after a restart, with what the checkpoint has, a step has the same rows."""
     plain, _ = make_source()
     first, _ = make_source("data.curriculum={revisit: 0.0}")

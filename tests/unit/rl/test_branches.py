@@ -42,7 +42,7 @@ def groups_with(completion: Trajectory) -> list[Group]:
     ]
 
 
-def test_a_shared_reply_is_trained_on_once_and_the_rest_is_read() -> None:
+def test_shared_reply_is_trained_once() -> None:
     sequences = build_plain_sequences(groups_with(SPLIT))
     first, second = sequences[1], sequences[2]
     assert first.token_ids.tolist() == [1, 2, 11, 12, 3, 13] and second.token_ids.tolist() == [
@@ -62,7 +62,7 @@ def test_a_shared_reply_is_trained_on_once_and_the_rest_is_read() -> None:
     assert all(one.trained is not None and one.trained_from == one.trained[0] for one in (first, second))
 
 
-def test_what_is_known_of_each_token_goes_with_it() -> None:
+def test_token_values_follow_their_tokens() -> None:
     groups = groups_with(SPLIT)
     kl = AlgorithmConfig(kl=KLConfig(coef=0.1))
     ref = [
@@ -86,7 +86,7 @@ def test_what_is_known_of_each_token_goes_with_it() -> None:
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean"])
 @pytest.mark.parametrize("num_minibatches", [1, 2])
-def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_minibatches: int) -> None:
+def test_split_episode_has_weight_of_unsplit(aggregation: str, num_minibatches: int) -> None:
     config = AlgorithmConfig.model_validate(
         {"aggregation": aggregation, "aggregation_length": 8 if aggregation == "sequence-mean" else None}
     )
@@ -102,7 +102,7 @@ def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_mini
 
 @pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean"])
-def test_gspo_gradient_at_ratio_1_is_the_same_for_branches_and_one_sequence(loss: str, aggregation: str) -> None:
+def test_gspo_gradient_of_branches_equals_one_sequence(loss: str, aggregation: str) -> None:
     config = AlgorithmConfig.model_validate({"loss": loss, "aggregation": aggregation})
     found = []
     for completion in (SPLIT, WHOLE):
@@ -128,7 +128,7 @@ def test_sequence_corrections_are_per_branch() -> None:
     assert geometric_mask(inputs).tolist() == [1.0] * 4 + [0.0] * 2
 
 
-def test_a_failed_episode_is_left_out_with_all_its_branches() -> None:
+def test_failed_episode_is_excluded_with_branches() -> None:
     groups = groups_with(SPLIT)
     results = [groups[0].results[0], make_result(None), groups[0].results[2]]
     groups = [replace(groups[0], results=results), groups[1]]
@@ -138,14 +138,14 @@ def test_a_failed_episode_is_left_out_with_all_its_branches() -> None:
     assert not any(14 in one.token_ids for one in batch)
 
 
-def test_branches_survive_a_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_branches_survive_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("checkpoint")
     groups = groups_with(SPLIT)
     save_rollouts(folder, {4: groups})
     assert load_rollouts(folder) == {4: groups}
 
 
-def test_batches_of_another_version_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_batches_of_other_version_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("checkpoint")
     save_rollouts(folder, {4: groups_with(SPLIT)})
     path = folder / "rollouts.json"

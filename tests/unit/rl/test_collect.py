@@ -42,14 +42,14 @@ class Source:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_rounds_are_drawn_while_sampling_runs_ahead(staleness: int) -> None:
+def test_rounds_are_drawn_while_sampling_ahead(staleness: int) -> None:
     source = Source(stops=False)
     found = make_queue(source, staleness, 3, rounds=3, prompts=2).take(0, Timer())
     assert [item.prompt.index for item in found.groups] == [1, 4] and found.num_rounds == 3
     assert source.asked == [0] * (staleness + 1) + [1, 2]
 
 
-def test_a_stop_between_two_rounds_loses_no_batch_of_weights_that_are_gone() -> None:
+def test_stop_between_rounds_loses_no_batch() -> None:
     source = Source(stops=True)
     queue = make_queue(source, 1, 3, rounds=3, prompts=2)
     with pytest.raises(StopRequested):
@@ -72,7 +72,7 @@ def test_a_stop_between_two_rounds_loses_no_batch_of_weights_that_are_gone() -> 
         (9, [1, 4], 3),  # full: no round more than needed
     ],
 )
-def test_rounds_end_when_the_batch_is_full_or_at_the_bound(max_rounds: int, chosen: list[int], num_rounds: int) -> None:
+def test_rounds_end_with_full_batch_or_at_bound(max_rounds: int, chosen: list[int], num_rounds: int) -> None:
     found = collect_groups(draw, 2, max_rounds)
     assert [item.prompt.index for item in found.groups] == chosen
     assert found.num_rounds == num_rounds

@@ -11,9 +11,7 @@ import slurm_rl
 from slurm_rl.workers.ray_driver import Cluster
 
 
-def test_actors_find_the_code_of_the_driver_first_and_not_that_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_import_code_of_driver_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray hands the directory of `ray.init` to its workers; in a checkout they would run what is being edited there."""
     seen: list[Path] = []
     monkeypatch.setattr(ray, "init", lambda **_: seen.append(Path.cwd()))

@@ -38,7 +38,7 @@ def advantages_of(config: AlgorithmConfig, teacher: list[FloatArray] | None) -> 
     return [one for one in found if one is not None]
 
 
-def test_the_preset_is_the_teacher_alone() -> None:
+def test_preset_sets_only_teacher() -> None:
     config, teacher = load_config(["+exp=demo", "+algorithm=distill"]).algorithm, draw_teacher()
     found = advantages_of(config, teacher)
     for one, own, its in zip(found, SAMPLED, teacher, strict=True):
@@ -48,7 +48,7 @@ def test_the_preset_is_the_teacher_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["group_norm", "reinforce_pp", "turn_rloo"])
-def test_it_is_added_to_what_rewards_make(name: str) -> None:
+def test_teacher_term_is_added_to_advantages(name: str) -> None:
     rewarded = AlgorithmConfig(advantage=name, group_size=3)
     both = rewarded.model_copy(update={"kl": KLConfig(coef=0.25, estimator="k1", apply_to="advantage")})
     teacher = draw_teacher()
@@ -57,7 +57,7 @@ def test_it_is_added_to_what_rewards_make(name: str) -> None:
         assert one == pytest.approx(before + 0.25 * (its - own), abs=1e-6)
 
 
-def test_advantages_are_a_direct_forward_of_the_teacher(tmp_path: Path) -> None:
+def test_advantages_equal_direct_forward_of_teacher(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     build_tiny_model(TINY, 3, tmp_path / "teacher")
@@ -76,7 +76,7 @@ def test_advantages_are_a_direct_forward_of_the_teacher(tmp_path: Path) -> None:
         assert one == pytest.approx(direct - own, abs=1e-5)
 
 
-def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_teacher_with_other_vocabulary_is_refused(tmp_path: Path) -> None:
     build_tiny_model(TINY, 0, tmp_path / "policy")
     build_tiny_model(TINY, 1, tmp_path / "same")
     build_tiny_model(replace(TINY, characters="0123456789=+"), 1, tmp_path / "other")
@@ -95,6 +95,6 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
         (["+algorithm=distill", "algorithm.kl.estimator=k3"], "must be k1 with algorithm.kl.apply_to=advantage"),
     ],
 )
-def test_what_cannot_teach_is_refused(words: list[str], told: str) -> None:
+def test_impossible_teacher_is_refused(words: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config(["+exp=demo", *words])

@@ -25,14 +25,14 @@ def group(*scores: float | None) -> Group:
     return Group(prompt, [Trajectory([9, 1], [-math.pi / 7, -1e-30], "7", True, 4) for _ in scores], results)
 
 
-def test_what_was_dumped_is_replayed_to_the_bit(tmp_path: Path) -> None:
+def test_dump_is_replayed_bit_exactly(tmp_path: Path) -> None:
     groups = [group(1.0, None), group(0.1, 0.0)]
     dump_groups(tmp_path / "rollouts", 12, [group(0.0)])
     dump_groups(tmp_path / "rollouts", 12, groups)  # the step was taken again
     assert replay_groups(tmp_path / "rollouts", 12) == groups
 
 
-def test_a_missing_step_and_a_foreign_line_are_named(tmp_path: Path) -> None:
+def test_missing_step_and_foreign_line_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"step-12\.jsonl.*Next: replay with"):
         replay_groups(tmp_path, 12)
     (tmp_path / "step-12.jsonl").write_text('{"prompt": {}}\n')
@@ -40,7 +40,7 @@ def test_a_missing_step_and_a_foreign_line_are_named(tmp_path: Path) -> None:
         replay_groups(tmp_path, 12)
 
 
-def test_a_folder_without_rollouts_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_folder_without_rollouts_is_refused_before_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.replay must name a folder.*Next: name <run>/rollouts"):
         load_config(["+exp=demo", f"rollout.replay={tmp_path}"])
     dump_groups(tmp_path, 0, [group(1.0)])

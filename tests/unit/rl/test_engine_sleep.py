@@ -37,7 +37,7 @@ def build_engine(*, colocate: bool, num_gpus: int) -> VLLMEngine:
     return VLLMEngine("/m", ModelConfig(path="/m"), RolloutConfig(colocate=colocate), 16, num_gpus)
 
 
-def test_sleep_puts_a_partly_awake_engine_to_sleep(calls: list[str]) -> None:
+def test_sleep_puts_partly_awake_engine_to_sleep(calls: list[str]) -> None:
     engine = build_engine(colocate=True, num_gpus=1)
     assert engine.llm.options["enable_sleep_mode"]
     engine.sleep()
@@ -49,7 +49,7 @@ def test_sleep_puts_a_partly_awake_engine_to_sleep(calls: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("colocate", "num_gpus"), [(True, 0), (False, 1)])
-def test_sleep_is_a_noop_without_shared_gpus(colocate: bool, num_gpus: int, calls: list[str]) -> None:
+def test_sleep_is_noop_without_shared_gpus(colocate: bool, num_gpus: int, calls: list[str]) -> None:
     engine = build_engine(colocate=colocate, num_gpus=num_gpus)
     engine.sleep()
     engine.load_weights(0, [], PROBE)
@@ -57,13 +57,13 @@ def test_sleep_is_a_noop_without_shared_gpus(colocate: bool, num_gpus: int, call
     assert "enable_sleep_mode" not in engine.llm.options
 
 
-def test_load_returns_a_checksum_per_tensor_parallel_rank() -> None:
+def test_load_returns_checksum_per_tensor_parallel_rank() -> None:
     engine = build_engine(colocate=False, num_gpus=4)
     assert engine.llm.options["distributed_executor_backend"] == "mp"
     assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
 
 
-def test_cpu_cache_has_the_configured_or_the_needed_size(tmp_path: Path) -> None:
+def test_cpu_cache_has_configured_or_needed_size(tmp_path: Path) -> None:
     def cache(**settings: Any) -> int:
         model, rollout = ModelConfig(path=str(tmp_path), dtype="float32"), RolloutConfig(**settings)
         options = VLLMEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
@@ -81,7 +81,7 @@ def test_cpu_cache_has_the_configured_or_the_needed_size(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 4])
-def test_engine_args_are_reserved_unless_the_user_may_set_them(num_gpus: int) -> None:
+def test_engine_args_are_reserved_or_configurable(num_gpus: int) -> None:
     assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(OURS)
     rollout = RolloutConfig(engine_args={"quantization": "fp8"})
     assert VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
@@ -125,7 +125,7 @@ def test_engines_sleep_between_sampling_and_new_weights(words: list[str], order:
         ([], ["start_engines", "start_policy", "wait_until_ready"]),
     ],
 )
-def test_colocated_engines_sleep_before_the_policy_starts(
+def test_colocated_engines_sleep_before_policy_starts(
     words: list[str], order: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM measures what it takes by what becomes less free, also by what others take meanwhile."""

@@ -103,9 +103,7 @@ def prompts(count: int) -> list[EncodedPrompt]:
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_recover_resends_requests_to_the_replacement_after_its_weights(
-    tmp_path: Path, no_ray: list[Any], continuous: bool
-) -> None:
+def test_recover_resends_requests_after_weights(tmp_path: Path, no_ray: list[Any], continuous: bool) -> None:
     run = Run(tmp_path, Engine(), continuous=continuous)
     fresh = run.fresh[0]
     groups = run.sampler.finish(run.sampler.start(prompts(4), SPEC))
@@ -118,7 +116,7 @@ def test_recover_resends_requests_to_the_replacement_after_its_weights(
         assert fresh.asked == run.first.asked and len(run.second.asked) == 1
 
 
-def test_recover_suspects_the_node_after_max_restarts(tmp_path: Path) -> None:
+def test_recover_suspects_node_after_max_restarts(tmp_path: Path) -> None:
     run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
     write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
     with pytest.raises(TrainingError, match="replaced 3 times"):
@@ -128,7 +126,7 @@ def test_recover_suspects_the_node_after_max_restarts(tmp_path: Path) -> None:
     assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
 
 
-def test_recover_replaces_an_engine_once_for_concurrent_callers(tmp_path: Path) -> None:
+def test_recover_replaces_engine_once_for_concurrent_callers(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine())
     lost = ActorLost("it must live")
     lost.actor, lost.handle = "rollout-0", run.first
@@ -140,7 +138,7 @@ def test_recover_replaces_an_engine_once_for_concurrent_callers(tmp_path: Path) 
     assert run.starts == [(0, 1)]
 
 
-def test_recover_waits_while_the_policy_trains(tmp_path: Path) -> None:
+def test_recover_waits_while_policy_trains(tmp_path: Path) -> None:
     """Its weights have no version then: the requests wait until they are on their way."""
     run = Run(tmp_path, Engine())
     run.supervisor.lock.acquire()
@@ -153,7 +151,7 @@ def test_recover_waits_while_the_policy_trains(tmp_path: Path) -> None:
     assert not sampling.is_alive() and run.starts == [(0, 1)]
 
 
-def test_finish_within_a_limit_does_not_replace_an_engine(tmp_path: Path) -> None:
+def test_finish_within_limit_does_not_replace_engine(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine())
     with pytest.raises(ActorLost):
         run.sampler.finish(run.sampler.start(prompts(2), SPEC), within_s=5.0)
@@ -174,7 +172,7 @@ def test_recover_raises_for_colocated_engines_and_other_actors(
     assert run.starts == []
 
 
-def test_check_replaces_a_late_engine_once_per_generation(tmp_path: Path) -> None:
+def test_check_replaces_late_engine_once_per_generation(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine(), Engine())
     run.supervisor._reader = threading.current_thread()  # nobody else looks
 

@@ -86,7 +86,7 @@ def config_of(num_workers: int) -> EnvironmentConfig:
     return EnvironmentConfig(name=f"{WORLDS}:Count", num_workers=num_workers, timeout_s=60.0)
 
 
-def test_workers_are_dealt_out_and_a_lost_node_costs_what_its_episodes_replay() -> None:
+def test_lost_node_replays_its_episodes() -> None:
     cluster, events = HereCluster(3), list[Any]()
 
     def report(kind: str, **fields: Any) -> None:
@@ -111,14 +111,14 @@ def test_workers_are_dealt_out_and_a_lost_node_costs_what_its_episodes_replay() 
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a process outlived the run"
 
 
-def test_one_worker_is_the_trainers_own() -> None:
+def test_single_host_uses_worker_of_trainer() -> None:
     cluster: Any = HereCluster(3)
     with open_environments(cluster, config_of(1), (), lambda *_, **__: None, 0) as environments:
         assert isinstance(environments, EnvironmentPool) and not cluster.placed
         assert environments.play(calls_of(1))[0] == Step("a", None, False, {"replies": 1.0})
 
 
-def test_a_file_that_is_another_on_another_node_is_refused(tmp_path: Path) -> None:
+def test_file_that_differs_between_nodes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "world.py"
     # What differs between nodes here differs between processes.
     file.write_text(

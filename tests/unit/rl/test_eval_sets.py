@@ -19,7 +19,7 @@ from tests.unit.rl.test_batch import group
 WORDS = ("+exp=demo", "+eval.sets.big.data=addition", "++eval.sets.big.num_samples=4", "+eval.sets.big.num_rows=3")
 
 
-def test_a_set_has_its_own_rows_and_sampling_and_the_columns_of_the_data(tmp_path: Path) -> None:
+def test_eval_set_has_own_rows_sampling_and_columns(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"q": f"{n}+0=", "answer": str(n)}) + "\n" for n in range(5)))
     words = [f"+eval.sets.mine.data={rows}", "+eval.sets.mine.temperature=0", "+eval.sets.mine.input_key=q"]
@@ -39,7 +39,7 @@ def test_a_set_has_its_own_rows_and_sampling_and_the_columns_of_the_data(tmp_pat
     assert chosen[0] == chosen[1]
 
 
-def test_its_seeds_are_the_same_in_every_step_and_run() -> None:
+def test_seeds_of_set_are_constant() -> None:
     def specs(*words: str) -> list[Any]:
         config = load_config([*WORDS, *words])
         nothing: Any = None
@@ -53,7 +53,7 @@ def test_its_seeds_are_the_same_in_every_step_and_run() -> None:
     assert greedy.temperature == 0 and greedy.seed == first.seed
 
 
-def test_failures_are_counted_and_are_no_wrong_answers() -> None:
+def test_failures_are_counted_not_wrong_answers() -> None:
     groups = [group([1.0, None], [[9], [8]]), group([0.0, 1.0], [[9], [8, 7]]), group([None, None], [[9], [8]])]
     found = set_metrics("big", groups)
     assert found["set/big/avg@2"] == pytest.approx(0.75) and found["set/big/failed"] == 3
@@ -63,7 +63,7 @@ def test_failures_are_counted_and_are_no_wrong_answers() -> None:
     assert not [key for key in set_metrics("big", groups[2:]) if "@" in key]
 
 
-def test_a_run_with_sets_alone_evaluates_them_and_has_no_best(tmp_path: Path) -> None:
+def test_run_with_sets_only_has_no_best(tmp_path: Path) -> None:
     config = load_config([*WORDS, "warmup.num_steps=0", "trainer.num_steps=4", "eval.interval=2"])
     (tmp_path / "events.jsonl").touch()
     written: list[dict[str, float]] = []
@@ -92,6 +92,6 @@ def test_a_run_with_sets_alone_evaluates_them_and_has_no_best(tmp_path: Path) ->
         ("+eval.sets.big.max_tokens=9", "eval.sets.big: max_tokens must be at most rollout.max_tokens"),
     ],
 )
-def test_what_does_not_go_together_is_refused(word: str, message: str) -> None:
+def test_contradicting_settings_are_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([*WORDS, word])

@@ -15,7 +15,7 @@ PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
 
 
 @pytest.mark.parametrize(("held_out", "asked"), [([PROMPT], [0, 2, 4]), ([], [])])
-def test_without_held_out_rows_nothing_is_evaluated(
+def test_evaluation_without_rows_is_skipped(
     held_out: list[EncodedPrompt], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.interval=2"])

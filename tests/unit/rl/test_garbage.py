@@ -24,14 +24,14 @@ class Node:
         self.itself = self
 
 
-def test_what_a_step_left_in_a_cycle_is_gone_with_it() -> None:
+def test_cycles_of_step_are_collected() -> None:
     left = weakref.ref(Node())
     assert left() is not None
     collect_step()
     assert left() is None
 
 
-def test_thousands_of_lists_under_way_are_not_looked_through() -> None:
+def test_long_lived_lists_are_not_scanned() -> None:
     begun: list[str] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:

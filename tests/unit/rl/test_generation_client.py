@@ -55,7 +55,7 @@ def undisturbed() -> dict[str, list[int]]:
     return driver.run_until(len(REQUESTS))
 
 
-def test_client_spreads_episodes_over_engines_and_keeps_their_home(undisturbed: dict[str, list[int]]) -> None:
+def test_client_balances_episodes_and_keeps_their_engine(undisturbed: dict[str, list[int]]) -> None:
     engines = [Engine(order) for order in range(3)]
     driver = Driver(*engines)
     driver.client.submit(REQUESTS)
@@ -67,7 +67,7 @@ def test_client_spreads_episodes_over_engines_and_keeps_their_home(undisturbed: 
     assert all(len({it.name for it in engine.asked}) * 2 == len(engine.asked) for engine in engines)
 
 
-def test_client_reports_a_rejected_request_and_delivers_the_others(undisturbed: dict[str, list[int]]) -> None:
+def test_client_reports_rejected_request_and_delivers_others(undisturbed: dict[str, list[int]]) -> None:
     class Rejecting(Engine):
         def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
             super().on_submit(client, [it for it in requests if it.seed != 3])
@@ -84,7 +84,7 @@ def test_client_reports_a_rejected_request_and_delivers_the_others(undisturbed: 
     assert responses == {name: tokens for name, tokens in undisturbed.items() if name != "7.3.0"}
 
 
-def test_client_raises_the_error_of_an_engine() -> None:
+def test_client_raises_error_of_engine() -> None:
     class Broken(Engine):
         def finished(self, client: str) -> list[Generated]:
             raise TrainingError("a thing must be", seen="none")
@@ -95,7 +95,7 @@ def test_client_raises_the_error_of_an_engine() -> None:
         driver.run_until(1)
 
 
-def test_client_waits_for_the_weights_of_a_replacement(undisturbed: dict[str, list[int]]) -> None:
+def test_client_waits_for_weights_of_replacement(undisturbed: dict[str, list[int]]) -> None:
     """The supervisor may put a replacement into the list before it holds its weights."""
     old, fresh = Engine(lives=5), Engine()
     waits, proven = threading.Event(), threading.Event()

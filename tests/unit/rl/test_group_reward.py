@@ -38,7 +38,7 @@ def make() -> Group:
     return group([1.0, 1.0, None], [[9, 1], [8], [7]])
 
 
-def test_it_makes_the_rewards_of_a_group_and_what_failed_stays_failed(spec: str) -> None:
+def test_group_rewards_keep_failures(spec: str) -> None:
     [found] = apply_group_reward(f"{spec}shortest", [make()])
     assert [result.value for result in found.results] == [0.0, 1.0, None]
     assert [result.failure for result in found.results] == [None, None, make().results[2].failure]
@@ -54,14 +54,14 @@ def test_it_makes_the_rewards_of_a_group_and_what_failed_stays_failed(spec: str)
         ("nothing", "exception"),
     ],
 )
-def test_a_group_that_it_cannot_judge_has_failed_with_its_cause(spec: str, name: str, cause: str) -> None:
+def test_unjudgeable_group_fails_with_cause(spec: str, name: str, cause: str) -> None:
     bad, good = apply_group_reward(f"{spec}{name}", [make()])[0], make()
     assert [result.value for result in bad.results] == [None] * 3
     assert [result.failure for result in bad.results] == [cause, cause, good.results[2].failure]
     assert bad.results[0].detail
 
 
-def test_its_file_is_looked_at_before_a_run_begins(spec: str) -> None:
+def test_group_reward_file_is_checked_before_run(spec: str) -> None:
     config = load_config(["+exp=demo", f"algorithm.group_reward={spec}shortest"])
     assert named_functions(config)["algorithm.group_reward"] == f"{spec}shortest"
     check_function(config, "algorithm.group_reward", f"{spec}shortest")

@@ -77,16 +77,14 @@ def finish(folder: Path, kind: str, whole: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_agents_killed_in_a_turn_resume_to_the_same_tokens(
-    tmp_path: Path, whole: Callable[[str], Path], kind: str
-) -> None:
+def test_agents_killed_in_turn_resume_to_same_tokens(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, kind, PER_STEP[kind] * 2 // 3)) == -9
     assert kept(folder) > 0
     finish(folder, kind, whole)
 
 
-def test_resume_does_not_score_an_agent_twice(tmp_path: Path, whole: Callable[[str], Path]) -> None:
+def test_resume_does_not_score_agent_twice(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Killed in the second step, of which nothing counts: its weights were not saved, and those of the first were."""
     folder = tmp_path / "run"
     assert end(start(folder, "stays", PER_STEP["stays"] + 20)) == -9
@@ -97,7 +95,7 @@ def test_resume_does_not_score_an_agent_twice(tmp_path: Path, whole: Callable[[s
     assert len((folder / "judged").read_text().splitlines()) == 2 * STEPS, "each once"
 
 
-def test_changed_agent_is_sampled_again_from_the_change(tmp_path: Path) -> None:
+def test_changed_agent_is_resampled_from_change(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, "once", 40)) == -9
     histories, before = left(folder), len(asked(folder))
@@ -117,7 +115,7 @@ def test_changed_agent_is_sampled_again_from_the_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
-def test_weights_wait_for_agents_of_the_next_batch(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
+def test_weights_wait_for_agents_of_next_batch(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
     """Each batch is of one policy, and what a checkpoint or the journal has of it is not sampled again."""
     folder = tmp_path / "run"
     assert end(start(folder, "ahead", kill_at)) == -9
@@ -141,7 +139,7 @@ def test_weights_wait_for_agents_of_the_next_batch(tmp_path: Path, whole: Callab
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_killed_in_every_turn_resumes_to_the_same_tokens(
+def test_run_killed_in_every_turn_resumes_to_same_tokens(
     tmp_path: Path, whole: Callable[[str], Path], kind: str
 ) -> None:
     for at in range(1, PER_STEP[kind] * 3 // 2, 6):

@@ -66,12 +66,12 @@ def check(folder: Path, whole: Path) -> None:
     assert effects[0] == effects[1], "each call has its one effect"
 
 
-def test_async_run_has_the_tokens_of_lockstep(whole: dict[str, Path]) -> None:
+def test_async_run_has_tokens_of_lockstep(whole: dict[str, Path]) -> None:
     assert read(whole["async"]) == read(whole["lockstep"])
 
 
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_run_killed_at_a_turn_resumes_to_the_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+def test_run_killed_at_turn_resumes_to_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder = tmp_path / "run"
     num_asked = len(asked(whole[order]))
     assert end(start(folder, order, num_asked // 3)) == -9
@@ -90,7 +90,7 @@ def test_run_killed_at_a_turn_resumes_to_the_same_tokens(tmp_path: Path, whole: 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["async", "lockstep"])
-def test_run_killed_twenty_times_resumes_to_the_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+def test_run_killed_twenty_times_resumes_to_same_tokens(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 20:
         process, before = start(folder, order), len(asked(folder))

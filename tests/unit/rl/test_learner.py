@@ -81,7 +81,7 @@ def make_learner_without_critic(*words: str) -> tuple[Learner, Policy]:
     return Learner(load_config(["+exp=demo", "warmup.num_steps=0", *words]), *parts), policy
 
 
-def test_policy_and_critic_learn_of_the_same_minibatches() -> None:
+def test_policy_and_critic_learn_of_same_minibatches() -> None:
     learner, policy, critic = make_learner()
     learned = learner.learn(make_groups(), 0, None)
     assert (len(learned.totals), learned.num_tokens) == (4, 2 * 8)
@@ -95,7 +95,7 @@ def test_policy_and_critic_learn_of_the_same_minibatches() -> None:
     assert learned.metrics["critic/value_mean"] == 0.5
 
 
-def test_the_critic_learns_alone_at_first() -> None:
+def test_critic_is_trained_first() -> None:
     """Neither the policy's schedule nor the KL coefficient moves before the policy does."""
     words = ("critic.warmup_steps=3", "optim.schedule=linear", "optim.warmup_steps=2", "optim.lr=1.0")
     learner, policy, critic = make_learner(*words, "algorithm.kl.target=1.0", "trainer.num_steps=5")
@@ -112,7 +112,7 @@ def test_the_critic_learns_alone_at_first() -> None:
     assert policy.lrs == [0.5] * 4 + [1.0] * 4
 
 
-def test_the_row_has_the_learning_rate_of_its_own_step(tmp_path: Path) -> None:
+def test_row_has_learning_rate_of_its_step(tmp_path: Path) -> None:
     learner, policy, _ = make_learner("optim.schedule=constant", "optim.warmup_steps=4", "optim.lr=1.0")
     nothing: Any = None
     rows = Rows()
@@ -130,7 +130,7 @@ def test_the_row_has_the_learning_rate_of_its_own_step(tmp_path: Path) -> None:
     assert {**rows.rows[0], **tokens, "reward/failed": 1, "entropy/sampled": 0.5} == rows.rows[0]
 
 
-def test_epochs_deal_the_groups_out_anew_and_a_resumed_run_as_it_would_have() -> None:
+def test_epochs_reshuffle_groups_also_after_resume() -> None:
     words = ("trainer.prompts_per_step=16", "trainer.num_minibatches=4", "trainer.num_epochs=2")
     dealt = []
     for step in (3, 3, 4):
@@ -143,7 +143,7 @@ def test_epochs_deal_the_groups_out_anew_and_a_resumed_run_as_it_would_have() ->
     assert sorted(i for part in first for i in part) == sorted(i for part in second for i in part) == list(range(16))
 
 
-def test_a_minibatch_without_a_gradient_moves_nothing() -> None:
+def test_minibatch_without_gradient_changes_nothing() -> None:
     """No optimizer step: with Adam's momentum an empty one would move the weights."""
     words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.drop_zero_variance_groups=false")
     config = ("algorithm.dynamic_sampling_rounds=1", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
@@ -157,14 +157,14 @@ def test_a_minibatch_without_a_gradient_moves_nothing() -> None:
     assert [item.weight for item in batch] == [1 / 8] * 2  # of the whole minibatch: two groups
 
 
-def test_a_step_whose_rewards_all_failed_moves_nothing() -> None:
+def test_step_with_only_failed_rewards_changes_nothing() -> None:
     learner, policy, critic = make_learner("algorithm.kl.target=1.0")
     learned = learner.learn(make_groups([None] * 4), 0, None)
     assert (learned.totals, learned.num_tokens, learned.kl_coefficient) == ([], 0, None)
     assert (policy.trained, critic.trained) == ([], [])
 
 
-def test_all_logprobs_are_at_the_temperature_of_the_sources_sampling() -> None:
+def test_logprobs_use_temperature_of_source() -> None:
     """Of the reference, of the policy when the step begins, and of the passes that train."""
     sources = ("data.train=''", "+data.sources.cold.train=addition", "+data.sources.warm.train=addition")
     words = (
@@ -191,7 +191,7 @@ def test_all_logprobs_are_at_the_temperature_of_the_sources_sampling() -> None:
         assert all(one.temperature == by_prompt[int(one.token_ids[0])] for one in trained)
 
 
-def test_the_kl_coefficient_moves_from_step_to_step() -> None:
+def test_kl_coefficient_moves_from_step_to_step() -> None:
     words = ("algorithm.kl.coef=0.1", "algorithm.kl.target=1.0", "algorithm.kl.horizon=40")
     learner, policy, _ = make_learner(*words)
     # k1 of two tokens: 2 * (-0.5 + 1.5) = 2 nats, twice the target: 20 % * 4 completions / 40.

@@ -72,7 +72,7 @@ def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
     return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(first, first + count)]
 
 
-def test_sampler_returns_groups_in_the_order_of_prompts() -> None:
+def test_sampler_returns_groups_in_order_of_prompts() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(6), SPEC)
     assert it.settle() == [3, 3]
@@ -87,7 +87,7 @@ def test_sampler_returns_groups_in_the_order_of_prompts() -> None:
 
 
 @given(num_prompts=st.integers(0, 40), num_engines=st.integers(1, 9), seed=st.integers(0, 2**63 - 1))
-def test_seeds_do_not_depend_on_the_number_of_engines(num_prompts: int, num_engines: int, seed: int) -> None:
+def test_seeds_do_not_depend_on_number_of_engines(num_prompts: int, num_engines: int, seed: int) -> None:
     engines = [Engine() for _ in range(num_engines)]
     sampler = Sampler(Cluster.__new__(Cluster), [Actor(f"rollout-{i}", engine) for i, engine in enumerate(engines)], 60)
     sampler.start(prompts(num_prompts), replace(SPEC, seed=seed))
@@ -100,7 +100,7 @@ def test_seeds_do_not_depend_on_the_number_of_engines(num_prompts: int, num_engi
     assert found == dict(enumerate(seed_prompts(replace(SPEC, seed=seed), num_prompts)))
 
 
-def test_balancer_sends_next_chunks_to_the_engine_with_room() -> None:
+def test_balancer_sends_next_chunks_to_engine_with_room() -> None:
     it = Engines(2)
     limit = max_calls(1)
     it.sampler.start(prompts(2 * limit + 3), SPEC)
@@ -110,7 +110,7 @@ def test_balancer_sends_next_chunks_to_the_engine_with_room() -> None:
     assert it.settle() == [limit, limit + 2]
 
 
-def test_balancer_queues_a_second_batch_behind_the_first() -> None:
+def test_balancer_queues_second_batch_behind_first() -> None:
     it = Engines(1)
     it.sampler.start(prompts(3), SPEC)
     it.sampler.start(prompts(3, first=10), SPEC)
@@ -118,7 +118,7 @@ def test_balancer_queues_a_second_batch_behind_the_first() -> None:
     assert [call[0][0].token_ids[0] for call in it.engines[0].calls] == [0, 1, 2, 10, 11, 12]
 
 
-def test_finish_names_a_failed_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_finish_names_failed_engine(capsys: pytest.CaptureFixture[str]) -> None:
     from ray.exceptions import RayActorError
 
     it = Engines(2)
@@ -129,7 +129,7 @@ def test_finish_names_a_failed_engine(capsys: pytest.CaptureFixture[str]) -> Non
         it.sampler.finish(pending)
 
 
-def test_score_arrivals_scores_while_the_rest_is_sampled() -> None:
+def test_score_arrivals_overlaps_sampling() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(4), SPEC)
     it.settle()
@@ -166,7 +166,7 @@ def test_gather_arrivals_yields_all_groups_in_order() -> None:
     assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
 
 
-def test_finish_names_a_silent_engine_and_obeys_a_stop_signal() -> None:
+def test_finish_names_silent_engine_and_obeys_stop_signal() -> None:
     it = Engines(2)
     pending = it.sampler.start(prompts(2), SPEC)
     it.settle()

@@ -99,7 +99,7 @@ def test_lockstep_trains_on_replies_but_not_on_observations(pool: EnvironmentPoo
     assert sequence.token_ids.tolist() == [ord(letter) for letter in "?aaa"]
 
 
-def test_every_turn_has_its_own_repeatable_seed(pool: EnvironmentPool) -> None:
+def test_turns_have_repeatable_seeds(pool: EnvironmentPool) -> None:
     runs = [play(pool, ["3", "3"])[1].asked for _ in range(2)]
     assert runs[0] == runs[1]
     seeds = [seed for _, own in runs[0] for seed in own or []]
@@ -107,7 +107,7 @@ def test_every_turn_has_its_own_repeatable_seed(pool: EnvironmentPool) -> None:
 
 
 @pytest.mark.parametrize("wave", [1, 2])
-def test_interrupted_batch_finishes_with_the_same_episodes(pool: EnvironmentPool, wave: int) -> None:
+def test_interrupted_batch_finishes_with_same_episodes(pool: EnvironmentPool, wave: int) -> None:
     """As a checkpoint does it that a stop signal asks for: its worlds have had turns that nobody knows of any more."""
 
     class Stopped(Engine):
@@ -137,7 +137,7 @@ def test_seeds_do_not_depend_on_other_episodes(pool: EnvironmentPool) -> None:
 
 
 @pytest.mark.parametrize("bad", ["raise", "nan", "nothing"])
-def test_failed_episode_has_no_reward_and_its_group_continues(pool: EnvironmentPool, bad: str) -> None:
+def test_failed_episode_has_no_reward_and_group_continues(pool: EnvironmentPool, bad: str) -> None:
     [group], _ = play(pool, ["2"], replies={"?aa": bad}, limits=Limits(3, 8, 40))
     failed, well = group.results
     assert failed.value is None and failed.failure == ("exception" if bad == "raise" else "bad score")
@@ -148,7 +148,7 @@ def test_failed_episode_has_no_reward_and_its_group_continues(pool: EnvironmentP
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 4, 40), Limits(9, 4, 7)])
-def test_episode_over_a_limit_is_truncated_and_scored(pool: EnvironmentPool, limits: Limits) -> None:
+def test_episode_over_limit_is_truncated_and_scored(pool: EnvironmentPool, limits: Limits) -> None:
     scorer = Scorer()
     [group], _ = play(pool, ["9"], limits=limits, scorer=scorer)
     assert all(
@@ -163,9 +163,7 @@ def test_episode_without_reward_fails(pool: EnvironmentPool) -> None:
     assert [result.failure for result in group.results] == ["bad score"] * 2
 
 
-def test_observation_that_cannot_be_rendered_costs_one_episode(
-    pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrenderable_observation_fails_one_episode(pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Letters, text: str, **_: Any) -> dict[str, list[int]]:
         raise ValueError("no such token")
 
@@ -175,7 +173,7 @@ def test_observation_that_cannot_be_rendered_costs_one_episode(
     assert "no such token" in group.results[0].detail
 
 
-def test_infinite_reward_is_a_failure() -> None:
+def test_infinite_reward_is_failure() -> None:
     episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""), 7)
     episode.add_reply(Response.pack(Trajectory([1], [-1.0], "a", False, 0)))
     episode.branch.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]

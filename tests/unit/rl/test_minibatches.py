@@ -43,7 +43,7 @@ def indices(batch: list[TrainSequence]) -> list[int]:
     return [int(sequence.token_ids[0]) for sequence in batch]
 
 
-def test_each_step_of_dapo_is_a_mean_however_few_groups_carry_signal() -> None:
+def test_dapo_step_is_mean_over_groups_with_signal() -> None:
     groups = make_batch(32, 9)
     collected = collect_groups(lambda number: groups if number == 0 else make_batch(32, 0), 32, 4).groups
     parts = split(collected, DAPO, 4)
@@ -58,7 +58,7 @@ def test_each_step_of_dapo_is_a_mean_however_few_groups_carry_signal() -> None:
 @pytest.mark.parametrize(
     ("aggregation", "expected"), [("token-mean", 1.0), ("sequence-mean-token-mean", 1.0), ("sequence-mean", None)]
 )
-def test_weights_are_made_within_each_minibatch(aggregation: str, expected: float | None) -> None:
+def test_weights_are_normalized_within_minibatch(aggregation: str, expected: float | None) -> None:
     config = AlgorithmConfig.model_validate({"aggregation": aggregation})
     for part in split(make_batch(12, 12), config, 3):
         # The third is the mean over completions of their sums.
@@ -66,7 +66,7 @@ def test_weights_are_made_within_each_minibatch(aggregation: str, expected: floa
         assert weight_sum(part) == pytest.approx(wanted)
 
 
-def test_the_order_follows_from_the_seed_and_differs_between_epochs() -> None:
+def test_order_follows_from_seed_and_differs_between_epochs() -> None:
     groups, config = make_batch(32, 32), AlgorithmConfig()
     first, again, other = ([indices(part) for part in split(groups, config, 4, seed)] for seed in (1, 1, 2))
     assert first == again
@@ -77,13 +77,13 @@ def test_the_order_follows_from_the_seed_and_differs_between_epochs() -> None:
     assert indices(whole) == [i for i in range(32) for _ in range(8)]
 
 
-def test_fewer_groups_than_minibatches_make_fewer_steps_and_none_makes_none() -> None:
+def test_few_groups_make_few_steps() -> None:
     parts = split(make_batch(32, 2), DAPO, 4)
     assert [weight_sum(part) for part in parts] == pytest.approx([1.0, 1.0])
     assert split(make_batch(32, 0), DAPO, 4) == []
 
 
-def test_a_minibatch_without_a_gradient_is_known() -> None:
+def test_minibatch_without_gradient_is_detected() -> None:
     """Without the filter, groups of equal rewards are in the mean and move nothing."""
     config = AlgorithmConfig()
     [part] = split(make_batch(4, 0), config, 1)
@@ -91,14 +91,14 @@ def test_a_minibatch_without_a_gradient_is_known() -> None:
     assert drop_without_gradient(part, config) == []
 
 
-def test_a_failed_completion_is_in_no_minibatch_whatever_the_advantage() -> None:
+def test_failed_completion_is_in_no_minibatch() -> None:
     groups = [make_group(0, [1.0, None, 0.0], [2, 9, 2])]
     assert keep_mask(groups, FilterConfig()) == [True, False, True]
     [part] = split(groups, AlgorithmConfig(group_size=3), 1)
     assert [(sequence.num_trained, sequence.weight) for sequence in part] == [(2, 0.25)] * 2
 
 
-def test_signal_is_what_judges_the_answer_says() -> None:
+def test_signal_is_verdict_of_judge() -> None:
     """DAPO and verl (filter_groups.metric=acc) filter by accuracy, whatever form and length earn."""
     group = make_group(0, [0.0] * 2)
     wrong = [make_result(0.0, {"math": 0.0, "format": 0.0}), make_result(0.5, {"math": 0.0, "format": 1.0})]
@@ -110,7 +110,7 @@ def test_signal_is_what_judges_the_answer_says() -> None:
     assert not has_signal(replace(group, results=told))
 
 
-def test_signal_without_a_judge_is_of_the_reward_before_overlong() -> None:
+def test_signal_without_judge_is_reward_before_overlong() -> None:
     config = DAPO.overlong
     alike, unlike = make_group(0, [0.1, 0.1, 0.1], [2, 9, 10]), make_group(1, [0.1, 0.3, 0.1], [2, 9, 10])
     shaped = shape_overlong([alike, unlike], config, max_tokens={"": 10})
@@ -118,6 +118,6 @@ def test_signal_without_a_judge_is_of_the_reward_before_overlong() -> None:
     assert [has_signal(group) for group in shaped] == [False, True]
 
 
-def test_a_failed_reward_is_no_signal() -> None:
+def test_failed_reward_is_no_signal() -> None:
     assert not has_signal(make_group(0, [1.0, None, 1.0]))
     assert sampling_metrics([make_group(0, [1.0, None, 1.0])])["reward/groups_with_signal"] == 0.0

@@ -38,7 +38,7 @@ class Said(Rollouts):
         return [Group(one, []) for one in pending]
 
 
-def test_multi_source_returns_groups_in_the_order_of_prompts() -> None:
+def test_multi_source_returns_groups_in_order_of_prompts() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
     parts = {"games": Source(games, RolloutConfig(max_tokens=7)), "sums": Source(sums, RolloutConfig(max_tokens=3))}
@@ -55,7 +55,7 @@ def test_multi_source_returns_groups_in_the_order_of_prompts() -> None:
     assert log[-1] == "start sums" and sums.specs[-1].seed == seeds[1]
 
 
-def test_sources_use_their_own_sampling_parameters() -> None:
+def test_sources_use_own_sampling_parameters() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
     ways = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}

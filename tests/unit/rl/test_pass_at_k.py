@@ -18,5 +18,5 @@ def test_pass_at_powers_of_two_over_all_prompts() -> None:
     assert found == {"accuracy/pass@2": pytest.approx(0.25), "accuracy/pass@4": pytest.approx(0.5)}
 
 
-def test_one_sample_has_no_pass_at_k() -> None:
+def test_pass_at_k_needs_several_samples() -> None:
     assert pass_metrics([group([1.0])]) == {}

@@ -56,13 +56,13 @@ class Fake:
             self.asked.append(f"weights {step + 1}")
 
 
-def test_without_staleness_each_batch_is_of_the_newest_weights() -> None:
+def test_synchronous_batches_use_newest_weights() -> None:
     fake = Fake(0, num_steps=3)
     fake.run(range(3))
     assert fake.asked == ["batch 0", "weights 1", "batch 1", "weights 2", "batch 2", "weights 3"]
 
 
-def test_with_staleness_2_a_batch_is_asked_for_two_steps_ahead_and_none_too_many() -> None:
+def test_staleness_2_requests_two_steps_ahead() -> None:
     fake = Fake(2, num_steps=4)
     fake.run(range(4))
     assert fake.asked == [
@@ -71,7 +71,7 @@ def test_with_staleness_2_a_batch_is_asked_for_two_steps_ahead_and_none_too_many
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_a_resumed_run_asks_for_what_an_undisturbed_one_does(staleness: int) -> None:
+def test_resumed_run_repeats_requests(staleness: int) -> None:
     whole = Fake(staleness)
     whole.run(range(6))
     first = Fake(staleness)
@@ -84,7 +84,7 @@ def test_a_resumed_run_asks_for_what_an_undisturbed_one_does(staleness: int) -> 
     assert first.asked + second.asked == whole.asked
 
 
-def test_settled_batches_are_still_taken_once() -> None:
+def test_settled_batches_are_taken_once() -> None:
     fake = Fake(2)
     fake.run(range(1))
     fake.queue.drain(60)
@@ -92,7 +92,7 @@ def test_settled_batches_are_still_taken_once() -> None:
     assert fake.asked.count("batch 1") == fake.asked.count("batch 2") == 1
 
 
-def test_a_stop_ends_the_waiting_and_a_checkpoint_still_gets_the_batch() -> None:
+def test_stop_ends_wait_and_checkpoint_gets_batch() -> None:
     fake = Fake(1)
     fake.gate.clear()
     fake.is_stopped = True
@@ -102,7 +102,7 @@ def test_a_stop_ends_the_waiting_and_a_checkpoint_still_gets_the_batch() -> None
     assert sorted(fake.queue.drain(60)) == [0, 1]
 
 
-def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
+def test_late_batch_is_excluded() -> None:
     fake = Fake(1)
     fake.is_stopped = True
     with pytest.raises(StopRequested):
@@ -111,7 +111,7 @@ def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("within_s", [60, 0])
-def test_what_a_stop_interrupted_ends_before_newer_weights_come_or_begins_anew(within_s: float) -> None:
+def test_interrupted_batch_ends_or_restarts_before_new_weights(within_s: float) -> None:
     fake = Fake(1)
     fake.take(0)
     fake.queue.wait(lambda: 60)
@@ -127,7 +127,7 @@ def test_what_a_stop_interrupted_ends_before_newer_weights_come_or_begins_anew(w
     assert fake.asked.count("batch 2") == (1 if within_s else 2)
 
 
-def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
+def test_checkpoint_does_not_wait_for_logged_turns() -> None:
     fake = Fake(1, is_journalled=True)
     fake.run(range(1))
     fake.queue.wait(lambda: 60)
@@ -138,7 +138,7 @@ def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
     assert fake.take(2) == 2 and fake.asked.count("batch 2") == 1
 
 
-def test_further_prompts_come_behind_what_is_in_flight_and_change_no_batch() -> None:
+def test_further_prompts_follow_and_change_no_batch() -> None:
     fake, plain = Fake(2, rounds=2), Fake(2)
     plain.run(range(6))
     for step in range(6):
@@ -147,7 +147,7 @@ def test_further_prompts_come_behind_what_is_in_flight_and_change_no_batch() -> 
     assert [word for word in fake.asked if " 10" not in word] == plain.asked
 
 
-def test_weights_may_wait_until_nothing_is_in_flight() -> None:
+def test_weights_may_wait_for_idle_engines() -> None:
     fake = Fake(1)
     fake.run(range(1))
     fake.queue.wait(lambda: 60)
@@ -158,13 +158,13 @@ def test_weights_may_wait_until_nothing_is_in_flight() -> None:
     assert fake.gate.is_set()
 
 
-def test_rollouts_survive_a_checkpoint_in_every_digit(tmp_path: Path) -> None:
+def test_rollouts_survive_checkpoint_bit_exactly(tmp_path: Path) -> None:
     batches = {7: [group_of(7), group_of(8)], 8: [group_of(9, version=3)]}
     save_rollouts(tmp_path, batches)
     assert load_rollouts(tmp_path) == batches
     assert load_rollouts(tmp_path / "nowhere") == {}
 
 
-def test_staleness_is_the_mean_age_of_the_weights() -> None:
+def test_staleness_is_mean_age_of_weights() -> None:
     groups = [group_of(0, version=3), group_of(1, version=5)]
     assert staleness_metrics(groups, 5, mixed=False) == {"rollout/staleness": 1.0}

@@ -42,7 +42,7 @@ def compute(
     return logprobs.grad, sums
 
 
-def test_without_a_correction_the_ratio_is_taken_to_the_sampler() -> None:
+def test_uncorrected_ratio_uses_sampler_logprobs() -> None:
     gradient, sums = compute(build_sequences(), AlgorithmConfig(clip_ratio_low=0.9, clip_ratio_high=4.0), None)
     # -ratio * advantage * weight
     assert gradient.tolist() == pytest.approx([-0.25, -0.25, 0.25 * 0.25, 0.25 * 2.0])
@@ -51,7 +51,7 @@ def test_without_a_correction_the_ratio_is_taken_to_the_sampler() -> None:
 
 
 @pytest.mark.parametrize("own_pass", [True, False])
-def test_a_correction_scales_what_each_token_counts_and_nothing_is_clipped_on_policy(own_pass: bool) -> None:
+def test_correction_scales_tokens_without_clipping_on_policy(own_pass: bool) -> None:
     """Whether the policy's logprobs came from a pass before it, or are those of the pass that trains."""
     proximal = None if own_pass else [POLICY[:2].numpy(), POLICY[2:].numpy()]
     config = AlgorithmConfig(clip_ratio_low=1e-6, clip_ratio_high=1e-6, correction=CorrectionConfig(high=1.5))
@@ -63,7 +63,7 @@ def test_a_correction_scales_what_each_token_counts_and_nothing_is_clipped_on_po
     assert sums["mismatch/mean"] == pytest.approx(np.log(4) + np.log(2))
 
 
-def test_a_masked_sequence_has_no_gradient_and_is_counted() -> None:
+def test_masked_sequence_has_no_gradient_and_is_counted() -> None:
     config = AlgorithmConfig(loss="gspo", correction=CorrectionConfig(low=0.9, high=1.1))
     gradient, sums = compute(correct_sampler(build_sequences(), None), config, "geometric_mask")
     # The second sequence's geometric mean is sqrt(0.25 * 2) = 0.71.

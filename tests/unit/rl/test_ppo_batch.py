@@ -34,7 +34,7 @@ def group(value: float | None, tokens: list[int]) -> Group:
     return Group(prompt, [Trajectory(tokens, [-0.5] * len(tokens), "7", False, 0)], [result])
 
 
-def test_each_token_has_its_own_advantage_and_return() -> None:
+def test_tokens_have_own_advantage_and_return() -> None:
     [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
     assert sequence.advantages is not None and sequence.returns is not None and sequence.old_values is not None
     assert sequence.advantages.tolist() == [0.75, 0.25]
@@ -42,7 +42,7 @@ def test_each_token_has_its_own_advantage_and_return() -> None:
     assert sequence.old_values.tolist() == [0.25, 0.75]
 
 
-def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
+def test_kl_is_subtracted_at_its_token() -> None:
     # k1 is -0.5 - ref: 1.5 at the first token, 0 at the second.
     [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], [row(0.0, 0.0)])
     assert sequence.returns is not None
@@ -51,20 +51,20 @@ def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
     assert completion_kl(groups, [row(-2.0, -0.5), row(-1.0), row(-9.0, -9.0)], WITH_KL) == [1.5, 0.5]
 
 
-def test_a_failed_reward_is_no_reward_of_0_and_is_left_out() -> None:
+def test_failed_reward_is_excluded() -> None:
     groups = [group(1.0, [9, 1]), group(None, [8, 8, 1])]
     sequences = build_train_sequences(groups, PPO, None, [row(0, 0), row(0, 0, 0)])
     [[kept]] = split_minibatches(sequences, groups, PPO, 1, seed=0)
     assert (kept.num_trained, kept.weight) == (2, 0.5)
 
 
-def test_what_is_only_read_has_neither_advantages_nor_weight() -> None:
+def test_observed_tokens_have_no_advantage_or_weight() -> None:
     [sequence] = build_plain_sequences([group(1.0, [9, 1])])
     assert sequence.token_ids.tolist() == [5, 12, 6, 9, 1]
     assert (sequence.trained_from, sequence.weight, sequence.advantages) == (3, 0.0, None)
 
 
-def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
+def test_critic_values_precede_completion_tokens() -> None:
     [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
     [sequence] = weigh([sequence], PPO)
     read = read_before(sequence)
@@ -116,7 +116,7 @@ def test_read_before_episode_reads_values_of_sampled_tokens_only(
     assert batch.returns is not None and batch.returns.tolist() == [1.0] * len(batch.trained_positions) == [1.0] * 3
 
 
-def test_the_critic_is_judged_by_what_it_said_before_it_learned() -> None:
+def test_critic_metrics_use_values_before_update() -> None:
     sequences = build_train_sequences([group(1.0, [9, 1]), group(0.0, [9, 1])], PPO, None, [row(1, 1), row(0, 0)])
     assert value_metrics(sequences) == {"critic/value_mean": 0.5, "critic/explained_variance": 1.0}
 
@@ -128,10 +128,10 @@ def test_the_critic_is_judged_by_what_it_said_before_it_learned() -> None:
         (["+algorithm=ppo", "critic.warmup_steps=120"], "critic.warmup_steps must be < trainer.num_steps"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(words: list[str], seen: str) -> None:
+def test_contradicting_settings_are_refused(words: list[str], seen: str) -> None:
     with pytest.raises(ConfigError, match=seen):
         load_config(words)
 
 
-def test_one_completion_a_prompt_will_do() -> None:
+def test_single_completion_per_prompt_works() -> None:
     assert load_config(["+exp=demo", "+algorithm=ppo"]).algorithm.group_size == 1

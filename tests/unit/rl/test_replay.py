@@ -57,7 +57,7 @@ def dialogue(*said: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("outcome", [Verdict(0.5, {"turns": 2.0}), Verdict(), Failure("exception", "as it is told to")])
-def test_rebuild_restores_a_finished_episode(outcome: Verdict | Failure) -> None:
+def test_rebuild_restores_finished_episode(outcome: Verdict | Failure) -> None:
     episode = Episode()
     episode.say([FIRST], "6")
     episode.say(dialogue("guess", "6", "<"), "4")
@@ -85,7 +85,7 @@ def test_find_returns_logged_replies_in_any_order() -> None:
     assert again.record.num_dropped == 0 and len(again.lines) == 1
 
 
-def test_record_counts_dropped_replies_and_checks_the_context() -> None:
+def test_record_counts_dropped_replies_and_checks_context() -> None:
     episode = Episode()
     episode.say([FIRST], "6")
     episode.say(dialogue("guess", "6", "<"), "4")
@@ -149,7 +149,7 @@ def test_request_variant_depends_on_sampling_parameters(words: dict[str, Any], i
     assert (asked.variant == "") is is_plain
 
 
-def test_agent_version_depends_on_its_words_and_files(tmp_path: Path) -> None:
+def test_agent_version_depends_on_words_and_files(tmp_path: Path) -> None:
     files = [tmp_path / name / "agent.py" for name in ("a", "b")]
     for file in files:
         file.parent.mkdir()

@@ -72,7 +72,7 @@ ITEMS = [RewardItem(completion=str(n), answer=str(n % 3)) for n in range(6)]
 REWARDS = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_each_planned_place_has_a_service_and_one_that_gave_up_is_told_with_its_cause(run: RunDir) -> None:
+def test_planned_places_have_services_and_failed_one_is_named(run: RunDir) -> None:
     cluster, config = cluster_of(2), config_of(node_group="old", num_replicas=2, items_per_request=1)
     with reward_services.open_rewards(cluster, config, run, run.attempt(1)) as scorer:
         assert [result.value for result in scorer.score(ITEMS)] == REWARDS
@@ -96,9 +96,7 @@ def alive(host: Any) -> bool:
     return any(replica.process.poll() is None for replica in host._services._replicas if replica.process)
 
 
-def test_without_a_place_in_the_plan_they_stand_beside_the_trainer(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unplanned_services_run_on_trainer_node(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = cluster_of(0), list[Any]()
 
     def note(*args: Any) -> nullcontext[None]:

@@ -35,7 +35,7 @@ def test_sampling_metrics_count_failures_apart_from_zeros() -> None:
     assert metrics["completion/length_mean"] == 1.25
 
 
-def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told_of() -> None:
+def test_scorer_metrics_are_averaged_where_reported() -> None:
     from dataclasses import replace
 
     scored = group([1.0, 0.0, None], [[9], [8], [7]])
@@ -46,7 +46,7 @@ def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told
     assert metrics["score/rare"] == 5.0
 
 
-def test_accuracy_counts_a_failure_as_wrong() -> None:
+def test_accuracy_counts_failure_as_wrong() -> None:
     from dataclasses import replace
 
     right, failed = replace(result(1.5), parts={"format": 1.0, "math": 1.0}), result(None)

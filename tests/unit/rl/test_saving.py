@@ -65,9 +65,7 @@ def names(saver: RunSaver) -> list[str]:
     return sorted(path.name for path in saver.store.root.glob("step-*"))
 
 
-def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_step(
-    saver: RunSaver, policy: FakePolicy
-) -> None:
+def test_background_save_keeps_state_of_its_step(saver: RunSaver, policy: FakePolicy) -> None:
     state = TrainerState(step=3)
     saver.save(state, {})
     state.step = 4
@@ -80,13 +78,13 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_ste
     assert newest is not None and newest.meta["step"] == 3
 
 
-def test_in_the_foreground_it_is_whole_on_return(tmp_path: Path, policy: FakePolicy) -> None:
+def test_foreground_save_is_complete_on_return(tmp_path: Path, policy: FakePolicy) -> None:
     saver = build_saver(tmp_path / "run", policy, "checkpoint.background=false")
     saver.save(TrainerState(step=3), {})
     assert names(saver) == ["step-3"]
 
 
-def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
+def test_failed_save_is_reported_and_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
     saver.save(TrainerState(step=1), {})
     saver.wait()
@@ -97,7 +95,7 @@ def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy
     assert names(saver) == ["step-1"]
 
 
-def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePolicy) -> None:
+def test_older_checkpoints_are_removed_after_newer_is_complete(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
     for step in range(5):
         saver.save(TrainerState(step=step, best_step=1), {})
@@ -105,7 +103,7 @@ def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePol
     assert names(saver) == ["step-1", "step-3", "step-4"]
 
 
-def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> None:
+def test_ending_run_does_not_wait_for_dead_worker(saver: RunSaver) -> None:
     saver.save(TrainerState(step=1), {})
     saver.close(within_s=0.0)
     with pytest.raises(CheckpointError, match="a worker that died"):
@@ -122,7 +120,7 @@ def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> Non
         (("job.checkpoint_lead_s=100",), Measured(num_saves=3, save_s=500.0), 100),
     ],
 )
-def test_at_a_stop_the_measured_save_fits_behind_the_batches_in_flight(
+def test_at_stop_measured_save_fits_behind_batches_in_flight(
     words: tuple[str, ...], learned: Measured, lead_s: int, tmp_path: Path, policy: FakePolicy
 ) -> None:
     asked_s: list[float | None] = [None]
@@ -142,7 +140,7 @@ def test_at_a_stop_the_measured_save_fits_behind_the_batches_in_flight(
 
 
 @pytest.mark.parametrize("state", [TrainerState(step=3), LoopState(step=3)])
-def test_parse_state_refuses_an_unknown_field(state: Any) -> None:
+def test_parse_state_refuses_unknown_field(state: Any) -> None:
     assert parse_state(type(state), asdict(state)) == state
     with pytest.raises(CheckpointError, match="'unknown'"):
         parse_state(type(state), {**asdict(state), "unknown": 1})

@@ -36,7 +36,7 @@ def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
 
 
 @pytest.mark.parametrize("stage", ["grpo", "warmup"])
-def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) -> None:
+def test_critic_is_restored_after_build(stage: str, tmp_path: Path) -> None:
     # A run without a warm-up stays in the stage it began with.
     state = TrainerState(step=7, stage=stage, kl_coefficient=0.25)
     make_saver(tmp_path, Workers(1), Workers(2)).save(state, {})
@@ -52,7 +52,7 @@ def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("before", [Workers(2, is_built=False), None])
-def test_a_critic_that_was_not_there_yet_stays_as_it_was_built(before: Workers | None, tmp_path: Path) -> None:
+def test_unsaved_critic_keeps_initial_weights(before: Workers | None, tmp_path: Path) -> None:
     make_saver(tmp_path, Workers(1), before).save(TrainerState(step=7), {})
     assert not list(tmp_path.glob("checkpoints/*/critic"))
     critic = Workers(5)
@@ -62,7 +62,7 @@ def test_a_critic_that_was_not_there_yet_stays_as_it_was_built(before: Workers |
     assert critic.number == 5
 
 
-def test_a_new_run_has_nothing_to_restore(tmp_path: Path) -> None:
+def test_new_run_restores_nothing(tmp_path: Path) -> None:
     saver = make_saver(tmp_path, Workers(), Workers(5))
     assert saver.restore() is None
     saver.restore_critic()

@@ -53,7 +53,7 @@ class Waves(WaveEngine):
         return super().start(prompts, spec, seeds)
 
 
-def test_every_turn_uses_the_sampling_parameters_of_its_source(tmp_path: Path) -> None:
+def test_turns_use_sampling_parameters_of_source(tmp_path: Path) -> None:
     tokenizer: Any = Letters()
     waves, free = Waves(), Engine()
     with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Duel", timeout_s=60.0)) as pool:
@@ -75,7 +75,7 @@ class Asked(test_agent_rollouts.Engine):
         super().on_submit(client, requests)
 
 
-def test_agent_requests_use_the_sampling_parameters_of_their_source() -> None:
+def test_agent_requests_use_sampling_parameters_of_source() -> None:
     engine: Any = Asked()
     rollouts = agents.AgentRollouts(
         engine,
@@ -92,7 +92,7 @@ def test_agent_requests_use_the_sampling_parameters_of_their_source() -> None:
     check(engine.specs, 3 * SPEC.num_completions)
 
 
-def test_agent_may_request_only_the_temperature_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_may_request_only_temperature_of_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "c"}) + "\n")
     words = ["+exp=demo", "data.train=''", f"+data.sources.games.train={tmp_path}/rows.jsonl"]
     words += [

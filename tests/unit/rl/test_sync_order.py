@@ -121,9 +121,7 @@ BEGIN = ["policy's probe", "synchronize"]
         ),
     ],
 )
-def test_sync_makes_its_calls_in_order(
-    way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]
-) -> None:
+def test_sync_calls_are_in_order(way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]) -> None:
     words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_off_policy_steps=1"] if continuous else [])]
     config = load_config(["+exp=demo", *words, f"rollout.inflight_weight_updates={continuous}".lower()])
     rollout = RolloutConfig(

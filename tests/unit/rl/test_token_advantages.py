@@ -28,7 +28,7 @@ def make_reference() -> list[FloatArray]:
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
 @pytest.mark.parametrize("has_kl", [False, True])
-def test_reinforce_pp_is_the_papers_equations(name: str, has_kl: bool) -> None:
+def test_reinforce_pp_matches_equations_of_paper(name: str, has_kl: bool) -> None:
     """arXiv 2501.03262 v9, eq. 8: reward - beta * sum of KL_i over i >= t; eq. 10: whitened over all tokens."""
     kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward")
     config = AlgorithmConfig(advantage=name, group_size=3, kl=kl if has_kl else KLConfig())
@@ -47,7 +47,7 @@ def test_reinforce_pp_is_the_papers_equations(name: str, has_kl: bool) -> None:
         assert one == pytest.approx((raw - tokens.mean()) / tokens.std(), abs=1e-5)
 
 
-def test_the_presets_are_the_papers() -> None:
+def test_presets_match_papers() -> None:
     plain, baseline = (
         load_config(["+exp=demo", f"+algorithm={name}"]).algorithm for name in ("reinforce_pp", "reinforce_pp_baseline")
     )
@@ -56,7 +56,7 @@ def test_the_presets_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
-def test_a_batch_of_equal_rewards_moves_nothing(name: str) -> None:
+def test_batch_of_equal_rewards_changes_nothing(name: str) -> None:
     groups = [make_group(index, [0.1] * 3, [3, 5, 7]) for index in range(3)]
     config = AlgorithmConfig(advantage=name, group_size=3)
     assert not any(s.advantages is not None and s.advantages.any() for s in build_train_sequences(groups, config, None))
@@ -64,7 +64,7 @@ def test_a_batch_of_equal_rewards_moves_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))
 @pytest.mark.parametrize("has_kl", [False, True])
-def test_a_failed_reward_changes_nothing_for_the_others(name: str, has_kl: bool) -> None:
+def test_failed_reward_does_not_affect_others(name: str, has_kl: bool) -> None:
     """Not their advantages, returns and weights: the review's example gave the failed one the best of all."""
     kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward") if has_kl else KLConfig()
     config = AlgorithmConfig(advantage=name, group_size=4, kl=kl, gae=GAEConfig(whiten=True))

@@ -65,7 +65,7 @@ def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
     return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
 
-def test_client_gives_each_engine_its_rank_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_gives_engines_rank_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
     said: list[Any] = []
     client = EngineClient([FakeEngine(said) for _ in range(3)], [2, 4, 1], 1.0)
@@ -76,7 +76,7 @@ def test_client_gives_each_engine_its_rank_offset(monkeypatch: pytest.MonkeyPatc
     assert [arguments["init_info"] for _, arguments in said] == [{"packed": True}] * 3
 
 
-def test_push_sends_after_the_last_version_is_confirmed() -> None:
+def test_push_sends_after_last_version_is_confirmed() -> None:
     said: list[Any] = []
     sync = build_sync(said, [4])
     sync.push(7)
@@ -118,7 +118,7 @@ def test_config_rejects_impossible_transfers(words: list[str], names: list[str])
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
-def test_ipc_sends_a_tensor_larger_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipc_sends_tensor_larger_than_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
     from vllm.distributed.weight_transfer import packed_tensor
 
@@ -163,13 +163,13 @@ AHEAD = ["rollout.max_off_policy_steps=1"]
         (["+exp=demo", *AHEAD, "rollout.inflight_weight_updates=true", "rollout.weight_transfer=gloo"], "gloo"),
     ],
 )
-def test_plan_chooses_the_direct_transfer_where_possible(words: list[str], way: str) -> None:
+def test_plan_chooses_direct_transfer_where_possible(words: list[str], way: str) -> None:
     plan = build_plan(load_config(words), "/runs/one", FACTS)
     assert plan.weight_transfer == JobPlan.from_json(json.loads(json.dumps(plan.to_json()))).weight_transfer == way
     assert f"weight transfer by {way}" in render_plan(plan)
 
 
-def test_ipc_needs_a_policy_worker_on_each_engine_gpu() -> None:
+def test_ipc_needs_policy_worker_on_each_engine_gpu() -> None:
     config = load_config([*GPUS, "rollout.colocate=true", "rollout.weight_transfer=ipc", "policy.num_workers=2"])
     with pytest.raises(ConfigError, match=r"ipc needs a policy worker on each GPU.*none on GPU 2 of node 0"):
         build_plan(config, "/runs/one", FACTS)

@@ -37,11 +37,11 @@ def configure(folder: Path, *words: str) -> RunConfig:
         ("gemma4", ["<turn|>"]),
     ],
 )
-def test_a_model_that_ends_where_its_template_does_is_taken(tmp_path: Path, family: str, ends: list[str]) -> None:
+def test_model_with_end_of_turn_of_template_is_accepted(tmp_path: Path, family: str, ends: list[str]) -> None:
     check_turns(configure(tmp_path), str(tmp_path), build_model(tmp_path, family, ends), [])
 
 
-def test_a_model_that_would_talk_on_is_refused_with_what_to_add(tmp_path: Path) -> None:
+def test_model_without_stop_is_refused_with_remedy(tmp_path: Path) -> None:
     """Base models have chat templates, too, whose end of a turn ends nothing."""
     tokenizer = build_model(tmp_path, "qwen3", ["<|endoftext|>"])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -51,7 +51,7 @@ def test_a_model_that_would_talk_on_is_refused_with_what_to_add(tmp_path: Path) 
     check_turns(configure(tmp_path, "env.name=null", "env.turn_tokens=null"), str(tmp_path), tokenizer, [])
 
 
-def test_behind_a_call_another_token_may_end(tmp_path: Path) -> None:
+def test_calls_may_end_with_other_token(tmp_path: Path) -> None:
     """Gemma 4 waits for results at a token of its own."""
     tokenizer = build_model(tmp_path, "gemma4", ["<turn|>"])
     with pytest.raises(ConfigError, match="tool_response"):
@@ -60,7 +60,7 @@ def test_behind_a_call_another_token_may_end(tmp_path: Path) -> None:
     check_turns(configure(tmp_path), str(tmp_path), waiting, [ADD])
 
 
-def test_a_template_that_hides_what_was_observed_is_refused(tmp_path: Path) -> None:
+def test_template_that_hides_observation_is_refused(tmp_path: Path) -> None:
     tokenizer = build_model(tmp_path, "qwen3", ["<|im_end|>"])
     tokenizer.chat_template = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ConfigError, match="no observation behind the reply"):

@@ -87,7 +87,7 @@ def expected_gradient(config: AlgorithmConfig, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("discount", [1.0, 0.7])
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_expected_gradient_is_the_gradient(discount: float, size: int) -> None:
+def test_expected_gradient_is_exact(discount: float, size: int) -> None:
     config = AlgorithmConfig(advantage="turn_rloo", turn_discount=discount, group_size=size)
     assert expected_gradient(config, size) == pytest.approx(true_gradient(discount), abs=1e-6)
 
@@ -99,7 +99,7 @@ def test_by_hand() -> None:
     assert [list(one) for one in found] == [[-2.5, -2.5], [2.5, 1.5]]
 
 
-def test_a_failed_episode_has_no_credit_and_no_part_in_a_baseline() -> None:
+def test_failed_episode_is_excluded_from_credit_and_baseline() -> None:
     config = AlgorithmConfig(advantage="turn_rloo", group_size=3)
     sampled: list[Actions] = [(0, 0), (1, 1), (1, 0)]
     found, _ = compute_advantages([as_group(sampled, failed=[2])], config, None, None)
@@ -111,7 +111,7 @@ def test_a_failed_episode_has_no_credit_and_no_part_in_a_baseline() -> None:
     assert not any(one.any() for one in found)
 
 
-def test_what_no_turn_was_given_is_of_the_last_one() -> None:
+def test_unassigned_reward_belongs_to_last_turn() -> None:
     """A scorer's reward, and what the length costs: an episode whose turns have no rewards is credited as a whole."""
     config = AlgorithmConfig(advantage="turn_rloo", group_size=2)
     item = RewardItem(completion="", answer="")

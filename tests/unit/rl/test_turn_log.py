@@ -100,7 +100,7 @@ def test_log_restores_every_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 20])
-def test_open_truncates_a_torn_end(tmp_path: Path, lost: int) -> None:
+def test_open_truncates_torn_end(tmp_path: Path, lost: int) -> None:
     journal, _ = open_journal(tmp_path)
     batch = journal.open(SPEC, PROMPTS)
     batch.write(LINES)
@@ -116,7 +116,7 @@ def test_open_truncates_a_torn_end(tmp_path: Path, lost: int) -> None:
     assert third.open(SPEC, PROMPTS).histories[0, 1].verdict and events.kinds == ["journal/opened"]
 
 
-def test_parse_stops_at_a_damaged_line() -> None:
+def test_parse_stops_at_damaged_line() -> None:
     # Of one letter: still JSON, and another world.
     damaged = b"".join(LINES).replace(b'"observation":"<"', b'"observation":">"')
     rows, end = parse_lines(damaged)
@@ -141,7 +141,7 @@ def test_open_drops_turns_of_unsaved_weights(tmp_path: Path) -> None:
     assert len(later.open(SPEC, PROMPTS).histories[0, 0].replies) == 1
 
 
-def test_repeated_reply_replaces_the_turns_after_it() -> None:
+def test_repeated_reply_replaces_later_turns() -> None:
     lines = [*LINES[:4], render_reply(at(0), reply(text="new"))]
     [history] = build_histories(parse_lines(b"".join(lines))[0], None).values()
     assert [it.text for it in history.replies] == ["new"] and not history.outcomes and history.snapshot is None
@@ -157,9 +157,7 @@ def test_repeated_reply_replaces_the_turns_after_it() -> None:
         (Facts("snapshot", "a"), Facts("snapshot", "a"), False),
     ],
 )
-def test_open_rejects_a_snapshot_of_another_environment(
-    tmp_path: Path, before: Facts, now: Facts, refused: bool
-) -> None:
+def test_open_rejects_snapshot_of_another_environment(tmp_path: Path, before: Facts, now: Facts, refused: bool) -> None:
     journal, _ = open_journal(tmp_path, before)
     journal.open(SPEC, PROMPTS).write(LINES[:2])
     journal.close()
@@ -172,7 +170,7 @@ def test_open_rejects_a_snapshot_of_another_environment(
         assert ("journal/environment_changed" in events.kinds) == (before != now)
 
 
-def test_open_drops_a_log_of_other_prompts(tmp_path: Path) -> None:
+def test_open_drops_log_of_other_prompts(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(LINES)
     journal.close()
@@ -181,7 +179,7 @@ def test_open_drops_a_log_of_other_prompts(tmp_path: Path) -> None:
     assert not again.open(SPEC, other).histories and events.kinds == ["journal/dropped"]
 
 
-def test_save_copies_active_batches_into_a_checkpoint(tmp_path: Path) -> None:
+def test_save_copies_active_batches_into_checkpoint(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path / "run")
     journal.open(SPEC, PROMPTS).write(LINES)
     (tmp_path / "step-3").mkdir()
@@ -194,9 +192,7 @@ def test_save_copies_active_batches_into_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keeps_all", "staleness", "left"), [(True, 0, [3, 4, 5, 6]), (False, 0, [3, 6]), (False, 1, [3, 4, 6])]
 )
-def test_prune_removes_batches_that_no_resume_needs(
-    tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]
-) -> None:
+def test_prune_removes_unneeded_batches(tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]) -> None:
     journal = TurnLog(tmp_path, FACTS, keeps_all=keeps_all, staleness=staleness, report=Events())
     for step in range(2, 7):
         journal.open(SamplingSpec(1, 8, 1.0, 1.0, seed=step, batch=f"rollout-{step}"), PROMPTS)

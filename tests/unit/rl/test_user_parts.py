@@ -33,7 +33,7 @@ def write(folder: Path, body: str) -> str:
     return f"{folder}/my.py:f"
 
 
-def test_the_parts_compute_what_the_built_in_ones_do() -> None:
+def test_user_parts_equal_built_in_ones() -> None:
     rewards, known = torch.rand(5, 4), torch.rand(5, 4) > 0.3
     mine, ours = find_advantage(f"{FILE}:group_norm"), find_advantage("group_norm")
     assert torch.equal(compute_scores(mine, rewards, known), compute_scores(ours, rewards, known))
@@ -48,7 +48,7 @@ def test_the_parts_compute_what_the_built_in_ones_do() -> None:
     )
 
 
-def test_a_filter_adds_to_the_others_and_keeps_no_failed_reward(tmp_path: Path) -> None:
+def test_filter_is_combined_and_drops_failed_rewards(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(groups, config): return [[True] * len(g.completions) for g in groups]")
     groups = [make_group(0, [1.0, None]), make_group(1, [1.0, 1.0])]
     config = FilterConfig(function=spec, drop_zero_variance_groups=True)
@@ -56,7 +56,7 @@ def test_a_filter_adds_to_the_others_and_keeps_no_failed_reward(tmp_path: Path) 
     assert keep_mask(groups, FilterConfig(function=spec)) == [True, False, True, True]
 
 
-def test_flags_are_those_of_the_function(tmp_path: Path) -> None:
+def test_flags_are_those_of_function(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(r, k, *, needs_group=True, per_token=True): ...")
     assert find_advantage(spec) == AdvantageEntry(spec, needs_group=True, per_token=True)
     loss = write(tmp_path, "def f(inputs, clip, *, per_sequence=True): ...")
@@ -68,7 +68,7 @@ def test_flags_are_those_of_the_function(tmp_path: Path) -> None:
     assert kinds == ["geometric_mask", "token_tis"]
 
 
-def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) -> None:
+def test_token_advantage_is_reward_of_last_token(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(r, k, *, per_token=True): return torch.where(k, r, 0.0)")
     groups = [make_group(index, [1.0, 0.5], [3, 5]) for index in range(2)]
     mine, ours = (
@@ -81,7 +81,7 @@ def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("returned", "seen"), [("None", "NoneType"), ("r[:1]", r"\[1, 2\]"), ("r / 0", "inf"), ("1.0", "float")]
 )
-def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: Path) -> None:
+def test_scores_of_other_type_are_refused(returned: str, seen: str, tmp_path: Path) -> None:
     row = AdvantageEntry(write(tmp_path, f"def f(r, k): return {returned}"))
     with pytest.raises(ConfigError, match=rf"one finite number per reward, \[3, 2\]; got .*{seen}"):
         compute_scores(row, torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool))
@@ -90,19 +90,19 @@ def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: 
 @pytest.mark.parametrize(
     "returned", ["None", "inputs.logprobs", "TokenLoss(loss=inputs.logprobs.sum(), clipped=0 * inputs.logprobs)"]
 )
-def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
+def test_loss_of_other_type_is_refused(returned: str, tmp_path: Path) -> None:
     body = f"from slurm_rl.algorithms.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
     with pytest.raises(ConfigError, match=r"must return algorithms\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
         compute_loss(LossEntry(write(tmp_path, body)), INPUTS, CLIP)
 
 
-def test_a_filter_that_leaves_completions_out_of_its_answer_is_refused(tmp_path: Path) -> None:
+def test_incomplete_filter_answer_is_refused(tmp_path: Path) -> None:
     spec = write(tmp_path, "def f(groups, config): return [[True] for g in groups]")
     with pytest.raises(ConfigError, match="got 2 values for 2 groups; expected 4 in 2"):
         keep_mask([make_group(0, [1.0, 0.0]), make_group(1, [1.0, 0.0])], FilterConfig(function=spec))
 
 
-def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+def test_unrunnable_file_is_named(tmp_path: Path) -> None:
     spec = write(tmp_path, "import no_such_module\ndef f(groups, config): ...")
     with pytest.raises(ConfigError, match=r"my\.py:f must be importable; got ModuleNotFoundError: .*no_such_module"):
         Entry(spec).load()

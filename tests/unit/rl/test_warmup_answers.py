@@ -16,12 +16,12 @@ def build_row(answer: str, **fields: Any) -> PromptRow:
     return PromptRow(index=0, where="my.jsonl:2", prompt="a", answer=answer, **fields)
 
 
-def test_encode_answers_of_plain_text_ends_with_the_end_of_text() -> None:
+def test_encode_answers_of_plain_text_ends_with_end_of_text() -> None:
     tokenizer = build_character_tokenizer(TinyModel(characters="ab"))
     assert encode_answers([build_row("ab"), build_row("b")], tokenizer, template=None) == [[2, 3, 1], [3, 1]]
 
 
-def test_encode_answers_names_the_row_of_a_character_without_a_token() -> None:
+def test_encode_answers_names_row_of_character_without_token() -> None:
     tokenizer = build_character_tokenizer(TinyModel(characters="ab"))
     with pytest.raises(DataError, match=r"my.jsonl:2: .*got 'c' in 'abc'"):
         encode_answers([build_row("a"), build_row("abc")], tokenizer, template=None)
@@ -30,7 +30,7 @@ def test_encode_answers_names_the_row_of_a_character_without_a_token() -> None:
 @pytest.mark.parametrize(
     ("family", "trained"), [("gemma3", "7<end_of_turn>"), ("qwen3", "<think>\n\n</think>\n\n7<|im_end|>")]
 )
-def test_encode_answers_of_a_chat_ends_as_in_sft(family: str, trained: str) -> None:
+def test_encode_answers_of_chat_ends_as_in_sft(family: str, trained: str) -> None:
     tokenizer = build_tokenizer(family)
     template = ChatTemplate(tokenizer)
     [token_ids] = encode_answers([build_row("7")], tokenizer, template=template, system="Be brief.")

@@ -104,7 +104,7 @@ def in_plain_integers(tensor: Tensor) -> int:
 
 
 @pytest.mark.parametrize(("block", "small_bytes"), [(1, -1), (3, -1), (2**11, -1), (1, 2**20)])
-def test_hash_does_not_depend_on_the_block_size(block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_is_independent_of_block_size(block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU sums up to so many bytes by numpy; GPUs, and all longer tensors, by torch."""
     monkeypatch.setattr(checksum, "_BLOCK_ROWS", {"cpu": block})
     monkeypatch.setattr(checksum, "_SMALL_BYTES", small_bytes)
@@ -113,7 +113,7 @@ def test_hash_does_not_depend_on_the_block_size(block: int, small_bytes: int, mo
         assert int(hash_tensor(tensor)) % 2**64 == in_plain_integers(tensor)
 
 
-def test_hash_does_not_depend_on_strides() -> None:
+def test_hash_is_independent_of_strides() -> None:
     whole = torch.randn(70, 130).to(torch.bfloat16)
     for view in (whole[1:, 3:], whole.t(), whole.view(-1)[1:], whole[3, 5]):
         assert int(hash_tensor(view)) == int(hash_tensor(view.clone(memory_format=torch.contiguous_format)))

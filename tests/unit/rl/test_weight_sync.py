@@ -83,7 +83,7 @@ def sync(
     )
 
 
-def test_verify_passes_an_engine_that_agrees() -> None:
+def test_verify_accepts_agreeing_engine() -> None:
     weights = sync(FakeEngine(RIGHT))
     weights.push(7)
     assert weights.verify() == 0.0
@@ -120,7 +120,7 @@ def differ(by: list[float], dtype: str) -> float:
     return weights.verify()
 
 
-def test_verify_bounds_the_mean_and_the_largest_difference() -> None:
+def test_verify_bounds_mean_and_largest_difference() -> None:
     # 2 layers in bfloat16: 6 / 256 * sqrt(2) = 0.0331 on average, 30 times that at most.
     assert differ([0.0] * 9 + [0.99], "bfloat16") == pytest.approx(0.99)
     found = r"on average .*=0\.0331456 and each to 0\.994369; got .*0 on average and 1 at most"
@@ -140,9 +140,7 @@ def test_verify_bounds_the_mean_and_the_largest_difference() -> None:
         ("bfloat16", (), "repeat the run with model.dtype=float32; if the engine agrees then, rounding is the cause"),
     ],
 )
-def test_verify_offers_a_tolerance_only_if_rounding_may_be_the_cause(
-    dtype: str, engine_args: tuple[str, ...], advice: str
-) -> None:
+def test_verify_suggests_tolerance_only_for_rounding(dtype: str, engine_args: tuple[str, ...], advice: str) -> None:
     weights = sync(FakeEngine([-2.0] * 2), [-1.0] * 2, dtype, engine_args)
     weights.push(7)
     with pytest.raises(WeightSyncError) as caught:
@@ -151,7 +149,7 @@ def test_verify_offers_a_tolerance_only_if_rounding_may_be_the_cause(
     assert ("weight_check_tolerance=" in caught.value.action) is (dtype != "float32" or bool(engine_args))
 
 
-def test_verify_says_whether_the_engine_agreed_before() -> None:
+def test_verify_reports_agreement_before_push() -> None:
     weights = sync(engine := FakeEngine(RIGHT))
     weights.push(7)
     weights.verify()
@@ -170,7 +168,7 @@ def test_verify_tolerates_few_outliers() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 5, 11])
-def test_trimmed_mean_never_drops_nan(place: int) -> None:
+def test_trimmed_mean_keeps_nan(place: int) -> None:
     with pytest.raises(WeightSyncError, match="nan on average"):
         differ([0.0] * place + [math.nan] + [0.0] * (11 - place), "bfloat16")
 
@@ -210,7 +208,7 @@ def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head
 
 
 @pytest.mark.parametrize("kept", ["", "model.layers.0.", "model.layers.1.", "head"])
-def test_bfloat16_tolerance_passes_rounding_and_catches_an_old_layer(
+def test_bfloat16_tolerance_passes_rounding_and_catches_old_layer(
     kept: str, trained: tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]
 ) -> None:
     """The policy in bfloat16 against float32, which rounds nothing: as far apart as two programs come."""

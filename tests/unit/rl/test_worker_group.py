@@ -21,7 +21,7 @@ def build_groups(num_groups: int, group_size: int, prompt: int, completion: int)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_groups_stay_together_and_micro_batches_within_the_budget(num_workers: int) -> None:
+def test_groups_stay_together_and_micro_batches_within_budget(num_workers: int) -> None:
     sequences = build_groups(6, 4, prompt=20, completion=5)
     workers = [Actor(f"policy-{i}", NOBODY) for i in range(num_workers)]
     shared = WorkerGroup(NOBODY, workers, 80, 1.0, "policy", prefix_sharing=True).spread(sequences)
@@ -34,7 +34,7 @@ def test_groups_stay_together_and_micro_batches_within_the_budget(num_workers: i
     assert max(len(share) for share in shared) < max(len(share) for share in apart)
 
 
-def test_a_group_over_the_budget_is_cut() -> None:
+def test_oversized_group_is_split() -> None:
     sequences = build_groups(1, 4, prompt=20, completion=5)
     [share] = WorkerGroup(NOBODY, [Actor("policy-0", NOBODY)], 30, 1.0, "policy", prefix_sharing=True).spread(sequences)
     assert [len(batch) for batch in share] == [2, 2]

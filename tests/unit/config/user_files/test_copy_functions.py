@@ -35,7 +35,7 @@ def test_find_neighbours_lists_imports_without_running_them(folder: Path) -> Non
     assert found == ["deep.py", "near.py", "package/__init__.py", "package/inner.py"]
 
 
-def test_copy_files_keeps_an_existing_copy(folder: Path, tmp_path: Path) -> None:
+def test_copy_files_keeps_existing_copy(folder: Path, tmp_path: Path) -> None:
     code, file = tmp_path / "code", folder / "my.py"
     copy_files(code, [f"{file}:f"])
     before = file.read_text()

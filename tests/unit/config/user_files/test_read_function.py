@@ -87,7 +87,7 @@ def test_load_config_makes_user_files_absolute(file: Path) -> None:
     assert not config.algorithm.needs_values
 
 
-def test_check_function_requires_a_group_for_needs_group(file: Path) -> None:
+def test_check_function_requires_group_for_needs_group(file: Path) -> None:
     file.write_text("def alone(r, k): ...\ndef compared(r, k, *, needs_group=True): ...\n")
     config = load_config(["+exp=demo", "algorithm.group_size=1", "algorithm.advantage=my.py:alone"])
     check_function(config, *next(iter(named_functions(config).items())))

@@ -29,7 +29,7 @@ def words_after(first: RunDir, *words: str) -> list[str]:
     return ["+exp=demo", "model=hf", f"model.path={first.export}", f"job.depends_on={first.path}", *words]
 
 
-def test_the_model_is_planned_as_the_first_will_export_it(first: RunDir, tmp_path: Path) -> None:
+def test_model_is_planned_from_predecessors_export(first: RunDir, tmp_path: Path) -> None:
     config = load_config(words_after(first))
     shape = find_shape(config.model)
     assert shape is not None and shape.num_layers == 5
@@ -38,7 +38,7 @@ def test_the_model_is_planned_as_the_first_will_export_it(first: RunDir, tmp_pat
     assert find_shape(config.model) is None
 
 
-def test_slurm_is_asked_to_wait_for_a_job_that_may_still_finish(first: RunDir) -> None:
+def test_slurm_dependency_waits_for_unfinished_job(first: RunDir) -> None:
     waits = {"dependency": "afterok:7", "kill-on-invalid-dep": "yes"}
     assert with_dependency({"nodes": 1}, str(first.path)) == {"nodes": 1, **waits}
     asked = with_dependency({"dependency": "singleton"}, str(first.path))
@@ -49,7 +49,7 @@ def test_slurm_is_asked_to_wait_for_a_job_that_may_still_finish(first: RunDir) -
 
 
 @pytest.mark.parametrize(("state", "said"), [("failed", "is failed: the disk is full"), (None, "has not ended")])
-def test_a_controller_starts_nothing_before_the_first_has_finished(first: RunDir, state: str, said: str) -> None:
+def test_controller_waits_for_predecessor(first: RunDir, state: str, said: str) -> None:
     if state:
         record_end(first, state, 1, "the disk is full")
     with pytest.raises(RunDirError, match=f"{first.path} {said}.*python -m slurm_rl resume {first.path}"):
@@ -58,7 +58,7 @@ def test_a_controller_starts_nothing_before_the_first_has_finished(first: RunDir
     require_finished(first)
 
 
-def test_where_nobody_would_wait_it_is_refused(first: RunDir) -> None:
+def test_launcher_without_waiting_is_refused(first: RunDir) -> None:
     config = load_config(words_after(first))
     with pytest.raises(ConfigError, match="there is no queue to wait in"):
         check_inputs(config, lambda line: None)

@@ -35,22 +35,22 @@ def ends(*rows: tuple[Any, int]) -> list[AttemptEnd]:
         ([("lost", 5)], "", 0, False, "requeue"),
     ],
 )
-def test_the_table(rows: Any, stopped_by: Any, max_failures: int, has_nodes: bool, expected: str) -> None:
+def test_table(rows: Any, stopped_by: Any, max_failures: int, has_nodes: bool, expected: str) -> None:
     found = decide(ends(*rows), stopped_by=stopped_by, max_failures=max_failures, has_nodes=has_nodes)
     assert found == expected
 
 
-def test_bad_input_is_never_tried_again() -> None:
+def test_bad_input_is_not_retried() -> None:
     assert decide([AttemptEnd("failed", "typo", 2)], stopped_by="", max_failures=9) == "fail"
 
 
-def test_a_standstill_says_so_and_why() -> None:
+def test_lack_of_progress_is_explained() -> None:
     text = explain_failure(ends(("failed", 4), ("failed", 4), ("lost", 4)))
     assert text == "two attempts in a row reached no new checkpoint (step 4 is the newest); the last one: why"
     assert explain_failure(ends(("failed", 4))) == "why"
 
 
-def test_attempts_that_never_began_do_not_stand_still_until_there_are_many() -> None:
+def test_unstarted_attempts_count_after_many() -> None:
     unfit = AttemptEnd("lost", "n2 is unfit", has_begun=False)
     for number in (1, 2, 5):
         assert decide([unfit] * number, stopped_by="", max_failures=0, has_nodes=False) == "requeue"

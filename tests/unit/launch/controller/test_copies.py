@@ -60,9 +60,7 @@ def causes(attempt: AttemptDir) -> list[str]:
     return [row["cause"] for row in read_rows(run_of(attempt).events) if row["kind"] == "run/copy_failed"]
 
 
-def test_what_the_head_had_no_time_for_is_copied_by_the_same_command_and_once(
-    attempt: AttemptDir, tmp_path: Path
-) -> None:
+def test_missing_copies_are_made_once_by_same_command(attempt: AttemptDir, tmp_path: Path) -> None:
     run, plan = run_of(attempt), plan_of(attempt, tmp_path / "bucket")
     copy_out(run, plan, attempt, 0.0)
     assert causes(attempt) == ["not done within 0 s"]
@@ -83,7 +81,7 @@ def test_what_the_head_had_no_time_for_is_copied_by_the_same_command_and_once(
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_copy_behind_skips_a_bucket_that_refused_and_a_stopped_run(attempt: AttemptDir, is_stopped: bool) -> None:
+def test_copy_behind_skips_refused_bucket_and_stopped_run(attempt: AttemptDir, is_stopped: bool) -> None:
     if not is_stopped:
         append_event(run_of(attempt), "run/copy_failed", attempt=1, cause="the bucket must let itself be written")
     machines = Machines("true")
@@ -91,7 +89,7 @@ def test_copy_behind_skips_a_bucket_that_refused_and_a_stopped_run(attempt: Atte
     assert machines.num_started == 0
 
 
-def test_of_a_life_before_nothing_counts(attempt: AttemptDir) -> None:
+def test_copies_of_earlier_job_are_ignored(attempt: AttemptDir) -> None:
     run = run_of(attempt)
     append_event(run, "run/copied", what="attempt-1-20260101-000000")
     append_event(run, "attempt/started", attempt=1)
@@ -101,7 +99,7 @@ def test_of_a_life_before_nothing_counts(attempt: AttemptDir) -> None:
 
 
 @pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "asked to stop")])
-def test_nobody_waits_for_it_past_its_time_or_a_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
+def test_copy_wait_ends_at_timeout_or_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
     asked = iter([False])  # before it starts; later it is, where there is time
     machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     copy_behind(run_of(attempt), machines, attempt, lambda: most_s > 0 and next(asked, True), most_s=most_s)
@@ -109,11 +107,11 @@ def test_nobody_waits_for_it_past_its_time_or_a_stop(attempt: AttemptDir, most_s
 
 
 @pytest.mark.parametrize("error", [SubmitError("srun must start", seen="no"), FileNotFoundError("podman")])
-def test_what_cannot_be_started_is_told(attempt: AttemptDir, error: Exception) -> None:
+def test_copy_start_failure_is_reported(attempt: AttemptDir, error: Exception) -> None:
     copy_behind(run_of(attempt), Machines(error=error), attempt, lambda: False)
     assert causes(attempt) == [str(error)]
 
 
-def test_a_process_that_says_nothing_is_named_with_its_log(attempt: AttemptDir) -> None:
+def test_silent_copy_is_named_with_log(attempt: AttemptDir) -> None:
     copy_behind(run_of(attempt), Machines("sh", "-c", "exit 3"), attempt, lambda: False)
     assert "ended with status 3" in causes(attempt)[0] and "final-copy.log" in causes(attempt)[0]

@@ -37,7 +37,7 @@ LOST = {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"}
         ("", "raylet died", LOST, "n2: raylet died; rollout-0 must live"),
     ],
 )
-def test_read_end_names_the_first_cause(
+def test_read_end_names_first_cause(
     tmp_path: Path, said: str, error: str | None, outcome: dict[str, Any] | None, cause: str
 ) -> None:
     attempt = make_attempt(tmp_path)
@@ -50,7 +50,7 @@ def test_read_end_names_the_first_cause(
     assert (end.outcome, end.cause) == ("failed", cause.format(logs=attempt.logs))
 
 
-def test_bad_input_on_one_node_is_the_runs_whatever_the_trainer_says(tmp_path: Path) -> None:
+def test_bad_input_on_one_node_ends_run(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
     write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "another image", "exit_code": 2})
     assert read_end(attempt, 1, asked=False).exit_code == 2
@@ -58,7 +58,7 @@ def test_bad_input_on_one_node_is_the_runs_whatever_the_trainer_says(tmp_path: P
     assert read_end(attempt, 1, asked=False).exit_code == 2
 
 
-def test_saved_though_nobody_asked_is_a_failure_of_the_node(tmp_path: Path) -> None:
+def test_unrequested_save_is_node_failure(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
     say(attempt, SRUN)
     write_json(attempt.outcome, {"outcome": "checkpointed", "exit_code": 75})
@@ -66,7 +66,7 @@ def test_saved_though_nobody_asked_is_a_failure_of_the_node(tmp_path: Path) -> N
     assert read_end(attempt, 75, asked=True).outcome == "checkpointed"
 
 
-def test_asked_to_stop_too_early_or_in_vain_is_no_failure(tmp_path: Path) -> None:
+def test_early_or_vain_stop_is_no_failure(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
     assert read_end(attempt, 1, asked=True).cause == "stopped before the trainer had started"
     write_json(attempt.node(0), {"host": "n1", "state": "ended", "phases": {"running": 1.0}})
@@ -75,13 +75,13 @@ def test_asked_to_stop_too_early_or_in_vain_is_no_failure(tmp_path: Path) -> Non
     assert end.cause.startswith("not all was saved in time")
 
 
-def test_lost_nodes_are_named_by_slurm(tmp_path: Path) -> None:
+def test_lost_nodes_are_named_from_slurm(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
     say(attempt, "srun: error: Node failure on n7\n")
     assert find_lost_nodes(attempt) == ["n7"]
 
 
-def test_attempts_whose_controller_was_killed_get_an_end(tmp_path: Path) -> None:
+def test_attempts_of_killed_controller_get_end(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for number, job in ((1, "7"), (2, "8")):
         write_json(make_attempt(tmp_path, number).start, {"job": job})

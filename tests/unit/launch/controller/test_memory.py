@@ -70,11 +70,11 @@ def of_a_worker(error: Exception, name: str, what: str) -> BaseException:
         (None, False),
     ],
 )
-def test_it_is_known_by_its_class_and_its_words(error: BaseException | None, is_one: bool) -> None:
+def test_out_of_memory_is_detected_by_class_and_text(error: BaseException | None, is_one: bool) -> None:
     assert is_out_of_memory(error) is is_one
 
 
-def test_torch_still_names_it_so() -> None:
+def test_torch_error_has_expected_name() -> None:
     """Contract: the class is torch's, once by each name, and the kernel of an allocation raises it."""
     assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError and issubclass(torch.OutOfMemoryError, RuntimeError)
     assert torch.OutOfMemoryError.__name__ == "OutOfMemoryError"
@@ -114,7 +114,7 @@ def lead(run: RunDir, *attempts: Callable[[AttemptDir], object]) -> tuple[dict[s
     return read_json(run.end), [row for row in read_rows(run.events) if row["kind"] == "run/out_of_memory"]
 
 
-def test_the_first_time_the_next_attempt_has_half_the_micro_batches(tmp_path: Path) -> None:
+def test_first_out_of_memory_halves_micro_batches(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     before = load_plan(run).layout.micro_batch_tokens
     sizes = []
@@ -130,7 +130,7 @@ def test_the_first_time_the_next_attempt_has_half_the_micro_batches(tmp_path: Pa
     assert f"policy.micro_batch_tokens={before // 2}" in render_status(run)
 
 
-def test_the_second_time_it_fails_and_names_phase_and_key(tmp_path: Path) -> None:
+def test_second_out_of_memory_fails_with_phase_and_key(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     end, events = lead(run, out_of(run), out_of(run))
     assert end["state"] == "failed" and len(events) == 2
@@ -138,7 +138,7 @@ def test_the_second_time_it_fails_and_names_phase_and_key(tmp_path: Path) -> Non
         assert word in end["cause"], word
 
 
-def test_the_remedy_comes_before_the_rule_of_two_attempts_without_progress() -> None:
+def test_memory_remedy_precedes_no_progress_rule() -> None:
     ends = [AttemptEnd("lost", "n1"), AttemptEnd("failed", "out of memory", 1, remedy="smaller")]
     assert decide(ends, stopped_by="", max_failures=0) == "retry"
     assert decide(ends, stopped_by="scheduler", max_failures=0) == "requeue"
@@ -148,7 +148,7 @@ def test_the_remedy_comes_before_the_rule_of_two_attempts_without_progress() -> 
     assert decide([*ends, further], stopped_by="", max_failures=1) == "retry", "an end with a remedy is no failure"
 
 
-def test_each_rank_under_torchrun_says_it_for_itself(tmp_path: Path) -> None:
+def test_torchrun_rank_reports_its_memory_error(tmp_path: Path) -> None:
     """Rank 0, which writes the outcome, only sees that another is gone."""
     run = make_run(tmp_path / "run")
     attempt = run.attempt(1)
@@ -179,7 +179,7 @@ def test_count_oom_kills_reads_both_versions_of_cgroups(tmp_path: Path) -> None:
     assert count_oom_kills(tmp_path / "none", cgroups) == 0
 
 
-def test_bad_input_and_other_ends_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_ends_are_unchanged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
@@ -205,7 +205,7 @@ STEPD = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the
         [AGENT, SRUN, ("logs/task-0.log", STEPD)],
     ],
 )
-def test_a_kill_by_the_kernel_has_one_cause_whoever_saw_it(tmp_path: Path, files: list[tuple[str, str]]) -> None:
+def test_kernel_kill_has_one_cause(tmp_path: Path, files: list[tuple[str, str]]) -> None:
     run = make_run(tmp_path / "run")
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
@@ -225,7 +225,7 @@ def test_a_kill_by_the_kernel_has_one_cause_whoever_saw_it(tmp_path: Path, files
         (RanOut("n1", "", KERNEL), {"external": object()}, "external.args", False),
     ],
 )
-def test_remedy_memory_advises_keys_of_the_task(
+def test_remedy_memory_advises_keys_of_task(
     tmp_path: Path, found: RanOut, changed: dict[str, Any], says: str, has_remedy: bool
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -238,7 +238,7 @@ def test_remedy_memory_advises_keys_of_the_task(
         assert "micro_batch_tokens" not in end.cause
 
 
-def test_find_out_of_memory_puts_a_process_before_its_node(tmp_path: Path) -> None:
+def test_find_out_of_memory_prefers_process_to_node(tmp_path: Path) -> None:
     attempt = make_run(tmp_path / "run").attempt(1)
     attempt.logs.mkdir(parents=True)
     for found in (RanOut("a1", "", KERNEL), RanOut("policy-1", "train", CUDA), RanOut("policy-0", "train", CUDA)):

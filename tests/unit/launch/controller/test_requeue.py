@@ -77,14 +77,14 @@ def plan(run: RunDir) -> JobPlan:
     return build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
 
 
-def test_the_want_of_nodes_fails_it(run: RunDir) -> None:
+def test_too_few_nodes_fail_requeue(run: RunDir) -> None:
     assert Controller(run, plan(run), Few(run)).main() == 1
     end = read_json(run.end)
     assert end["state"] == "failed"
     assert end["cause"].startswith(f"all 3 nodes must join; {RESUME}")
 
 
-def test_a_notice_interrupts_it(run: RunDir) -> None:
+def test_notice_interrupts_requeue(run: RunDir) -> None:
     assert Controller(run, plan(run), Few(run, "checkpointed")).main() == 130
     end = read_json(run.end)
     assert (end["state"], end["cause"].startswith(RESUME)) == ("interrupted", True)
@@ -99,7 +99,7 @@ def test_a_notice_interrupts_it(run: RunDir) -> None:
         ("finished", 30, signal.SIGTERM, "all steps done"),
     ],
 )
-def test_controller_calls_a_cancel_that(run: RunDir, outcome: Any, step: int, stop: int, cause: str) -> None:
+def test_controller_cancels_requeue(run: RunDir, outcome: Any, step: int, stop: int, cause: str) -> None:
     controller = Controller(run, plan(run), Few(run))
     controller._on_user_stop(stop, None)
     causes = {"checkpointed": "asked to save; got SIGUSR2", "lost": "not all was saved", "finished": "all steps done"}
@@ -108,7 +108,7 @@ def test_controller_calls_a_cancel_that(run: RunDir, outcome: Any, step: int, st
     assert read_json(run.end)["cause"] == cause
 
 
-def test_a_job_that_is_started_again_after_it_finished_stays_finished(run: RunDir) -> None:
+def test_restarted_job_of_finished_run_stays_finished(run: RunDir) -> None:
     assert Controller(run, plan(run), Few(run, "finished")).main() == 0
     assert Controller(run, plan(run), Few(run)).main() == 0
     assert [row["kind"] for row in read_rows(run.events)].count("attempt/started") == 1

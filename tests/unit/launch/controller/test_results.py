@@ -30,7 +30,7 @@ def make_run(folder: Path, *, has_ended: bool = True) -> RunDir:
         (EXIT_NOT_OURS, EXIT_NOT_OURS, False),
     ],
 )
-def test_drive_writes_summary_and_report_at_the_end(
+def test_drive_writes_summary_and_report_at_end(
     status: int, returned: int, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, nothing = make_run(tmp_path), type("Nothing", (), {"__getattr__": lambda self, name: self})
@@ -43,13 +43,13 @@ def test_drive_writes_summary_and_report_at_the_end(
         assert read_json(run.summary)["state"] == "finished"
 
 
-def test_write_results_skips_a_requeued_job(tmp_path: Path) -> None:
+def test_write_results_skips_requeued_job(tmp_path: Path) -> None:
     run = make_run(tmp_path, has_ended=False)
     results.write_results(run)
     assert not run.summary.exists() and not run.report.exists()
 
 
-def test_write_results_warns_when_the_report_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_write_results_warns_when_report_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path)
     run.report.mkdir()
     results.write_results(run)
@@ -59,7 +59,7 @@ def test_write_results_warns_when_the_report_fails(tmp_path: Path, capfd: pytest
     assert f"Next: python -m slurm_rl report {run.path}" in said.out + said.err
 
 
-def test_write_results_gives_up_after_its_timeout(
+def test_write_results_stops_at_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import time

@@ -72,7 +72,7 @@ class Client:
         return rank
 
 
-def test_ranks_are_those_that_machines_have_or_the_next_that_is_free(hub: Hub) -> None:
+def test_ranks_are_requested_or_next_free(hub: Hub) -> None:
     second = Client(hub, "a", rank=2)
     assert second.join() == 2
     assert Client(hub, "b").join() == 1
@@ -91,7 +91,7 @@ def test_ranks_are_those_that_machines_have_or_the_next_that_is_free(hub: Hub) -
         ({"name": "first"}, "connected already"),
     ],
 )
-def test_a_machine_that_does_not_belong_is_told_why(hub: Hub, said: dict[str, Any], why: str) -> None:
+def test_foreign_machine_is_rejected_with_reason(hub: Hub, said: dict[str, Any], why: str) -> None:
     first = Client(hub, "first", rank=1)
     assert first.join() == 1
     answer = Client(hub, said.pop("name", "late"), **said).hear()
@@ -99,13 +99,13 @@ def test_a_machine_that_does_not_belong_is_told_why(hub: Hub, said: dict[str, An
     assert set(hub.members) == {1}
 
 
-def test_one_machine_too_many_is_refused(hub: Hub) -> None:
+def test_extra_machine_is_refused(hub: Hub) -> None:
     clients = [Client(hub, name) for name in "ab"]
     assert sorted(client.join() for client in clients) == [1, 2]
     assert "already has all of its 3 nodes" in Client(hub, "c").hear()["cause"]
 
 
-def test_a_machine_that_comes_again_gets_its_rank_back(hub: Hub) -> None:
+def test_returning_machine_keeps_rank(hub: Hub) -> None:
     clients = [Client(hub, name) for name in "ab"]
     ranks = {name: client.join() for name, client in zip("ab", clients, strict=True)}
     for client in clients:
@@ -120,18 +120,18 @@ def test_a_machine_that_comes_again_gets_its_rank_back(hub: Hub) -> None:
     assert again == ranks and hub.lost == {}
 
 
-def test_who_is_missing_at_the_deadline_is_named_and_who_came(hub: Hub) -> None:
+def test_missing_and_joined_machines_are_named_at_deadline(hub: Hub) -> None:
     client = Client(hub, "a", rank=1)
     client.join()
     with pytest.raises(BringUpError, match=r"missing: node 2 \(second\); joined: a \(127.0.0.1\) as node 1"):
         hub.wait_for_all(0.0, lambda: False)
 
 
-def test_a_stop_ends_the_waiting(hub: Hub) -> None:
+def test_stop_ends_waiting(hub: Hub) -> None:
     hub.wait_for_all(3600.0, lambda: True)
 
 
-def test_a_stranger_with_another_secret_changes_nothing(hub: Hub) -> None:
+def test_connection_with_wrong_secret_changes_nothing(hub: Hub) -> None:
     sock = socket.create_connection(("127.0.0.1", hub._place.port))
     link = Link(sock, "t" * 16, is_head=False)
     link.send("hello", version=__version__, rank=1, name="x", num_nodes=None, config=CONFIG)
@@ -145,6 +145,6 @@ def test_a_stranger_with_another_secret_changes_nothing(hub: Hub) -> None:
     assert hub.members == {} and hub.lost == {}
 
 
-def test_a_port_that_somebody_has_is_said_before_anything_starts(hub: Hub) -> None:
+def test_used_port_is_reported_before_start(hub: Hub) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.head_port must be free"):
         listen(hub._place.port)

@@ -30,7 +30,7 @@ def exchange(*links: Link, num_messages: int = 1) -> list[list[dict[str, Any]]]:
     return heard
 
 
-def test_messages_arrive_whole_and_in_order_in_both_directions() -> None:
+def test_messages_arrive_complete_and_in_order() -> None:
     head, other = pair()
     for number in range(50):
         head.send("count", number=number)
@@ -41,14 +41,14 @@ def test_messages_arrive_whole_and_in_order_in_both_directions() -> None:
     assert not head.has_unsent
 
 
-def test_nothing_is_heard_from_somebody_with_another_secret() -> None:
+def test_messages_with_wrong_secret_are_ignored() -> None:
     head, other = pair(other_secret="t" * 16)
     other.send("hello")
     with pytest.raises(WrongSecret, match="SLURM_RL_TOKEN"):
         exchange(head, other)
 
 
-def test_a_recorded_conversation_cannot_be_repeated() -> None:
+def test_replayed_conversation_is_rejected() -> None:
     """A third party sends again, byte by byte, what one who knows the secret sent."""
     server = socket.create_server(("127.0.0.1", 0))
     there = socket.create_connection(server.getsockname())
@@ -83,14 +83,14 @@ class _Recorder:
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"slurm_rl/1\n" + b"n" * 32 + b"\xff\xff\xff\xff"])
-def test_what_is_no_message_of_ours_ends_the_connection(said: bytes) -> None:
+def test_invalid_message_ends_connection(said: bytes) -> None:
     head, other = pair()
     other._sock.send(said)
     with pytest.raises(LinkClosed):
         exchange(head)
 
 
-def test_an_end_is_noticed_after_what_came_before_it() -> None:
+def test_end_is_reported_after_earlier_messages() -> None:
     head, other = pair()
     other.send("beat")
     exchange(head, other)

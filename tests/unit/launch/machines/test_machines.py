@@ -35,7 +35,7 @@ def plan_of(*words: str) -> JobPlan:
 # ---- the secret ----------------------------------------------------------------------------------
 
 
-def test_the_secret_is_the_variables_or_a_file_for_the_user_alone(tmp_path: Path) -> None:
+def test_secret_is_variable_or_private_file(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     assert head_secret(run, ENV) == "a" * 20
     assert not secret_file(run).exists()
@@ -47,7 +47,7 @@ def test_the_secret_is_the_variables_or_a_file_for_the_user_alone(tmp_path: Path
     assert worker_secret(None, ENV, 0.1, lambda: False) == "a" * 20
 
 
-def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 16 characters; got 5 characters"):
         head_secret(RunDir(tmp_path), {"SLURM_RL_TOKEN": "short"})
     with pytest.raises(ConfigError, match="SLURM_RL_TOKEN must be set to the same secret on every machine"):
@@ -56,7 +56,7 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
         worker_secret(str(tmp_path), {}, 0.0, lambda: False)
 
 
-def test_rays_token_is_of_one_attempt_of_one_job() -> None:
+def test_ray_token_belongs_to_one_attempt() -> None:
     tokens = {derive_ray_token(*key) for key in [("s", "j", 1), ("s", "j", 2), ("s", "k", 1), ("t", "j", 1)]}
     assert len(tokens) == 4 and all(len(token) == 64 for token in tokens)
 
@@ -64,14 +64,14 @@ def test_rays_token_is_of_one_attempt_of_one_job() -> None:
 # ---- what must be the same -----------------------------------------------------------------------
 
 
-def test_the_first_difference_is_named_with_both_values() -> None:
+def test_first_difference_is_named_with_both_values() -> None:
     head = load_config(["+exp=demo", "cluster.num_nodes=2", "run_dir=/a"]).model_dump(mode="json")
     assert find_difference(head, load_config(["+exp=demo", "cluster.num_nodes=3"]).model_dump(mode="json")) is None
     other = load_config(["+exp=demo", "optim.lr=1e-3", "run_dir=/a"]).model_dump(mode="json")
     assert find_difference(head, other) == "optim.lr=0.001, on the head 0.0006"
 
 
-def test_a_folder_must_be_shared_when_another_node_trains_or_loads_from_it() -> None:
+def test_folder_must_be_shared_for_several_nodes() -> None:
     assert "policy-1 on node 1 writes its part of the checkpoints" in str(
         why_run_dir_must_be_shared(plan_of("cluster.num_nodes=3", "policy.num_workers=2"), builds_model=False)
     )
@@ -85,7 +85,7 @@ def test_a_folder_must_be_shared_when_another_node_trains_or_loads_from_it() -> 
 # ---- files that are carried ------------------------------------------------------------------------
 
 
-def test_a_file_is_told_once_for_each_of_its_contents(tmp_path: Path) -> None:
+def test_file_is_sent_once_per_content(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     outbox = Outbox(files_for_all(attempt))
     assert list(outbox.news()) == []
@@ -97,7 +97,7 @@ def test_a_file_is_told_once_for_each_of_its_contents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../plan.json", "/etc/passwd", "end.json", "node-1.json"])
-def test_no_other_file_is_written_on_a_message(tmp_path: Path, name: str) -> None:
+def test_message_writes_no_other_file(tmp_path: Path, name: str) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     take_file(attempt, name, {"x": 1}, files_for_all(attempt))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
@@ -106,7 +106,7 @@ def test_no_other_file_is_written_on_a_message(tmp_path: Path, name: str) -> Non
 # ---- the network device ----------------------------------------------------------------------------
 
 
-def test_the_device_is_that_of_the_route_unless_somebody_named_one() -> None:
+def test_device_is_that_of_route_unless_named() -> None:
     head = NodeRole(0, 2, "job", ("127.0.0.1", "127.0.0.1"))
     plan = plan_of()
     assert interface_of("127.0.0.1") == "lo"
@@ -121,7 +121,7 @@ def test_the_device_is_that_of_the_route_unless_somebody_named_one() -> None:
     assert network_environment(gpus, head, {"NCCL_SOCKET_IFNAME": "ib0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def test_a_device_that_a_machine_does_not_have_is_named_with_those_it_has() -> None:
+def test_missing_device_is_named_with_existing_ones() -> None:
     head = NodeRole(0, 2, "job", ("127.0.0.1", "127.0.0.1"))
     with pytest.raises(BringUpError, match=r"podnet1; this one has .*lo"):
         network_environment(plan_of(), head, {"GLOO_SOCKET_IFNAME": "podnet1"})

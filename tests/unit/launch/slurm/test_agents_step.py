@@ -34,7 +34,7 @@ def note(attempt: AttemptDir, *states: str) -> None:
         write_json(attempt.node(rank), {"host": f"n{rank}", "rank": rank, "state": state})
 
 
-def test_the_last_one_is_not_waited_for(attempt: AttemptDir, srun: subprocess.Popen[bytes]) -> None:
+def test_last_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes]) -> None:
     note(attempt, "ended", "ended", "running")
     step = AgentsStep(srun, attempt, 3, patience_s=QUICK_S)
     assert comes_true(lambda: step.poll() is not None, LONG_S)
@@ -42,9 +42,7 @@ def test_the_last_one_is_not_waited_for(attempt: AttemptDir, srun: subprocess.Po
 
 
 @pytest.mark.parametrize("states", [("running", "ended"), ("ending", "running"), ("ended", "ended"), ()])
-def test_who_has_an_end_to_come_to_is(
-    attempt: AttemptDir, srun: subprocess.Popen[bytes], states: tuple[str, ...]
-) -> None:
+def test_ending_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes], states: tuple[str, ...]) -> None:
     """While the head goes on all do; and where all have ended srun is through in a moment."""
     note(attempt, *states)
     step = AgentsStep(srun, attempt, 2, patience_s=QUICK_S)

@@ -27,7 +27,7 @@ def put(folder: Path, program: str, body: str) -> None:
 
 
 @pytest.mark.usefixtures("fake_bin")
-def test_a_missing_program_says_where_to_go() -> None:
+def test_missing_program_names_remedy() -> None:
     with pytest.raises(SubmitError, match=r"sbatch must be on PATH.*login node.*cluster=local"):
         commands.submit(["job.sh"])
 
@@ -42,32 +42,32 @@ def test_a_missing_program_says_where_to_go() -> None:
         ("job 7 of 9\n 12;west \n\nbye 8", "12"),
     ],
 )
-def test_the_id_is_found(fake_bin: Path, printed: str, job_id: str) -> None:
+def test_job_id_is_parsed(fake_bin: Path, printed: str, job_id: str) -> None:
     put(fake_bin, "sbatch", f"echo '{printed}'")
     assert commands.submit(["job.sh"]) == job_id
 
 
 @pytest.mark.parametrize("printed", ["", "Submitted batch job 12", "12 jobs"])
-def test_no_id_warns_of_a_second_submission(fake_bin: Path, printed: str) -> None:
+def test_missing_id_warns_of_second_submission(fake_bin: Path, printed: str) -> None:
     put(fake_bin, "sbatch", f"echo '{printed}'")
     with pytest.raises(SubmitError, match=r"(?s)must print a job id.*squeue --me"):
         commands.submit(["job.sh"])
 
 
-def test_a_silent_failure_still_has_words(fake_bin: Path) -> None:
+def test_silent_failure_has_message(fake_bin: Path) -> None:
     put(fake_bin, "sbatch", "exit 7")
     with pytest.raises(SubmitError, match="exit code 7 and no message"):
         commands.submit(["job.sh"])
 
 
-def test_a_command_that_hangs_is_unavailable(fake_bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_command_is_unavailable(fake_bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "TIMEOUT_S", 0.1)
     put(fake_bin, "scancel", "exec /bin/sleep 5")
     with pytest.raises(SlurmUnavailableError, match=r"scancel must answer within 0\.1 s"):
         commands.cancel(["1"])
 
 
-def test_no_cluster_is_not_a_passing_trouble(fake_bin: Path) -> None:
+def test_missing_cluster_is_permanent_error(fake_bin: Path) -> None:
     """Slurm's programs without a cluster: what a laptop with slurm-client prints."""
     put(fake_bin, "squeue", "echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1")
     with pytest.raises(SubmitError, match=r"Could not establish a configuration source.*login node"):
@@ -82,13 +82,13 @@ def test_no_cluster_is_not_a_passing_trouble(fake_bin: Path) -> None:
         "slurm_load_jobs error: Socket timed out on send/recv operation",
     ],
 )
-def test_a_controller_that_is_away_may_come_back(fake_bin: Path, words: str) -> None:
+def test_unreachable_controller_is_temporary_error(fake_bin: Path, words: str) -> None:
     put(fake_bin, "scontrol", f"echo '{words}' >&2; exit 1")
     with pytest.raises(SlurmUnavailableError, match=r"scontrol ping"):
         commands.requeue("7")
 
 
-def test_slurmdbd_away_matters_only_when_something_is_missing(fake_bin: Path) -> None:
+def test_slurmdbd_outage_matters_only_for_missing_jobs(fake_bin: Path) -> None:
     put(fake_bin, "squeue", "echo '7_1|RUNNING|None|a1|100|200|(null)'")
     put(fake_bin, "sacct", "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1")
     assert commands.query_jobs(["7"])["7_1"].state is JobState.RUNNING
@@ -97,14 +97,14 @@ def test_slurmdbd_away_matters_only_when_something_is_missing(fake_bin: Path) ->
 
 
 @pytest.mark.parametrize("has_sacct", [True, False])
-def test_without_accounting_squeue_says_all(fake_bin: Path, has_sacct: bool) -> None:
+def test_squeue_suffices_without_accounting(fake_bin: Path, has_sacct: bool) -> None:
     put(fake_bin, "squeue", r"printf '7|FAILED|NonZeroExitCode|a1|100|200|slurm_rl: a | b\nsecond line\n'")
     if has_sacct:
         put(fake_bin, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert commands.query_jobs(["7"])["7"].comment == "slurm_rl: a | b"
 
 
-def test_an_outer_job_leaves_no_trace() -> None:
+def test_outer_job_leaves_no_trace() -> None:
     outer = {
         "SLURM_JOB_ID": "1",
         "SLURM_NTASKS_PER_NODE": "8",
@@ -129,11 +129,11 @@ def test_an_outer_job_leaves_no_trace() -> None:
         ("gpu_mem:80,shard:gpu:4", {}),
     ],
 )
-def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
+def test_gpus_of_node(gres: str, gpus: dict[str, int]) -> None:
     assert parse_gpus(gres) == gpus
 
 
-def test_partitions_gather_their_kinds_of_nodes() -> None:
+def test_partitions_list_their_node_types() -> None:
     output = "cpu|1-00:00:00|3|64|256000|(null)\nbig*|infinite|2|128|1000|gpu:a100:8\nbig*|infinite|1|64|9|gpu:4"
     assert parse_partitions(output + "\nold|30:00|1|4|5|(null)") == [
         PartitionInfo("big", True, None, (NodeGroup(2, 128, 1000, {"a100": 8}), NodeGroup(1, 64, 9, {"": 4}))),

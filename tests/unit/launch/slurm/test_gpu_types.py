@@ -25,6 +25,6 @@ def make_plan(gres: str) -> JobPlan:
         ("gpu:8", "gpu:8"),
     ],
 )
-def test_gres_is_written_as_the_partition_writes_it(gres: str, spelled: str) -> None:
+def test_gres_uses_spelling_of_partition(gres: str, spelled: str) -> None:
     chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
     assert spell_gpus(make_plan(gres).sbatch, chosen)["gres"] == spelled

@@ -34,7 +34,7 @@ sleep() { rounds=$((${rounds:-0} + 1)); [ $rounds -le $ROUNDS ]; }
         ("n2", 1, 1, 1, ["scontrol requeue 7", "scancel 7"]),  # requeues are forbidden
     ],
 )
-def test_guard_requeues_a_job_without_its_controllers_node(
+def test_guard_requeues_job_without_controller_node(
     tmp_path: Path, nodes: str, rounds: int, refuses: int, restarts: int, commands: list[str]
 ) -> None:
     (tmp_path / "nodes").write_text(nodes)

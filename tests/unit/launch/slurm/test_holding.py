@@ -51,7 +51,7 @@ def run(tmp_path: Path, plan: JobPlan, monkeypatch: pytest.MonkeyPatch) -> Itera
         signal.signal(number, handler)
 
 
-def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
+def test_controller_that_loses_lock_ends_nodes_and_stops_writing(
     run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -70,7 +70,7 @@ def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
     assert "this one stops writing; got local job 5 (process" in capfd.readouterr().err
 
 
-def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, plan: JobPlan) -> None:
+def test_controller_without_lock_changes_nothing(run: RunDir, plan: JobPlan) -> None:
     record_job(run, "local", "5", host="n2")
     write_json(run.end, {"state": "failed"})
     other = RunDir(run.path)
@@ -80,7 +80,7 @@ def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, p
         assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-def test_of_two_jobs_submitted_at_once_job_json_names_the_one_that_has_the_run(
+def test_job_json_of_two_submissions_names_job_that_ran(
     run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_job(run, "local", "99", host="n2")
@@ -90,9 +90,7 @@ def test_of_two_jobs_submitted_at_once_job_json_names_the_one_that_has_the_run(
         assert (found["job_id"], found["host"]) == ("77", os.uname().nodename)
 
 
-def test_a_run_is_resumed_by_one_command_at_a_time_and_not_while_its_job_waits(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_is_resumed_once_and_not_while_pending(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     second = held_to_resume(RunDir(run.path))
     with held_to_resume(run), pytest.raises(LeaseError, match="a command that resumes it"):
         second.__enter__()
@@ -101,20 +99,20 @@ def test_a_run_is_resumed_by_one_command_at_a_time_and_not_while_its_job_waits(
         raise AssertionError("a job is there")
 
 
-def test_a_run_directory_that_takes_no_lease_is_told_by_its_disk(run: RunDir) -> None:
+def test_run_directory_without_locks_is_detected(run: RunDir) -> None:
     run.lease.write_text("a file in its place")
     with pytest.raises(RunDirError, match=r"must be writable \(File exists; .* GB free"), held_to_resume(run):
         raise AssertionError("it was taken")
 
 
-def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir) -> None:
+def test_supervisor_writes_only_for_controllers_of_its_job(run: RunDir) -> None:
     mine = LockHolder.of_this_process("slurm", "7")
     with hold(run, mine):
         assert own_epoch(run, mine) == 1
         assert own_epoch(run, replace(mine, restart=1)) == 0
 
 
-def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
+def test_supervisor_of_refused_controller_writes_no_results(
     run: RunDir, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = run.path / "log"

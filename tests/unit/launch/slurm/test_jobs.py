@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("launcher", ["local", "manual"])
-def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str) -> None:
+def test_run_of_other_machine_is_not_dead(run: RunDir, launcher: str) -> None:
     record_job(run, launcher, NOBODY, host="elsewhere")
     (state,) = read_states([run])
     assert str(state) == "unknown: its controller is a process of elsewhere; ask there"
@@ -31,22 +31,20 @@ def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str)
         cancel_runs([run])
 
 
-def test_how_it_ended_there_is_known_here(run: RunDir) -> None:
+def test_end_on_other_machine_is_known(run: RunDir) -> None:
     record_job(run, "manual", NOBODY, host="elsewhere")
     write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
     assert [state.word for state in read_states([run])] == ["finished"]
     assert not cancel_runs([run])
 
 
-def test_a_controller_of_this_machine_that_is_gone_is_dead(run: RunDir) -> None:
+def test_ended_local_controller_is_dead(run: RunDir) -> None:
     record_job(run, "local", NOBODY, host=socket.gethostname())
     assert [state.word for state in read_states([run])] == ["dead"]
     assert not cancel_runs([run])
 
 
-def test_an_end_that_a_controller_wrote_stays_whatever_slurm_calls_its_job(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_end_overrides_slurm_state(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """An element of an array, whose number is not that of its attempts."""
     record_job(run, "slurm", "12_0")
     write_json(run.end, {"state": "interrupted", "exit_code": 130, "cause": "cancelled", "step": 3})

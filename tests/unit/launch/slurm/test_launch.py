@@ -26,11 +26,11 @@ def path_for(plan: JobPlan, given: dict[str, str]) -> str | None:
         ({"PYTHONPATH": "/runs/a/code:/site/modules"}, "/runs/a/code:/site/modules"),
     ],
 )
-def test_without_a_container_a_sites_python_path_stays_behind_ours(given: dict[str, str], expected: str) -> None:
+def test_without_container_sites_python_path_stays_behind_ours(given: dict[str, str], expected: str) -> None:
     assert path_for(plan_of(), given) == expected
 
 
-def test_a_sites_python_path_does_not_enter_a_container() -> None:
+def test_python_path_of_site_stays_outside_container() -> None:
     plan = plan_of("container.image=/images/rl.sif", "container.runtime=apptainer")
     assert "/site/modules" not in str(agent_environment(plan, {}, wrap_agent(plan, 1, "7", (0, 0))))
     assert path_for(plan, {"PYTHONPATH": "/site/modules"}) != "/runs/a/code:/site/modules"

@@ -12,7 +12,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from tests.other_user import STRANGER
 
 
-def test_an_empty_folder_of_another_user_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_empty_folder_of_other_user_is_refused_before_writing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     check_is_free(RunDir(folder))
@@ -25,7 +25,7 @@ def test_an_empty_folder_of_another_user_is_refused_before_anything_is_written(t
     assert list(folder.iterdir()) == []
 
 
-def test_the_code_is_nobody_elses_to_write_whatever_the_umask(tmp_path: Path) -> None:
+def test_code_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         (tmp_path / "run").mkdir()

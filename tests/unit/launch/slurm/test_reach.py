@@ -32,13 +32,13 @@ def make(silences: int, monkeypatch: pytest.MonkeyPatch) -> Network:
 ASKED = {host: (host, 6818) for host in ("n1", "n2", "n3")}
 
 
-def test_wait_for_answers_waits_for_a_node_that_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_answers_waits_for_returning_node(monkeypatch: pytest.MonkeyPatch) -> None:
     network = make(2, monkeypatch)
     assert wait_for_answers(ASKED, 600.0) == []
     assert sorted(network.tries) == ["n1", "n2", "n3", "n3", "n3"]
 
 
-def test_wait_for_answers_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_answers_ends_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     make(10**9, monkeypatch)
     assert wait_for_answers(ASKED, 0.0) == ["n3"]
 

@@ -38,7 +38,7 @@ def plan() -> JobPlan:
     )
 
 
-def test_a_setup_line_that_fails_ends_the_command_and_says_which() -> None:
+def test_failing_setup_line_ends_command_and_is_named() -> None:
     argv = with_setup(["true", "echo 'a  \"b\" $HOME' >&2; (exit 7)"], ["echo", "started"])
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (7, "")
@@ -58,11 +58,11 @@ def test_a_setup_line_that_fails_ends_the_command_and_says_which() -> None:
         ("", 1, "no word"),
     ],
 )
-def test_last_words_become_a_cause(words: str, status: int, said: str) -> None:
+def test_last_words_become_cause(words: str, status: int, said: str) -> None:
     assert said in explain(words, status, "/v/python")
 
 
-def test_the_task_that_never_spoke_is_named_by_its_node(plan: JobPlan, attempt: AttemptDir) -> None:
+def test_silent_task_is_named_by_node(plan: JobPlan, attempt: AttemptDir) -> None:
     """Task 0 of srun need not be our rank 0."""
     attempt.log("task-0").write_text("loading modules\n/env/bin/python: No such file or directory\n")
     settle_silent_tasks(plan, attempt, ["n1", "n2"], ["n2: task 0: Exited with exit code 127", "n1: task 1: Killed"])
@@ -107,7 +107,7 @@ slurmstepd-a1: error: pyxis: child 436 failed with error code: 1
         ("podman", "Error: localhost/rl:1: image not known\n", "image not known", False),
     ],
 )
-def test_an_image_that_does_not_start_is_named_with_the_runtimes_own_words(
+def test_unstartable_image_is_named_with_runtime_message(
     attempt: AttemptDir, runtime: str, words: str, said: str, is_input: bool
 ) -> None:
     """What the image lacks is not tried again."""
@@ -125,7 +125,7 @@ def test_an_image_that_does_not_start_is_named_with_the_runtimes_own_words(
     assert (end.outcome, end.exit_code) == ("failed", 2 if is_input else 1)
 
 
-def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, attempt: AttemptDir) -> None:
+def test_unstarted_agents_end_attempt_at_deadline(plan: JobPlan, attempt: AttemptDir) -> None:
     """As when an image never comes. The one that has started keeps its word."""
     hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
     write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
@@ -139,7 +139,7 @@ def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, 
     assert cause.startswith("n2: the node agent must start within 0 s (job.start_timeout_s)")
 
 
-def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) -> None:
+def test_reported_cause_of_agent_is_kept(plan: JobPlan, attempt: AttemptDir) -> None:
     log = attempt.log("node-0")
     settle_silent_agent(plan, attempt, 0, "here", log, 0)
     assert not attempt.node(0).is_file()
@@ -152,7 +152,7 @@ def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) 
 
 
 @pytest.mark.parametrize("element", [None, "3"])
-def test_a_job_whose_controller_had_started_gets_no_cause_from_its_log(
+def test_started_controller_gets_no_cause_from_log(
     plan: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, element: str | None
 ) -> None:
     """Slurm asks about an element of an array by its name there, `12_3`, while its own id is another number."""

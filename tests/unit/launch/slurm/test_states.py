@@ -10,12 +10,12 @@ from slurm_rl.run_dir.run_dir import RunDir
 WORDS = {word: state for state, words in STATES.items() for word in words.split()}
 
 
-def test_every_meaning_has_its_words_and_no_word_two() -> None:
+def test_meanings_have_distinct_words() -> None:
     assert set(STATES) == set(JobState) - {JobState.UNKNOWN}
     assert len(WORDS) == sum(len(found.split()) for found in STATES.values())
 
 
-def test_a_job_that_slurm_holds_says_how_it_goes_on(tmp_path: Path) -> None:
+def test_held_job_names_next_action(tmp_path: Path) -> None:
     """After a batch step that a node refused; nothing but that command ends it."""
     job = Job(RunDir(tmp_path), "slurm", "7")
     held = JobInfo("7", JobState.PENDING, "PENDING", "launch failed requeued held", "", None, None)

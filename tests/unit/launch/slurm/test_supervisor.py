@@ -31,12 +31,12 @@ def supervise(folder: Path, work: str, steady_s: float = 60.0) -> list[str]:
     return done.stdout.split()
 
 
-def test_what_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+def test_ended_child_is_not_restarted(tmp_path: Path) -> None:
     assert supervise(tmp_path, "return 7") == ["7"]
     assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_a_killed_one_starts_again_once_what_it_left_is_gone(tmp_path: Path) -> None:
+def test_killed_child_restarts_after_its_orphans_end(tmp_path: Path) -> None:
     work = f"""if os.path.exists("orphan"):
     return 3
 import subprocess
@@ -45,19 +45,19 @@ os.kill(os.getpid(), signal.SIGKILL)"""
     assert supervise(tmp_path, work) == ["SIGKILL", "3"]
 
 
-def test_one_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
+def test_repeatedly_killed_child_is_given_up(tmp_path: Path) -> None:
     assert supervise(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)") == [*["SIGKILL"] * 4, str(EXIT_KILLED)]
     assert (tmp_path / "starts").read_text() == "xxxx"
 
 
-def test_one_that_led_for_a_while_may_be_killed_more_often(tmp_path: Path) -> None:
+def test_steady_child_may_be_killed_more_often(tmp_path: Path) -> None:
     work = """if len(Path("starts").read_text()) > 6:
     return 3
 os.kill(os.getpid(), signal.SIGKILL)"""
     assert supervise(tmp_path, work, steady_s=0.0) == [*["SIGKILL"] * 6, "3"]
 
 
-def test_a_signal_waits_until_it_is_heard(tmp_path: Path) -> None:
+def test_signal_waits_until_child_handles_it(tmp_path: Path) -> None:
     """Sent before there is a handler; by default it would kill."""
     work = """os.kill(os.getppid(), signal.SIGUSR2)
 time.sleep(0.3)

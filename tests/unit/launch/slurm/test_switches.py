@@ -27,25 +27,25 @@ def sample(words: str) -> str:
     return next(text for title, text in samples().items() if words in title)
 
 
-def test_a_tree_has_its_leaves_and_what_is_above() -> None:
+def test_tree_has_leaves_and_parents() -> None:
     topology = parse_topology(sample("topology/tree"))
     assert topology["n1"] == ("top", "s1") and topology["n8"] == ("top", "s2") and len(topology) == 8
 
 
-def test_blocks_have_the_aggregated_ones_above_them() -> None:
+def test_blocks_have_aggregated_parents() -> None:
     topology = parse_topology(sample("topology/block"))
     assert topology["n3"] == ("b[1-2]", "b2")
     ips = parse_topology(sample("GB300"))
     assert ips["10.140.88.115"][-1] == "gb300_b0" and len(ips) == 4
 
 
-def test_no_topology_leaves_the_order() -> None:
+def test_missing_topology_keeps_order() -> None:
     assert parse_topology(sample("no topology plugin")) == {}
     assert order_by_topology(["n3", "n1"], {}) == ["n3", "n1"]
 
 
 @pytest.mark.parametrize("words", ["topology/tree", "topology/block", "GB300"])
-def test_neighbours_are_beside_each_other_at_every_level(words: str) -> None:
+def test_neighbours_are_adjacent_at_every_level(words: str) -> None:
     topology, order = parse_topology(sample(words)), random.Random(1)
     for _ in range(50):
         hosts = order.sample(sorted(topology), k=len(topology))
@@ -57,7 +57,7 @@ def test_neighbours_are_beside_each_other_at_every_level(words: str) -> None:
             assert runs == len(set(seen)), (chosen, level)
 
 
-def test_who_is_left_over_has_the_fewest_neighbours() -> None:
+def test_spare_nodes_have_fewest_neighbours() -> None:
     """Six nodes fit, four are needed: two whole blocks of the same half, not the one that lost a node."""
     topology = parse_topology(sample("topology/block"))
     fit = ["n1", "n3", "n4", "n5", "n6", "n7", "n8"]
@@ -65,7 +65,7 @@ def test_who_is_left_over_has_the_fewest_neighbours() -> None:
     assert order_by_topology(fit, topology)[4:] == ["n3", "n4", "n1"]
 
 
-def test_what_is_not_in_the_topology_comes_as_it_was() -> None:
+def test_nodes_outside_topology_keep_order() -> None:
     topology = {"n1": ("s1",), "n3": ("s1",)}
     assert set(order_by_topology(["n1", "cloud", "n3"], topology)[:2]) <= {"n1", "n3", "cloud"}
     ordered = order_by_topology(["n1", "cloud", "n3"], topology)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 @pytest.mark.parametrize("words", [RUN, SWEEP])
-def test_submit_keeps_the_directory_of_a_job_that_may_be_queued(
+def test_submit_keeps_directory_of_possibly_queued_job(
     folder: Path, words: list[str], body: str, is_kept: bool
 ) -> None:
     put(folder / "bin", "sbatch", body)
@@ -46,7 +46,7 @@ def test_submit_keeps_the_directory_of_a_job_that_may_be_queued(
     assert (folder / "out").exists() == is_kept
 
 
-def test_submit_reads_the_job_id_among_lines_of_a_wrapper(folder: Path) -> None:
+def test_submit_reads_job_id_among_lines_of_wrapper(folder: Path) -> None:
     put(folder / "bin", "sbatch", "echo 'welcome'; echo 41; echo 'charged to: lab'")
     assert main([*WORDS, *RUN]) == 0
     assert '"41"' in (folder / "out" / "job.json").read_text()

@@ -6,7 +6,7 @@ from slurm_rl.errors import SubmitError
 from slurm_rl.launch.slurm.admission import check_version
 
 
-def test_what_is_too_old_is_named() -> None:
+def test_old_version_is_named() -> None:
     with pytest.raises(SubmitError, match=r"--segment is an option of Slurm 24\.05 and later; got 23\.11"):
         check_version({"nodes": 4, "segment": 2}, (23, 11))
     with pytest.raises(SubmitError, match=r"--requeue=expedite is an option of Slurm 25\.11"):
@@ -15,6 +15,6 @@ def test_what_is_too_old_is_named() -> None:
         check_version({}, (19, 5))
 
 
-def test_what_it_has_is_taken() -> None:
+def test_supported_version_is_accepted() -> None:
     check_version({"segment": 2, "requeue": True}, (24, 5))
     check_version({"requeue": "expedite", "spread-segments": True}, (25, 11))

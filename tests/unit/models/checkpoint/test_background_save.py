@@ -20,7 +20,7 @@ from slurm_rl.models.checkpoint.store import CheckpointStore
 NUM_KILLS = 20
 
 
-def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
+def test_file_gets_name_after_writing(tmp_path: Path) -> None:
     path, go_on = tmp_path / "rank-0.pt", threading.Event()
 
     def write(file: BinaryIO) -> None:
@@ -37,7 +37,7 @@ def test_a_file_has_its_name_only_when_it_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_writer_that_fails_says_why_and_leaves_no_half(tmp_path: Path) -> None:
+def test_failed_writer_reports_cause_and_leaves_no_file(tmp_path: Path) -> None:
     def refuse(file: BinaryIO) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -51,7 +51,7 @@ def test_a_writer_that_fails_says_why_and_leaves_no_half(tmp_path: Path) -> None
         write_whole(tmp_path / "b", refuse)
 
 
-def test_waiting_has_an_end(tmp_path: Path) -> None:
+def test_wait_has_timeout(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"within 0 s; got no .*rank-7\.pt"):
         wait_for_files([tmp_path / "rank-7.pt"], 0, threading.Event())
     given_up = threading.Event()
@@ -105,7 +105,7 @@ for step in itertools.count(newest.step + 1 if newest else 0):
 
 
 @pytest.mark.parametrize("code", [SAVE_FOR_EVER, TRAIN_FOR_EVER], ids=["foreground", "background"])
-def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path, code: str) -> None:
+def test_kill_at_any_moment_leaves_verified_newest(tmp_path: Path, code: str) -> None:
     """What was announced is never lost, and every byte of what is found is of its own step."""
     root, chance = tmp_path / "checkpoints", random.Random(0)
     announced, left_behind = -1, 0
@@ -133,7 +133,7 @@ def test_kill_at_any_moment_leaves_a_newest_that_verifies(tmp_path: Path, code: 
     assert len(list(root.glob(".step-*"))) == 1
 
 
-def test_needs_the_standard_library_alone() -> None:
+def test_background_needs_only_standard_library() -> None:
     # -S: nothing that was installed can be imported.
     code = "import slurm_rl.models.checkpoint.background, slurm_rl.models.checkpoint.store"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])

@@ -31,12 +31,12 @@ def latest_step(store: CheckpointStore) -> int | None:
     return newest.step if newest else None
 
 
-def test_nothing_saved_is_none(store: CheckpointStore) -> None:
+def test_newest_without_checkpoint_is_none(store: CheckpointStore) -> None:
     assert store.latest() is None
     assert store.prune(keep=2) == []
 
 
-def test_newest_by_number_with_its_meta(store: CheckpointStore) -> None:
+def test_newest_is_by_number_with_meta(store: CheckpointStore) -> None:
     for step in (2, 10, 9):
         save(store, step)
     newest = store.latest()
@@ -46,13 +46,13 @@ def test_newest_by_number_with_its_meta(store: CheckpointStore) -> None:
     assert store.skipped == []
 
 
-def test_begun_is_not_yet_a_checkpoint(store: CheckpointStore) -> None:
+def test_uncommitted_checkpoint_is_not_listed(store: CheckpointStore) -> None:
     save(store, 1)
     (store.begin(2) / "rank-0.pt").write_bytes(b"half")
     assert latest_step(store) == 1
 
 
-def test_begin_removes_what_a_crash_left(store: CheckpointStore) -> None:
+def test_begin_removes_leftovers_of_crash(store: CheckpointStore) -> None:
     stale = store.begin(1)
     (stale / "rank-0.pt").write_bytes(b"half")
     fresh = store.begin(1)
@@ -94,7 +94,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_leaves_the_previous_one(store: CheckpointStore, damage: str) -> None:
+def test_damage_leaves_previous_one(store: CheckpointStore, damage: str) -> None:
     save(store, 1)
     newest = save(store, 2)
     harm, reason = DAMAGE[damage]
@@ -107,14 +107,14 @@ def test_damage_leaves_the_previous_one(store: CheckpointStore, damage: str) -> 
     assert reason in store.skipped[0]
 
 
-def test_prune_keeps_the_newest(store: CheckpointStore) -> None:
+def test_prune_keeps_newest(store: CheckpointStore) -> None:
     for step in range(5):
         save(store, step)
     assert store.prune(keep=2) == [2, 1, 0]
     assert sorted(p.name for p in store.root.iterdir()) == ["step-3", "step-4"]
 
 
-def test_prune_removes_nothing_when_the_newest_is_damaged(store: CheckpointStore) -> None:
+def test_prune_removes_nothing_if_newest_is_damaged(store: CheckpointStore) -> None:
     for step in range(3):
         save(store, step)
     flip_bit(store.root / "step-2" / "rank-0.pt")
@@ -122,20 +122,20 @@ def test_prune_removes_nothing_when_the_newest_is_damaged(store: CheckpointStore
     assert latest_step(store) == 1
 
 
-def test_prune_never_removes_the_only_one(store: CheckpointStore) -> None:
+def test_prune_keeps_single_checkpoint(store: CheckpointStore) -> None:
     save(store, 1)
     assert store.prune(keep=0) == []
     assert latest_step(store) == 1
 
 
-def test_saving_a_step_again_keeps_the_one_that_verifies(store: CheckpointStore) -> None:
+def test_repeated_save_keeps_verified_checkpoint(store: CheckpointStore) -> None:
     path = save(store, 1)
     before = path.stat().st_ino
     assert save(store, 1).stat().st_ino == before
     assert [p.name for p in store.root.iterdir()] == ["step-1"]
 
 
-def test_saving_a_step_again_replaces_a_damaged_one(store: CheckpointStore) -> None:
+def test_repeated_save_replaces_damaged_checkpoint(store: CheckpointStore) -> None:
     flip_bit(save(store, 1) / "rank-0.pt")
     save(store, 1)
     assert latest_step(store) == 1
@@ -144,7 +144,7 @@ def test_saving_a_step_again_replaces_a_damaged_one(store: CheckpointStore) -> N
 
 
 @pytest.mark.parametrize("call", ["fsync_path", "write_json"])
-def test_full_disk_leaves_the_previous_one(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_full_disk_leaves_previous_one(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -158,7 +158,7 @@ def test_full_disk_leaves_the_previous_one(store: CheckpointStore, monkeypatch: 
     assert sorted(p.name for p in store.root.iterdir()) == ["step-1"]
 
 
-def test_full_file_system_leaves_the_previous_one(tmp_path: Path) -> None:
+def test_full_file_system_leaves_previous_one(tmp_path: Path) -> None:
     with small_disk(tmp_path, size_kb=256) as disk:
         store = CheckpointStore(disk / "checkpoints")
         save(store, 1, size=50_000)
@@ -172,13 +172,13 @@ def test_full_file_system_leaves_the_previous_one(tmp_path: Path) -> None:
         assert latest_step(store) == 3
 
 
-def test_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_unwritable_root_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/checkpoints"):
         CheckpointStore(tmp_path / "file" / "checkpoints").begin(1)
 
 
-def test_prune_spares_the_best(store: CheckpointStore) -> None:
+def test_prune_spares_best(store: CheckpointStore) -> None:
     for step in range(5):
         save(store, step)
     assert store.prune(keep=1, spare={1}) == [3, 2, 0]

@@ -42,7 +42,7 @@ def plan_of(run: RunDir, *words: str) -> JobPlan:
     return build_plan(load_config(["+exp=command", *words]), str(run.path), facts)
 
 
-def test_a_failure_leaves_its_logs_there_and_a_success_its_model_too(run: RunDir, tmp_path: Path) -> None:
+def test_failure_uploads_logs_and_success_also_model(run: RunDir, tmp_path: Path) -> None:
     remote = remote_of(f"memory://{secrets.token_hex(4)}/run")
     run.export.mkdir()
     (run.export / "model.safetensors").write_bytes(bytes(1000))
@@ -60,7 +60,7 @@ def test_a_failure_leaves_its_logs_there_and_a_success_its_model_too(run: RunDir
     assert remote.steps() == [], "neither is taken for a checkpoint"
 
 
-def test_what_is_no_file_stays_behind(run: RunDir) -> None:
+def test_special_files_are_not_copied(run: RunDir) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(run.attempt(1).logs / "ray.sock"))
         (run.attempt(1).logs / "elsewhere").symlink_to("/etc/hostname")
@@ -69,7 +69,7 @@ def test_what_is_no_file_stays_behind(run: RunDir) -> None:
     assert not [path for path in remote.fs.find(f"{remote.root}/{name}") if "sock" in path or "elsewhere" in path]
 
 
-def test_a_record_that_is_renamed_meanwhile_is_passed_over(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_record_is_skipped(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another node's agent does, whose record is written beside and renamed after the folder was listed."""
     beside, record = run.attempt(1).node(1).with_name(".node-1.json.a1b2"), run.attempt(1).node(1)
     beside.write_text("{}")
@@ -86,7 +86,7 @@ def test_a_record_that_is_renamed_meanwhile_is_passed_over(run: RunDir, monkeypa
     assert remote.is_complete(name)
 
 
-def test_a_log_that_cannot_be_read_is_no_copy(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_log_is_no_copy(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(final_copy, "_no_plain_files", lambda folder, names: set())
     (run.attempt(1).logs / "nowhere").symlink_to("/nowhere/at/all")
     with pytest.raises(OSError, match="nowhere"):
@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_read_is_no_copy(run: RunDir, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_the_agent_copies_and_a_bucket_that_refuses_is_told(run: RunDir, tmp_path: Path, is_writable: bool) -> None:
+def test_agent_copies_and_reports_refusing_bucket(run: RunDir, tmp_path: Path, is_writable: bool) -> None:
     (tmp_path / "bucket").touch() if not is_writable else None
     plan = plan_of(run, f"checkpoint.upload_url='file://{tmp_path}/bucket'")
     copy_out(run, plan, run.attempt(1), 300.0)
@@ -104,11 +104,11 @@ def test_the_agent_copies_and_a_bucket_that_refuses_is_told(run: RunDir, tmp_pat
     assert len(list(tmp_path.glob("bucket/run/attempt-1-*/complete.json"))) == int(is_writable)
 
 
-def test_a_copy_that_takes_too_long_is_ended(run: RunDir, tmp_path: Path) -> None:
+def test_slow_copy_is_ended(run: RunDir, tmp_path: Path) -> None:
     copy_out(run, plan_of(run, f"checkpoint.upload_url='file://{tmp_path}/bucket'"), run.attempt(1), 0.0)
     assert "not done within 0 s" in read_rows(run.events)[-1]["cause"]
 
 
-def test_without_a_url_nothing_is_started(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_url_starts_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     copy_out(run, plan_of(run), run.attempt(1), 300.0)

@@ -103,7 +103,7 @@ def fetched_step(root: Path, url: str) -> int | None:
     return newest.step
 
 
-def test_what_is_uploaded_comes_back_with_every_byte_and_only_once(tmp_path: Path, url: str) -> None:
+def test_upload_restores_exact_bytes_once(tmp_path: Path, url: str) -> None:
     make(tmp_path / "a", 4)
     assert RemoteFolder(url, key=lambda: KEY).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") > 0
     assert RemoteFolder(url, key=lambda: KEY).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") == 0
@@ -111,7 +111,7 @@ def test_what_is_uploaded_comes_back_with_every_byte_and_only_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_copy_that_was_cut_off_at_any_write_is_never_taken_for_whole(tmp_path: Path, half: bool) -> None:
+def test_interrupted_copy_is_never_complete(tmp_path: Path, half: bool) -> None:
     make(tmp_path / "a", 1), make(tmp_path / "a", 2)
     num_changes = copy_two(tmp_path / "a", memory(), 0, half=half)
     assert num_changes == 7, "the old marker, four files, the manifest, the marker"
@@ -134,7 +134,7 @@ def copy_two(root: Path, url: str, fails_at: int, *, half: bool) -> int:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_removal_that_was_cut_off_leaves_the_newest_and_no_half_one(tmp_path: Path, half: bool) -> None:
+def test_interrupted_removal_keeps_newest_complete(tmp_path: Path, half: bool) -> None:
     for fails_at in (1, 2, 3, 4):
         url = memory()
         saver = copied(tmp_path / f"a{fails_at}", url, 1, 2, 3)
@@ -149,7 +149,7 @@ def test_a_removal_that_was_cut_off_leaves_the_newest_and_no_half_one(tmp_path: 
         assert saver.remote.steps() == [3]
 
 
-def test_damage_after_the_upload_is_found_and_the_one_before_taken(tmp_path: Path) -> None:
+def test_damaged_copy_is_detected_and_older_one_used(tmp_path: Path) -> None:
     url = memory()
     saver = copied(tmp_path / "a", url, 1, 2)
     path = f"{saver.remote.root}/step-2/files/policy/rank-1.pt"
@@ -191,7 +191,7 @@ def forge(saver: RemoteSaver, step: int, change: Callable[[dict[str, Any]], Any]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_copy_that_names_a_file_elsewhere_is_passed_over_and_nothing_of_it_written(tmp_path: Path, name: str) -> None:
+def test_copy_with_outside_file_is_skipped_unwritten(tmp_path: Path, name: str) -> None:
     url, name = memory(), name.replace("/TMP", str(tmp_path))
     saver = copied(tmp_path / "a", url, 1, 2)
     evil = b"evil"
@@ -221,7 +221,7 @@ def test_a_copy_that_names_a_file_elsewhere_is_passed_over_and_nothing_of_it_wri
         lambda manifest: manifest.update({"files/policy": manifest["files/policy/rank-0.pt"]}),
     ],
 )
-def test_a_manifest_that_is_none_costs_its_copy_alone(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_missing_manifest_skips_only_its_copy(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     url = memory()
     saver = copied(tmp_path / "a", url, 1, 2)
     saver.remote.fs.pipe_file(f"{saver.remote.root}/step-2/files/x", b"x")
@@ -229,7 +229,7 @@ def test_a_manifest_that_is_none_costs_its_copy_alone(tmp_path: Path, change: Ca
     assert fetched_step(tmp_path / "b", url) == 1
 
 
-def test_a_file_larger_than_its_manifest_says_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_larger_than_manifest_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = copied(tmp_path / "a", memory(), 1)
     saver.remote.fs.pipe_file(f"{saver.remote.root}/step-1/files/policy/rank-1.pt", bytes(10_000_000))
     with pytest.raises(CheckpointError, match="bytes that were written"):
@@ -237,7 +237,7 @@ def test_a_file_larger_than_its_manifest_says_is_not_fetched(tmp_path: Path, mon
     assert sum(path.stat().st_size for path in tmp_path.rglob("folder/**/*") if path.is_file()) < 10_000
 
 
-def test_a_copy_that_finds_no_room_here_ends_the_start_and_is_not_passed_over(tmp_path: Path) -> None:
+def test_full_disk_during_fetch_ends_start(tmp_path: Path) -> None:
     """Or the run would begin anew beside a whole copy."""
     url = f"file://{tmp_path}/bucket/run"
     make(tmp_path / "a", 1)
@@ -249,7 +249,7 @@ def test_a_copy_that_finds_no_room_here_ends_the_start_and_is_not_passed_over(tm
         assert list((disk / "b" / "checkpoints").iterdir()) == []
 
 
-def test_pruning_keeps_the_newest_and_the_spared(tmp_path: Path, url: str) -> None:
+def test_prune_keeps_newest_and_spared(tmp_path: Path, url: str) -> None:
     saver = copied(tmp_path / "a", url, 1, 2, 3, 4, 5)
     saver.remote._remove_if_there(f"{saver.remote.root}/step-2/complete.json")
     assert saver.remote.prune(2, {1}) == [3, 2]
@@ -259,7 +259,7 @@ def test_pruning_keeps_the_newest_and_the_spared(tmp_path: Path, url: str) -> No
     assert saver.remote.prune(1) == [], "nothing is removed while no copy is complete"
 
 
-def test_a_run_on_a_new_machine_gets_rows_prompts_and_reference_too(tmp_path: Path, url: str) -> None:
+def test_new_machine_gets_rows_prompts_and_reference(tmp_path: Path, url: str) -> None:
     run, saver = open_run(tmp_path / "a", url)
     make(run.path, 3)
     append_row(run.metrics, {"step": 3, "stage": "grpo"})
@@ -273,7 +273,7 @@ def test_a_run_on_a_new_machine_gets_rows_prompts_and_reference_too(tmp_path: Pa
     assert (other.reference / "model.safetensors").read_bytes() == b"made by the warm-up"
 
 
-def test_a_copy_of_other_prompts_is_not_taken(tmp_path: Path, url: str) -> None:
+def test_copy_of_other_prompts_is_refused(tmp_path: Path, url: str) -> None:
     run, saver = open_run(tmp_path / "a", url)
     make(run.path, 3)
     write_json(run.prompts, {"sha256": "x"})
@@ -285,7 +285,7 @@ def test_a_copy_of_other_prompts_is_not_taken(tmp_path: Path, url: str) -> None:
     assert "same prompts" in event["reason"]
 
 
-def test_an_older_copy_is_not_fetched(tmp_path: Path, url: str) -> None:
+def test_older_copy_is_not_fetched(tmp_path: Path, url: str) -> None:
     copied(tmp_path / "a", url, 3)
     assert not open_run(tmp_path / "b", url)[1].fetch_newer(3)
 
@@ -295,7 +295,7 @@ def save(saver: StepSaver, step: int) -> None:
         (folder / "rank-0.pt").write_bytes(bytes([step]))
 
 
-def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(
+def test_saver_uploads_in_background_and_restores_on_new_machine(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the same wherever it is started")
@@ -310,7 +310,7 @@ def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(
     assert (newest.step, (newest.path / "rank-0.pt").read_bytes()) == (3, b"\x03")
 
 
-def test_what_another_wrote_is_passed_over_and_written_over(tmp_path: Path, url: str) -> None:
+def test_foreign_copy_is_skipped_and_overwritten(tmp_path: Path, url: str) -> None:
     """Whole, with a marker that fits, signed with another key or for another step."""
     saver = copied(tmp_path / "a", url, 1, 2, 3)
     make(tmp_path / "evil", 9)
@@ -327,7 +327,7 @@ def test_what_another_wrote_is_passed_over_and_written_over(tmp_path: Path, url:
     assert fetched_step(tmp_path / "c", url) == 3
 
 
-def test_without_the_key_a_run_does_not_begin_anew_beside_its_copies(tmp_path: Path, url: str) -> None:
+def test_missing_key_prevents_fresh_start_over_copies(tmp_path: Path, url: str) -> None:
     place = url.removesuffix("/run")
     first = RunDir(tmp_path / "a" / "run")
     save(StepSaver(first, 2, url=place), 1)
@@ -347,7 +347,7 @@ def test_without_the_key_a_run_does_not_begin_anew_beside_its_copies(tmp_path: P
     assert newest is not None and newest.step == 1
 
 
-def test_a_copy_that_was_cut_off_is_made_good_by_the_next_start(tmp_path: Path, url: str) -> None:
+def test_interrupted_copy_is_completed_by_next_start(tmp_path: Path, url: str) -> None:
     place = url.removesuffix("/run")
     run = RunDir(tmp_path / "run")
     save(StepSaver(run, 2), 1)
@@ -356,7 +356,7 @@ def test_a_copy_that_was_cut_off_is_made_good_by_the_next_start(tmp_path: Path, 
     assert RemoteFolder(url, key=lambda: KEY).steps() == [1]
 
 
-def test_a_failed_write_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
     make(tmp_path / "a", 1)
     url = memory()
@@ -367,7 +367,7 @@ def test_a_failed_write_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("url", "library"), [("s3://bucket/a", "s3fs"), ("gs://bucket/a", "gcsfs")])
-def test_a_library_that_is_not_there_is_named_with_its_pip_line(url: str, library: str) -> None:
+def test_missing_library_is_named_with_pip_command(url: str, library: str) -> None:
     pytest.importorskip("fsspec")
     try:
         __import__(library)
@@ -378,19 +378,19 @@ def test_a_library_that_is_not_there_is_named_with_its_pip_line(url: str, librar
         pytest.skip(f"{library} is installed")
 
 
-def test_a_protocol_that_nobody_knows_is_bad_input() -> None:
+def test_unknown_protocol_is_bad_input() -> None:
     with pytest.raises(ConfigError, match="must know the protocol"):
         RemoteFolder("nosuch://bucket/a", key=lambda: KEY)
 
 
 @pytest.mark.parametrize("value", ["/shared/runs", "gs://", "s3://key:secret@bucket/a", "https://host/a?token=secret"])
-def test_a_url_without_a_place_or_with_a_secret_is_refused(value: str) -> None:
+def test_url_without_path_or_with_secret_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.upload_url") as caught:
         load_config(["+exp=demo", f"checkpoint.upload_url='{value}'"])
     assert "secret" not in str(caught.value)
 
 
-def test_submit_says_it_before_anything_starts(
+def test_submit_refuses_url_before_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.run_dir import RunDir
 
 
-def test_rows_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_synced_before_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, synced = RunDir(tmp_path / "run"), []
     append_row(run.metrics, {"step": 0})
     append_row(run.events, {"kind": "attempt/started"})
@@ -31,7 +31,7 @@ def test_rows_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path, monk
     assert (run.checkpoints / "step-0").is_dir()
 
 
-def test_rows_that_cannot_be_synced_leave_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsyncable_rows_leave_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(tmp_path / "run")
     append_row(run.metrics, {"step": 0})
 

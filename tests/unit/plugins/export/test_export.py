@@ -54,11 +54,11 @@ def export(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_export_is_as_before(name: str) -> None:
+def test_export_matches_golden(name: str) -> None:
     assert export(CASES[name]) == (GOLDEN / f"export-{name}.txt").read_text()
 
 
-def test_another_name_is_another_workload_and_another_folder_and_the_same_name_the_same() -> None:
+def test_name_decides_workload_and_folder() -> None:
     """MaxText's two ways on after a failure: a fresh run under a new name, and the same again, which resumes."""
     words = CASES["xpk-maxtext_grpo_llama3_70b"]
     first, again, other = (export([*words, f"name={name}"]) for name in ("llama_a", "llama_a", "llama_b"))
@@ -67,12 +67,12 @@ def test_another_name_is_another_workload_and_another_folder_and_the_same_name_t
     assert "--workload=llama-b " in other and "run_name=llama_b " in other and "llama-a" not in other
 
 
-def test_no_golden_file_is_without_its_case() -> None:
+def test_golden_files_have_cases() -> None:
     assert {path.name for path in GOLDEN.glob("export-*")} == {f"export-{name}.txt" for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_secrets_stand_in_it_by_name_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_referenced_by_name_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("HF_TOKEN", SECRET)
     text = export(CASES[name])
@@ -89,7 +89,7 @@ DEMO = load_config(["+exp=demo", "name=demo"])
 
 @given(HOSTILE)
 @settings(max_examples=60, deadline=None)
-def test_a_word_reaches_the_node_as_it_was(text: str) -> None:
+def test_words_reach_node_unchanged(text: str) -> None:
     assume("${{" not in text)  # refused: dstack replaces it
     overrides = [f"data.train={text}"]
     task = build_task(DEMO, overrides, ["HF_TOKEN"], "image:1")
@@ -104,11 +104,11 @@ def test_a_word_reaches_the_node_as_it_was(text: str) -> None:
 @example("1")
 @example("null")
 @settings(max_examples=60, deadline=None)
-def test_hydra_reads_a_quoted_value_as_it_was(text: str) -> None:
+def test_hydra_reads_quoted_value_unchanged(text: str) -> None:
     assert OverridesParser.create().parse_override(f"a={quote_for_hydra(text)}").value() == text
 
 
-def test_a_node_composes_the_run_of_the_config() -> None:
+def test_node_composes_run_of_config() -> None:
     words = [
         "+exp=demo",
         "+cluster=nvidia_h100",
@@ -128,7 +128,7 @@ def test_a_node_composes_the_run_of_the_config() -> None:
     ]
 
 
-def test_ports_and_volumes_are_those_of_verls_page() -> None:
+def test_ports_and_volumes_match_verl_docs() -> None:
     """`ports: 8265`, `volumes: /checkpoints:/checkpoints`; a run that has no dashboard forwards none."""
     words = ["+cluster=dstack", "+exp=verl_ppo_gsm8k"]
     task = build_task(load_config(words), words, [], "verl:1", ["/checkpoints:/checkpoints"])
@@ -138,17 +138,17 @@ def test_ports_and_volumes_are_those_of_verls_page() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("Grpo_MathV60K", "grpo-mathv60k"), ("a.b--c", "a-b-c")])
-def test_names_become_those_that_dstack_takes(name: str, expected: str) -> None:
+def test_names_are_converted_for_dstack(name: str, expected: str) -> None:
     assert workload_name(name, "dstack") == expected
 
 
 @pytest.mark.parametrize("name", ["7b", "a", "a" * 60])
-def test_names_that_cannot_become_such_are_refused(name: str) -> None:
+def test_unconvertible_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="set name="):
         workload_name(name, "dstack")
 
 
-def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path: Path) -> None:
+def test_xpk_script_runs_xpk_with_our_words_and_shells_secrets(tmp_path: Path) -> None:
     """Run by bash, with a program of that name in place of xpk that tells what it got."""
     fake = tmp_path / "xpk"
     fake.write_text(
@@ -199,7 +199,7 @@ def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path:
         (["xpk", *XPK, "--volume=/a:/b", "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET], "--volume"),
     ],
 )
-def test_what_the_other_system_cannot_do_is_bad_input(
+def test_unsupported_features_of_other_system_are_bad_input(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--as", *words]) == 2
@@ -211,7 +211,7 @@ if __name__ == "__main__":
         (GOLDEN / f"export-{case}.txt").write_text(export(case_words))
 
 
-def test_each_word_of_the_xpk_script_is_one_command_of_xpk(tmp_path: Path) -> None:
+def test_lines_of_xpk_script_are_xpk_commands(tmp_path: Path) -> None:
     fake, script = tmp_path / "xpk", tmp_path / "run.sh"
     fake.write_text('#!/bin/bash\nprintf "%s\\n" "$*"\n')
     fake.chmod(0o755)

@@ -36,7 +36,7 @@ def test_arguments_are_written_as_flags_or_overrides() -> None:
     assert build(args=odd, style="overrides") == ['+a.b="x y,{z}"', 'f="say \\"it\\""']
 
 
-def test_the_plan_fills_in_what_it_alone_knows() -> None:
+def test_plan_fills_in_planned_values() -> None:
     args = {"n": "${plan:nodes}", "g": "${plan:gpus}", "c": "file://${plan:checkpoints}/x", "l": ["${plan:export}", 1]}
     assert build(args=args, style="overrides") == ["n=2", "g=16", 'c="file:///run/ckpt/x"', "l=[/run/out,1]"]
     config = ExternalConfig(argv=("torchrun", "--nproc-per-node=${plan:gpus_per_node}"))
@@ -46,20 +46,20 @@ def test_the_plan_fills_in_what_it_alone_knows() -> None:
 @pytest.mark.parametrize(
     ("nodes", "quarter"), [(1, ["1", "2", "2"]), (2, ["1", "4", "4"]), (4, ["1", "8", "8"]), (8, ["2", "8", "16"])]
 )
-def test_a_part_of_the_gpus_is_within_a_node_or_of_whole_nodes(nodes: int, quarter: list[str]) -> None:
+def test_part_of_gpus_is_within_node_or_full_nodes(nodes: int, quarter: list[str]) -> None:
     args = {name: f"${{plan:{name},4}}" for name in ("nodes", "gpus_per_node", "gpus")}
     run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="", export="")
     assert build(run, args=args)[1::2] == quarter
 
 
 @pytest.mark.parametrize(("nodes", "gpus_per_node"), [(1, 2), (3, 2), (6, 8)])
-def test_gpus_that_do_not_divide_are_refused_with_both_numbers(nodes: int, gpus_per_node: int) -> None:
+def test_indivisible_gpus_are_refused_with_both_numbers(nodes: int, gpus_per_node: int) -> None:
     run = RunValues(nodes=nodes, gpus_per_node=gpus_per_node, checkpoints="", export="")
     with pytest.raises(ConfigError, match=rf"{nodes} x {gpus_per_node} GPUs must divide into 4 equal parts"):
         build(run, args={"a": "${plan:gpus,4}"})
 
 
-def test_a_cluster_without_gpus_has_parts_of_none() -> None:
+def test_cluster_without_gpus_has_no_parts() -> None:
     run = RunValues(nodes=4, gpus_per_node=0, checkpoints="", export="")
     assert build(run, args={"n": "${plan:nodes,4}", "g": "${plan:gpus,4}"}, style="overrides") == ["n=1", "g=0"]
 
@@ -67,20 +67,20 @@ def test_a_cluster_without_gpus_has_parts_of_none() -> None:
 @pytest.mark.parametrize(
     "text", ["${plan:gpu}", "${plan:}", "${plan:checkpoints,4}", "${plan:gpus,0}", "${plan:gpus,x}"]
 )
-def test_what_the_plan_does_not_know_is_refused(text: str) -> None:
+def test_unknown_placeholder_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must ask for nodes, .* got \$\{plan:"):
         build(args={"a": text})
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_an_override_reaches_every_argument_said_or_not(preset: str) -> None:
+def test_override_reaches_set_and_unset_arguments(preset: str) -> None:
     before = compose(f"external={preset}", "external.args.no.such_flag=3")
     assert {"--no.such_flag", "no.such_flag=3"} & set(before)
     # The presets alone say all that the run around the program needs.
     assert any("/run/ckpt" in word for word in before)
 
 
-def test_an_override_wins_over_the_preset() -> None:
+def test_override_wins_over_preset() -> None:
     words = ["exp=openrlhf_ppo_llama3_8b", "external.args.actor.adam.lr=1e-3", "external.args.ds.zero_stage=null"]
     argv = compose(*words, "external.model=org/m", "external.args.actor.num_nodes=1")
     assert argv[argv.index("--actor.adam.lr") + 1] == "0.001" and "5e-07" not in argv
@@ -96,13 +96,13 @@ def test_an_override_wins_over_the_preset() -> None:
         ("verl", "trainer.resume_mode=disable", "trainer.resume_mode=resume_path"),
     ],
 )
-def test_a_later_attempt_resumes(preset: str, first: str | None, later: str) -> None:
+def test_later_attempt_resumes(preset: str, first: str | None, later: str) -> None:
     argv, again = compose(f"external={preset}"), compose(f"external={preset}", resume=True)
     assert later in again and later not in argv
     assert first is None or (first in argv and first not in again)
 
 
-def test_a_later_attempt_names_the_checkpoint() -> None:
+def test_later_attempt_names_checkpoint() -> None:
     (path,) = [word for word in compose("external=verl", resume=True) if "resume_from_path" in word]
     assert path == 'trainer.resume_from_path="/run/ckpt/${checkpoint:name}"'
 
@@ -122,38 +122,38 @@ def test_a_later_attempt_names_the_checkpoint() -> None:
         ({"resume": {"a": ["b", "${checkpoint:path}"]}, "layout": "trl"}, "must be name or step; got path"),
     ],
 )
-def test_a_checkpoint_that_nobody_can_fill_in_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_unfillable_checkpoint_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(**fields)
 
 
-def test_a_command_is_run_as_given() -> None:
+def test_command_is_run_unchanged() -> None:
     words = ["my.py", "--lr", "1e-6", "a b", "x=$HOME", "f'{name}'"]
     assert build(argv=["python3", *words]) == words
     with pytest.raises(ValidationError, match="argv"):
         ExternalConfig.model_validate({"argv": []})
 
 
-def test_an_argument_with_dots_and_as_a_tree_is_refused() -> None:
+def test_argument_in_dotted_and_nested_form_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be given once.*got a\.b, with dots and as a tree"):
         build(args={"a.b": 1, "a": {"b": 2}})
 
 
-def test_a_key_of_the_former_mapping_says_where_it_went() -> None:
+def test_key_of_former_mapping_names_new_place() -> None:
     with pytest.raises(ConfigError, match=r"own names; got external\.lr\. Next: external\.args\.<name>=<value>"):
         load_config(["+cluster=nvidia_a100", "exp=verl_ppo_gsm8k", "external.lr=1e-6"])
     with pytest.raises(ConfigError, match=r"own names; got external\.program\. Next: external\.args"):
         load_config(["+cluster=nvidia_a100", "external=verl", "+external.program=verl"])
 
 
-def test_a_task_has_its_section_and_no_other_has_one() -> None:
+def test_task_has_own_section_only() -> None:
     with pytest.raises(ConfigError, match=r"got task=verl with none\. Next: external=verl"):
         load_config(["task=verl"])
     with pytest.raises(ConfigError, match=r"got task=grpo with one\. Next: task=command"):
         load_config(["external=verl", "task=grpo"])
 
 
-def test_torchrun_alone_on_the_head_node_takes_one_node() -> None:
+def test_torchrun_without_ray_takes_one_node() -> None:
     with pytest.raises(ConfigError, match=r"num_nodes must be 1 for torchrun --standalone.* got 2.*external\.start"):
         build(argv=["torchrun", "--standalone", "my.py"])
 
@@ -169,7 +169,7 @@ def test_torchrun_alone_on_the_head_node_takes_one_node() -> None:
         {"argv": ["x", "--use_wandb", "canary"]},
     ],
 )
-def test_a_secret_is_no_argument(fields: dict[str, Any]) -> None:
+def test_secret_is_not_argument(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="every user of a node can read command lines") as caught:
         build(**fields)
     assert "canary" not in str(caught.value)

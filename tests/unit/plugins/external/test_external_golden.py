@@ -33,11 +33,11 @@ def render(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_line_is_as_before(name: str) -> None:
+def test_command_line_matches_golden(name: str) -> None:
     assert render(name) == (GOLDEN / f"external-{name}.txt").read_text()
 
 
-def test_no_golden_command_line_is_without_its_experiment() -> None:
+def test_golden_command_lines_have_experiments() -> None:
     assert {path.stem for path in GOLDEN.glob("external-*.txt")} == {f"external-{name}" for name in NAMES}
 
 

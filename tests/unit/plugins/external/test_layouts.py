@@ -12,12 +12,12 @@ from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, newest_step_by_name
 from tests.unit.plugins.external.layout_files import half, whole, write
 
 
-def test_every_name_that_a_config_can_say_has_its_layout() -> None:
+def test_configurable_names_have_layouts() -> None:
     assert set(get_args(LayoutName)) == LAYOUTS.keys()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_newest_whole_one_is_taken_and_a_half_written_one_is_not(layout: str, tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_chosen(layout: str, tmp_path: Path) -> None:
     newest = LAYOUTS[layout].newest
     assert newest(tmp_path) is None, "an empty folder"
     assert newest(tmp_path / "absent") is None
@@ -46,7 +46,7 @@ def test_the_newest_whole_one_is_taken_and_a_half_written_one_is_not(layout: str
         ("steps", lambda root: (root / "step-11").write_text("no folder"), 10),
     ],
 )
-def test_what_a_kill_or_a_hand_leaves_is_told_apart(
+def test_partial_and_copied_checkpoints_are_recognized(
     layout: str, change: Callable[[Path], object], step: int | None, tmp_path: Path
 ) -> None:
     for number in (5, 10):
@@ -56,13 +56,13 @@ def test_what_a_kill_or_a_hand_leaves_is_told_apart(
     assert (found.step if found else None) == step
 
 
-def test_openrlhf_of_one_model_keeps_its_own_beside_each_other(tmp_path: Path) -> None:
+def test_openrlhf_single_model_layout_is_supported(tmp_path: Path) -> None:
     write(tmp_path, {"global_step4/x": "", "latest": "global_step4"})
     assert LAYOUTS["openrlhf"].newest(tmp_path) == Found("global_step4", 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_progress_counts_names_of_every_layout(layout: str, tmp_path: Path) -> None:
+def test_progress_counts_names_of_layouts(layout: str, tmp_path: Path) -> None:
     assert newest_step_by_name(tmp_path) == -1
     write(tmp_path, whole(layout, 7))
     write(tmp_path, {"other-9/x": "", "step-x/x": "", "checkpoint-12a/x": ""})

@@ -25,7 +25,7 @@ def write_saves(run: RunDir, *seconds: float) -> None:
         append_row(run.events, {"time": 1.0, "kind": "checkpoint/saved", "step": 1, "seconds": one})
 
 
-def test_what_is_measured_is_over_all_attempts() -> None:
+def test_averages_cover_all_attempts() -> None:
     story = Story().start(0).rows(10, 1, 5).event(60, "checkpoint/saved", step=5, seconds=7.0).end(86_400, "lost")
     story.start(86_400).rows(86_410, 6, 9).event(86_500, "checkpoint/saved", step=9, seconds=9.0).end(
         172_800, "finished"
@@ -38,12 +38,12 @@ def test_what_is_measured_is_over_all_attempts() -> None:
 
 
 @given(st.lists(TIME, min_size=1, max_size=20))
-def test_the_rest_is_within_the_longest(durations: list[float]) -> None:
+def test_remaining_time_is_within_longest(durations: list[float]) -> None:
     assert 0 <= percentile_of_rest(durations, 0.95) <= max(durations) + 1e-6
 
 
 @given(TIME, TIME, TIME, st.floats(1.0, 1e8), st.one_of(st.none(), st.floats(60, 1e6)), st.integers(1, 10_000))
-def test_the_interval_keeps_its_bounds(
+def test_interval_stays_within_bounds(
     step_s: float, stall_s: float, write_s: float, mean_time_s: float, limit_s: float | None, before: int
 ) -> None:
     times: dict[str, Any] = {"step_s": step_s, "stall_s": stall_s, "write_s": write_s, "mean_time_s": mean_time_s}
@@ -57,7 +57,7 @@ def test_the_interval_keeps_its_bounds(
     assert choose_every(every, **times, limit_s=limit_s) == every
 
 
-def test_a_cadence_that_learns_follows_what_saves_take() -> None:
+def test_learned_cadence_follows_save_times() -> None:
     cadence = Cadence(None, Measured(), 2, None)
     assert [step for step in range(25) if cadence.is_due(step)][:2] == [0, FIRST_EVERY]
     times: Any = SimpleNamespace(recent=lambda *, save: [0.5, 0.5, 0.5] if save else [1.0, 1.0])
@@ -69,7 +69,7 @@ def test_a_cadence_that_learns_follows_what_saves_take() -> None:
     assert not cadence.is_due(1001)
 
 
-def test_a_fixed_cadence_never_moves() -> None:
+def test_fixed_cadence_is_constant() -> None:
     cadence = Cadence(7, Measured(), 2, None)
     times: Any = SimpleNamespace(recent=lambda *, save: [100.0] * 5)
     for step in (7, 9, 14):
@@ -77,7 +77,7 @@ def test_a_fixed_cadence_never_moves() -> None:
     assert [step for step in range(30) if cadence.is_due(step)] == [0, 7, 14, 21, 28]
 
 
-def test_the_lead_grows_with_saves_and_is_kept(tmp_path: Path) -> None:
+def test_lead_grows_with_saves_and_is_kept(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert lead_in_force(run, 120, learns=True) == 120
     write_saves(run, 200.0)
@@ -116,7 +116,7 @@ def watch(run: RunDir, allocation: Allocation, *, learns: bool) -> LimitWatch:
     return LimitWatch(run, plan, of_run)
 
 
-def test_the_controller_raises_the_stop_when_saves_need_more_than_the_net(tmp_path: Path, clock: Any) -> None:
+def test_controller_raises_stop_when_saves_need_more_than_net(tmp_path: Path, clock: Any) -> None:
     run, allocation = RunDir(tmp_path), Allocation(10_000.0, signals_limit=True)
     limit = watch(run, allocation, learns=True)
     clock.now = 9500.0
@@ -131,7 +131,7 @@ def test_the_controller_raises_the_stop_when_saves_need_more_than_the_net(tmp_pa
     assert (raised["lead_s"], raised["measured"]["save_s"]) == (380, 300.0)
 
 
-def test_an_extended_limit_is_seen_before_the_stop(tmp_path: Path, clock: Any) -> None:
+def test_extended_limit_is_detected_before_stop(tmp_path: Path, clock: Any) -> None:
     run, allocation = RunDir(tmp_path), Allocation(2000.0, signals_limit=False)
     limit = watch(run, allocation, learns=False)
     assert limit.look() is None
@@ -141,7 +141,7 @@ def test_an_extended_limit_is_seen_before_the_stop(tmp_path: Path, clock: Any) -
     assert limit.look() == "job.time_limit is near"
 
 
-def test_it_asks_once_a_minute(tmp_path: Path, clock: Any) -> None:
+def test_limit_is_polled_once_per_minute(tmp_path: Path, clock: Any) -> None:
     allocation = Allocation(1e9, signals_limit=False)
     limit = watch(RunDir(tmp_path), allocation, learns=False)
     for tenth in range(1800):

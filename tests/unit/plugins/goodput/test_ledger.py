@@ -32,7 +32,7 @@ def undisturbed() -> Story:
     return story.event(233, "trainer/finished").end(239, "finished").event(240, "job/ended", state="finished")
 
 
-def test_an_undisturbed_run() -> None:
+def test_undisturbed_run() -> None:
     ledger = read(undisturbed())
     expected = {"gate": 2, "bring_up": 28, "trained": 90, "evaluated": 5, "saving": 5, "teardown": 10}
     assert seconds(ledger) == expected
@@ -41,7 +41,7 @@ def test_an_undisturbed_run() -> None:
     assert ledger.ettr == pytest.approx(90 / 240)
 
 
-def test_a_lost_node_pays_for_steps_done_again_and_for_the_next_bring_up() -> None:
+def test_lost_node_is_charged_for_repeated_steps_and_bring_up() -> None:
     story = Story().start(0).rows(10, 1, 5).row(60, 2, 5, "save").event(62, "checkpoint/saved", step=5)
     story.rows(62, 6, 8).event(95, "node/died", cause="n2: task 1: Killed").event(99, "nodes/lost", hosts=["n2"])
     story.end(100, "lost").start(101).event(105, "preflight/passed", attempt=2, seconds=3.0)
@@ -61,7 +61,7 @@ def test_a_lost_node_pays_for_steps_done_again_and_for_the_next_bring_up() -> No
     assert {k: v / 16 for k, v in charge.buckets.items()} == {"redone": 30, "cut": 3, "bring_up": 16, "gate": 3}
 
 
-def test_the_time_limit_pays_for_the_step_it_cut_and_the_next_start_but_not_for_the_queue() -> None:
+def test_time_limit_is_charged_for_cut_step_and_start_not_queue() -> None:
     story = Story().start(0, queued_since=-50, start_time=0).rows(10, 1, 3)
     # A stop in the fourth step: it is not over, the save that follows is.
     story.event(44, "job/stop_raised", lead_s=20).row(46, 4, 3, "save").event(50, "checkpoint/saved", step=3)
@@ -76,7 +76,7 @@ def test_the_time_limit_pays_for_the_step_it_cut_and_the_next_start_but_not_for_
     assert ledger.held_s / 16 == pytest.approx(54 + 41)
 
 
-def test_a_killed_controller_held_its_nodes_until_slurm_had_them_back() -> None:
+def test_killed_controller_held_nodes_until_slurm_released_them() -> None:
     story = Story().start(0).rows(10, 1, 4).event(30, "checkpoint/saved", step=2)
     story.settled(300).start(301, restarts=1, start_time=299, queued_since=80)
     story.event(305, "trainer/resumed", step=2).rows(310, 3, 4).end(330, "finished")
@@ -86,7 +86,7 @@ def test_a_killed_controller_held_its_nodes_until_slurm_had_them_back() -> None:
     assert [(c.cause.kind, c.cause.reason, c.attempts) for c in ledger.charges] == [("requeue", "no warning", 1)]
 
 
-def test_a_node_that_the_next_start_finds_out_of_service_is_named() -> None:
+def test_unavailable_node_of_next_start_is_named() -> None:
     story = Story().start(0).rows(10, 1, 2).event(100, "attempt/ended", attempt=1, outcome="lost", hosts=["n3"])
     story.start(101, restarts=1, start_time=100, queued_since=60).rows(110, 1, 2).end(130, "finished")
     ledger = read(story)
@@ -94,7 +94,7 @@ def test_a_node_that_the_next_start_finds_out_of_service_is_named() -> None:
     assert ledger.held_s / 16 == 60 + 30
 
 
-def test_who_ended_it_is_told_apart() -> None:
+def test_end_causes_are_distinguished() -> None:
     def cause_of(restarts: int, job: str, **fields: Any) -> str:
         story = Story().start(0).rows(0, 1, 1).end(20, "checkpointed", **fields)
         story.start(30, job=job, restarts=restarts).rows(30, 2, 2).end(50, "finished")
@@ -106,7 +106,7 @@ def test_who_ended_it_is_told_apart() -> None:
     assert cause_of(0, "7", cause="loss is nan") == "program"
 
 
-def test_an_attempt_that_dies_while_it_comes_up_pays_for_itself_alone() -> None:
+def test_attempt_that_dies_in_bring_up_is_charged_once() -> None:
     story = Story().start(0).rows(10, 1, 4).event(50, "checkpoint/saved", step=2)
     story.event(50, "nodes/lost", hosts=["n1"]).end(55, "lost")
     story.start(56).event(60, "nodes/lost", hosts=["n3"]).end(70, "lost")
@@ -117,7 +117,7 @@ def test_an_attempt_that_dies_while_it_comes_up_pays_for_itself_alone() -> None:
     assert {k: v / 16 for k, v in charges["n3"].items()} == {"bring_up": 14 + 9}
 
 
-def test_a_hang_costs_until_it_was_found() -> None:
+def test_hang_is_charged_until_detection() -> None:
     story = Story().start(0).rows(10, 1, 2).event(30, "checkpoint/saved", step=2)
     story.event(90, "rank/hung", rank=3, node="n1", verdict="rank 3 never came").end(95, "failed", cause="it hung")
     found = seconds(read(story))
@@ -130,32 +130,32 @@ def test_spare_nodes_are_spare_all_the_time() -> None:
     assert read(story).buckets["trained"] == 16 * 30
 
 
-def test_a_warm_up_whose_engines_are_late_is_bring_up() -> None:
+def test_warmup_before_late_engines_is_bring_up() -> None:
     story = Story().start(0).row(10, 10, 1, "warmup").row(35, 5, 1, "eval").row(40, 10, 2).end(50, "finished")
     assert seconds(read(story)) == {"trained": 20, "evaluated": 5, "bring_up": 10 + 15}
 
 
-def test_steps_of_a_run_that_was_left_dead_count_up_to_its_checkpoint() -> None:
+def test_steps_of_dead_run_count_up_to_checkpoint() -> None:
     story = Story().start(0).rows(0, 1, 5).event(30, "checkpoint/saved", step=3).end(50, "failed", cause="loss is nan")
     ledger = read(story)
     assert seconds(ledger) == {"trained": 30, "redone": 20}
     assert ledger.charges[0].cause.reason == "loss is nan"
 
 
-def test_while_it_runs_all_up_to_its_last_word_counts() -> None:
+def test_active_run_counts_up_to_last_event() -> None:
     story = Story().start(0).rows(10, 1, 4)
     assert seconds(read(story)) == {"bring_up": 10, "trained": 40}
     assert build_ledger([], {}) is None
 
 
-def test_a_resume_after_a_week_was_not_queued_for_a_week() -> None:
+def test_resume_after_week_counts_no_queue() -> None:
     story = Story().start(0).rows(0, 1, 1).end(10, "failed").event(604_800, "job/submitted")
     story.start(604_860, job="8").rows(604_860, 2, 3).end(604_880, "finished")
     assert read(story).queue_s == 60
     assert read(story).held_s / 16 == 30
 
 
-def test_a_run_of_an_earlier_version_says_what_is_unknown() -> None:
+def test_run_of_earlier_version_states_unknown_values() -> None:
     story = Story().start(0).event(20, "trainer/started").event(50, "checkpoint/saved", step=5).end(60, "finished")
     ledger = read(story)
     assert (ledger.goodput, ledger.ettr) == (None, None)
@@ -198,9 +198,7 @@ ROWS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(EVENTS, max_size=25), st.dictionaries(st.integers(1, 4), st.lists(ROWS, max_size=8), max_size=4))
-def test_whatever_the_events_say_each_second_held_is_in_one_bucket(
-    events: list[Row], steps: dict[int, list[Row]]
-) -> None:
+def test_held_seconds_are_in_one_bucket_for_any_events(events: list[Row], steps: dict[int, list[Row]]) -> None:
     ledger = build_ledger(events, steps)
     if ledger is None:
         return

@@ -61,7 +61,7 @@ def golden(begin: float = 0.0) -> Story:
     return story.end(at + 3600, "finished")
 
 
-def test_the_golden_line() -> None:
+def test_golden_line() -> None:
     story = golden()
     ledger = build_ledger(story.events, story.steps)
     assert ledger is not None and ledger.held_s == 4096 * HOUR
@@ -83,12 +83,12 @@ def render_golden() -> dict[str, str]:
         return {"goodput.txt": render_one(run, ledger) + "\n"}
 
 
-def test_text_of_the_golden_run_is_as_before() -> None:
+def test_text_of_golden_run_matches() -> None:
     for name, text in render_golden().items():
         assert text == (GOLDEN / name).read_text(encoding="utf-8"), name
 
 
-def test_the_verb_over_a_run_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_over_run_and_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = write_run(tmp_path / "runs" / "a", golden(begin=1e9))
     write_run(tmp_path / "runs" / "sweep" / "0", golden(begin=1.1e9))
     write_run(
@@ -113,12 +113,12 @@ def test_the_verb_over_a_run_and_a_folder(tmp_path: Path, capsys: pytest.Capture
     assert "no attempt" in capsys.readouterr().out
 
 
-def test_the_verb_refuses_a_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_refuses_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--goodput", str(tmp_path)]) == 2
     assert "must be a run, or a folder" in capsys.readouterr().err
 
 
-def test_it_is_in_the_summary_and_in_the_report(tmp_path: Path) -> None:
+def test_goodput_is_in_summary_and_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", golden())
     append_row(run.metrics, {"step": 1, "stage": "grpo", "reward/mean": 0.5, "tokens/computed": 1e12})
     summary = write_summary(run)["goodput"]
@@ -129,13 +129,13 @@ def test_it_is_in_the_summary_and_in_the_report(tmp_path: Path) -> None:
     assert "Where the time went" in text and summary["sentence"] in text
 
 
-def test_a_run_without_an_attempt_has_none(tmp_path: Path) -> None:
+def test_run_without_attempt_has_no_goodput(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", Story())
     assert write_summary(run)["goodput"] is None
     assert "Where the time went" not in write_report(run).read_text()
 
 
-def test_mfu_says_why_it_is_unknown() -> None:
+def test_unknown_mfu_is_explained() -> None:
     story = Story().start(0).rows(0, 1, 9).end(90, "finished")
     ledger = build_ledger(story.events, story.steps)
     assert ledger is not None
@@ -148,7 +148,7 @@ def test_mfu_says_why_it_is_unknown() -> None:
         assert found.value is None and why in found.why
 
 
-def test_weights_and_biases_gets_it_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_goodput_at_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "a", golden())
 
     class Wandb:

@@ -30,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_doctor_on_a_cpu_runs_all_its_checks(report: dict[str, Any]) -> None:
+def test_doctor_on_cpu_runs_all_checks(report: dict[str, Any]) -> None:
     [found] = report["nodes"].values()
     assert report["healthy"] is True
     assert set(found) == {"files", "start", "disks", "versions", "masks", "tmp_root", "vllm", "matmul"}
@@ -49,7 +49,7 @@ def make_plan(folder: Path, *words: str) -> JobPlan:
     return build_plan(load_config(["+exp=demo", *words]), str(folder / "run"), SubmitFacts("python", 2, "test"))
 
 
-def test_versions_names_what_is_missing(tmp_path: Path) -> None:
+def test_versions_names_missing_packages(tmp_path: Path) -> None:
     found = probes.check_versions(make_plan(tmp_path, "+cluster=nvidia_h100"))
     assert found.state == "bad" and "vllm missing" in found.seen and "nvidia driver missing" in found.seen
 
@@ -67,7 +67,7 @@ def test_masks_compares_grant_and_plan(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("name", "state"), [("", "ok"), ("missing", "bad"), ("x" * 110, "bad")])
-def test_tmp_root_must_take_sockets(tmp_path: Path, name: str, state: str) -> None:
+def test_tmp_root_must_support_sockets(tmp_path: Path, name: str, state: str) -> None:
     root = tmp_path / name if name else Path("/tmp")
     if len(name) > 10:
         root.mkdir()
@@ -83,7 +83,7 @@ def test_tmp_root_must_take_sockets(tmp_path: Path, name: str, state: str) -> No
         ("", 124, Verdict("bad", "no answer in time: no output")),
     ],
 )
-def test_parse_of_a_probe_reports_a_failed_process(text: str, rc: int, verdict: Verdict) -> None:
+def test_parse_of_probe_reports_failed_process(text: str, rc: int, verdict: Verdict) -> None:
     assert probes.parse(text, rc, NodeSpec("cpu", 0, 1, "w", False, (0.0, 1.0))) == verdict
 
 

@@ -56,7 +56,7 @@ def bad(*names: str, strength: Strength = "hard", at: float = 1000.0) -> dict[st
     return {name: Evidence.new(name, "ecc", "seen", strength, attempt=1, now=at) for name in names}
 
 
-def test_choose_excluded_takes_a_share_newest_first() -> None:
+def test_choose_excluded_takes_share_newest_first() -> None:
     found = choose_excluded(
         bad("n1", "n2", "n3") | bad("n4", at=2000.0) | bad("n5", strength="soft", at=3000.0), [Part(ALL, 8)], share=0.1
     )

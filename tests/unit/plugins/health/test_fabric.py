@@ -52,7 +52,7 @@ def test_judge_compute_compares_with_peers(changed: Mapping[str, Any], state: st
     assert {found[node].state for node in ("n1", "n2", "n4")} == {"ok"}
 
 
-def test_judge_compute_compares_with_the_data_sheet() -> None:
+def test_judge_compute_compares_with_data_sheet() -> None:
     slow = {**H100, "tflops": 400.0}
     found = judge_compute({"n1": slow, "n2": slow, "n3": slow}, ON_GPUS)
     assert {verdict.state for verdict in found.values()} == {"warn"}
@@ -93,7 +93,7 @@ def rate_with(slow: str, rate: float | None, pair: set[str]) -> float | None:
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6])
 @pytest.mark.parametrize("rate", [20.0, None])
-def test_judge_pairs_names_a_slow_node_but_not_its_partners(number: int, rate: float | None) -> None:
+def test_judge_pairs_names_slow_node_but_not_its_partners(number: int, rate: float | None) -> None:
     for slow in NODES[:number]:
         states = search(NODES[:number], functools.partial(rate_with, slow, rate))
         assert states == " ".join("bad" if node == slow else "ok" for node in NODES[:number]), slow
@@ -116,7 +116,7 @@ def test_judge_pairs_by_scale(scale: Scale, slow: set[str], rate: float | None, 
     assert search(NODES[:4], lambda pair: rate if slow and slow <= pair else usual, scale) == states
 
 
-def test_judge_pairs_without_a_healthy_pair_is_bad() -> None:
+def test_judge_pairs_without_healthy_pair_is_bad() -> None:
     found = judge_pairs(["n1", "n2"], {("n1", "n2"): None}, ON_GPUS)
     assert [verdict.seen for verdict in found.values()] == [
         f"its all-reduce is slow: no answer with {node}" for node in ("n2", "n1")
@@ -166,7 +166,7 @@ def test_fabric_with_gloo_judges_two_nodes(tmp_path: Path) -> None:
     assert result.gb_s is not None and result.gb_s > 0
 
 
-def test_ranks_replace_a_rank_that_does_not_answer(tmp_path: Path) -> None:
+def test_ranks_replace_unresponsive_rank(tmp_path: Path) -> None:
     ranks = fabric_node.Ranks(demo_plan(RunDir(tmp_path)), num_cpu_ranks=2)
     try:
         assert "did not answer in time" in ranks.ask({"do": "compute"}, 0.01)["error"]

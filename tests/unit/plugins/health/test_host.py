@@ -66,7 +66,7 @@ def read(text: str) -> Verdict:
     return host.check_disks(text, 0, SPEC)
 
 
-def test_disks_keeps_the_best_try_of_each_place() -> None:
+def test_disks_keeps_best_try_of_each_place() -> None:
     found = read(f"{tries(0.1)}\n{tries(0.9, 0.2, place='tmp_root')}")
     assert (found.state, dict(found.facts)) == ("ok", {"run_dir": "83.89", "tmp_root": "41.94"})
 

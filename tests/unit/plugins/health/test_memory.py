@@ -49,7 +49,7 @@ def test_exclude_at_submit_covers_each_component(run: RunDir) -> None:
     assert [options["exclude"] for options in (plan.sbatch, *plan.het)] == ["x9,a", "x9,a"]
 
 
-def test_exclude_at_submit_keeps_the_last_nodes_of_a_kind(run: RunDir) -> None:
+def test_exclude_at_submit_keeps_last_nodes_of_type(run: RunDir) -> None:
     note_bad(run, "a")
     plan, found = exclude_at_submit(run, make_plan(run, 2))
     assert found.skipped == {"a": "without it 1 node is left for the 2 of o"}
@@ -68,7 +68,7 @@ def test_exclude_at_requeue_updates_slurm_once(run: RunDir, monkeypatch: pytest.
     assert [row["nodes"] for row in read_rows(run.events) if row["kind"] == "nodes/excluded"] == [["b"]]
 
 
-def test_exclude_at_requeue_counts_nodes_like_those_of_the_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exclude_at_requeue_counts_nodes_like_those_of_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes are in the order of kinds, of which the policy's is the first."""
     note_bad(run, "c", "b")
     monkeypatch.setattr(exclude, "excluded_nodes", lambda job: [])

@@ -83,7 +83,7 @@ def test_gpus_judges_exit_status_of_nvidia_smi(rc: int, state: str) -> None:
         (node(2, healthy(("Used", "9000 MiB"))), 2, 80, "warn", "GPU 0: 9000 MiB already in use"),
     ],
 )
-def test_gpus_compares_with_the_preset(text: str, gpus: int, mem_gb: float | None, state: str, seen: str) -> None:
+def test_gpus_compares_with_preset(text: str, gpus: int, mem_gb: float | None, state: str, seen: str) -> None:
     found = nvidia.check_gpus(text, 0, NodeSpec("nvidia", gpus, 1, "w", True, (0, 1), mem_gb))
     assert found.state == state and found.seen.startswith(seen)
 
@@ -114,7 +114,7 @@ def test_ecc_judges_memory_errors(fields: list[tuple[str, str]], state: str) -> 
         ("Requested functionality has been deprecated", "ok"),
     ],
 )
-def test_ecc_follows_the_recovery_action(action: str, state: str) -> None:
+def test_ecc_follows_recovery_action(action: str, state: str) -> None:
     assert nvidia.check_ecc(with_recovery(action), 0, SPEC).state == state
     assert nvidia.check_ecc(healthy(("Reset Required", "Yes")), 0, SPEC).state == "bad"
 
@@ -148,7 +148,7 @@ def test_amd_gpus_counts_cards(text: str, gpus: int, state: str) -> None:
     assert amd.check_gpus(text, 0, NodeSpec("amd", gpus, 2, "w", True, (0, 1))).state == state
 
 
-def test_parse_nvidia_smi_reads_a_healthy_h100() -> None:
+def test_parse_nvidia_smi_reads_healthy_h100() -> None:
     [gpu] = parse_nvidia_smi(HEALTHY)
     assert (gpu.name, gpu.uuid) == ("NVIDIA H100 80GB HBM3", "GPU-566e6f65-c38e-b12f-4824-6944218668b9")
     assert (gpu.memory_bytes, gpu.used_bytes) == (81559 * 2**20, 0)
@@ -171,7 +171,7 @@ def test_parse_rocm_smi_sorts_cards_by_number() -> None:
         ("12,13", list(range(8))),
     ],
 )
-def test_select_visible_applies_the_mask(mask: str, expected: list[int]) -> None:
+def test_select_visible_applies_mask(mask: str, expected: list[int]) -> None:
     gpus = parse_nvidia_smi(node(8))
     chosen = select_visible(gpus, "nvidia", len(mask.split(",")), f"mask {mask}")
     assert [gpus.index(gpu) for gpu in chosen] == expected

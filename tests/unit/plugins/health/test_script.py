@@ -42,7 +42,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_script_on_a_healthy_node_finds_nothing_bad(run_dir: Path) -> None:
+def test_script_on_healthy_node_finds_nothing_bad(run_dir: Path) -> None:
     found = _check(_plan(run_dir), run_dir / "canary")
     assert found["start"].state == "ok", found
     assert "bad" not in {verdict.state for verdict in found.values()}
@@ -50,7 +50,7 @@ def test_script_on_a_healthy_node_finds_nothing_bad(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["canary", "no canary", "code", "tmp", "python"])
-def test_script_on_a_faulty_node_finds_it(run_dir: Path, fault: str) -> None:
+def test_script_on_faulty_node_detects_it(run_dir: Path, fault: str) -> None:
     plan, canary = _plan(run_dir), run_dir / "canary"
     if fault == "tmp":
         plan = _plan(run_dir, f"cluster.tmp_root={run_dir / 'missing'}")
@@ -64,7 +64,7 @@ def test_script_on_a_faulty_node_finds_it(run_dir: Path, fault: str) -> None:
     assert "bad" in {verdict.state for verdict in found.values()}, found
 
 
-def test_script_asks_nvidia_smi_on_path(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_uses_nvidia_smi_on_path(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = run_dir / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\ncat {SAMPLES}/nvidia-smi-missing-gpu.txt\nexit 15\n")
     tool.chmod(0o755)

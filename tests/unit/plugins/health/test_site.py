@@ -58,9 +58,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_read_site_skips_a_hostile_file_with_a_warning(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_site_skips_hostile_file_with_warning(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     publish(str(tmp_path), [GOOD], now=NOW + 1)
     HOSTILE[name](tmp_path / "nodes" / "n2.json")
     rows = read_site(str(tmp_path))
@@ -90,7 +88,7 @@ def test_publish_merges_rows_of_many_runs(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "nodes" / "n1.json").read_text())["rows"]) == 2
 
 
-def test_publish_rejects_paths_and_logs_a_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_publish_rejects_paths_and_logs_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     publish(str(tmp_path), [{"time": 1.0, "node": "../../x"}, {"time": 1.0, "node": ".."}], now=2.0)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()

@@ -25,7 +25,7 @@ def sif(offset: int, length: int) -> bytes:
 
 
 @pytest.mark.parametrize("content", [sqsh(5000), sqsh(5000) + b"\0" * 3000, sif(4096, 100)])
-def test_a_whole_image_passes(tmp_path: Path, content: bytes) -> None:
+def test_complete_image_passes(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "image"
     path.write_bytes(content)
     check_image_file(path)
@@ -42,7 +42,7 @@ def test_a_whole_image_passes(tmp_path: Path, content: bytes) -> None:
         (b"<html>not found</html>" * 20, "must be a .sqsh or a .sif"),
     ],
 )
-def test_a_damaged_image_is_named_with_its_remedy(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_image_is_named_with_remedy(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "image"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as error:
@@ -50,14 +50,14 @@ def test_a_damaged_image_is_named_with_its_remedy(tmp_path: Path, content: bytes
     assert "image build --force" in str(error.value)
 
 
-def test_a_missing_image_is_named_with_its_remedy(tmp_path: Path) -> None:
+def test_missing_image_is_named_with_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must exist.*image build"):
         check_image_file(tmp_path / "none.sqsh")
     with pytest.raises(ConfigError, match="must be readable"):
         check_image_file(tmp_path)
 
 
-def test_a_reference_is_no_path() -> None:
+def test_reference_is_not_path() -> None:
     assert image_path("pyxis", "nvcr.io#nvidia/pytorch") is None
     assert image_path("docker", "/odd/but/a-reference") is None
     assert image_path("apptainer", "docker://ubuntu") is None

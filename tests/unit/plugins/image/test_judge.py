@@ -44,7 +44,7 @@ def plan_for(runtime: str = "podman", image: str = "localhost/rl:1") -> JobPlan:
     return build_plan(load_config(words), "/runs/1", SubmitFacts("/venv/bin/python", 2, "test"))
 
 
-def test_the_expectations_are_those_of_the_extras() -> None:
+def test_expectations_match_extras() -> None:
     """One source: a wheel does not carry pyproject.toml to where the plan is made."""
     assert PROJECT["requires-python"] == PYTHON
     extras = PROJECT["optional-dependencies"]
@@ -57,7 +57,7 @@ def test_the_expectations_are_those_of_the_extras() -> None:
         assert expected_versions("nvidia", "grpo", "sdpa")[name].startswith("==")
 
 
-def test_a_task_asks_for_what_it_runs_with() -> None:
+def test_task_requires_its_packages() -> None:
     assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
     # Another trainer's image has versions of its own, which are its own business.
     others = expected_elsewhere("ray", {"verl": ">=0.9,<0.10"})
@@ -74,7 +74,7 @@ def test_a_task_asks_for_what_it_runs_with() -> None:
 
 
 @pytest.mark.parametrize(("kind", "versions"), [("nvidia", CUDA), ("amd", ROCM), ("cpu", CPU)])
-def test_a_right_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> None:
+def test_correct_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> None:
     assert find_mismatches(versions, expected_versions(kind, "grpo", "sdpa"), "pyxis") == []
 
 
@@ -97,7 +97,7 @@ def test_a_right_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> N
         ("amd", "vllm", "0.33.0", "image build --force"),
     ],
 )
-def test_each_mismatch_is_named_with_its_remedy(kind: Any, name: str, seen: str | None, remedy: str) -> None:
+def test_mismatches_are_named_with_remedies(kind: Any, name: str, seen: str | None, remedy: str) -> None:
     right = {"nvidia": CUDA | {"flash-attn": "2.8.3"}, "amd": ROCM | {"flash-attn": "2.8.3"}, "cpu": CPU}[kind]
     attention = "sdpa" if kind == "cpu" else "flash_attention_2"
     found = find_mismatches(right | {name: seen}, expected_versions(kind, "grpo", attention), "podman")
@@ -116,11 +116,11 @@ def test_each_mismatch_is_named_with_its_remedy(kind: Any, name: str, seen: str 
         ("0.32.0.dev1+g1", ">=0.32", True),
     ],
 )
-def test_versions_compare_by_their_numbers(version: str, conditions: str, is_right: bool) -> None:
+def test_versions_compare_numerically(version: str, conditions: str, is_right: bool) -> None:
     assert satisfies(version, conditions) is is_right
 
 
-def test_an_agent_refuses_an_image_that_is_not_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_refuses_unplanned_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in there is told by the agent's own Python."""
     without = replace(plan_for(), container=plan_for().container | {"image": None})
     assert check_own_image(without) is None
@@ -134,7 +134,7 @@ def test_an_agent_refuses_an_image_that_is_not_as_planned(tmp_path: Path, monkey
         check_own_image(wanted)
 
 
-def test_nodes_with_different_images_are_told_apart() -> None:
+def test_nodes_with_different_images_are_distinguished() -> None:
     head, other = HeadRecord("n1", "10.0.0.1", 1, 2, CPU), CPU | {"flash-attn": "2.8.3", "nvidia driver": "9"}
     check_same_image(head, "n2", CPU)
     with pytest.raises(ConfigError, match=r"flash-attn must be the same on all nodes \(n1 has None, n2 has 2.8.3\)"):
@@ -142,7 +142,7 @@ def test_nodes_with_different_images_are_told_apart() -> None:
     check_same_image(HeadRecord("n1", "10.0.0.1", 1, 2), "n2", None)
 
 
-def test_the_report_runs_in_a_bare_python_without_our_code(tmp_path: Path) -> None:
+def test_report_runs_in_bare_python_without_our_code(tmp_path: Path) -> None:
     script = Path(collect_report.__code__.co_filename)
     done = subprocess.run([sys.executable, "-I", "-S", str(script)], cwd=tmp_path, capture_output=True, text=True)
     report = parse_report(f"banner\n{done.stdout}trailer\n")

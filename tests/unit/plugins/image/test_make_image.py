@@ -72,7 +72,7 @@ def cpu_hash(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
-def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
+def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     programs: Programs, shared: Path, tmp_path: Path, name: str
 ) -> None:
     programs.add(name, engine_body())
@@ -102,7 +102,7 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
 
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
-def test_apptainer_builds_from_the_archive(programs: Programs, shared: Path, name: str) -> None:
+def test_apptainer_builds_from_archive(programs: Programs, shared: Path, name: str) -> None:
     programs.add(name, engine_body())
     programs.add("apptainer", writes(sif(200, 300), "argv[1]"))
     assert build_image(Target("apptainer", str(shared / "rl.sif")), Recipe("cpu"), How())
@@ -111,14 +111,14 @@ def test_apptainer_builds_from_the_archive(programs: Programs, shared: Path, nam
     assert built.startswith(f"apptainer build {shared}/.rl.sif.") and " docker-archive:/" in built
 
 
-def test_for_podman_and_docker_the_image_stays_in_the_store(programs: Programs) -> None:
+def test_podman_and_docker_image_stays_in_store(programs: Programs) -> None:
     programs.add("podman", engine_body())
     assert build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
     assert not build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
     assert len([call for call in programs.calls() if call.startswith("podman build")]) == 1
 
 
-def test_import_from_a_registry(programs: Programs, shared: Path) -> None:
+def test_import_from_registry(programs: Programs, shared: Path) -> None:
     target, ref = Target("pyxis", str(shared / "rl.sqsh")), "docker://nvcr.io/nvidia/pytorch:1"
     programs.add("podman", engine_body())
     programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
@@ -129,7 +129,7 @@ def test_import_from_a_registry(programs: Programs, shared: Path) -> None:
     assert programs.calls()[-1].endswith(" docker://nvcr.io#nvidia/pytorch:1")
 
 
-def test_import_of_a_tar_needs_no_engine(programs: Programs, shared: Path, tmp_path: Path) -> None:
+def test_import_of_tar_needs_no_engine(programs: Programs, shared: Path, tmp_path: Path) -> None:
     (tmp_path / "root.tar").write_bytes(make_tar())
     programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
     target = Target("pyxis", str(shared / "rl.sqsh"))
@@ -137,7 +137,7 @@ def test_import_of_a_tar_needs_no_engine(programs: Programs, shared: Path, tmp_p
     assert not import_image(target, str(tmp_path / "root.tar"), How())
 
 
-def test_no_tool_at_all_says_which_are_wanted(programs: Programs, shared: Path, tmp_path: Path) -> None:
+def test_missing_tools_are_listed(programs: Programs, shared: Path, tmp_path: Path) -> None:
     target = Target("pyxis", str(shared / "rl.sqsh"))
     with pytest.raises(ConfigError, match=r"podman is not on PATH; docker is not on PATH.* image import"):
         build_image(target, Recipe("cpu"), How())
@@ -160,9 +160,7 @@ def test_no_tool_at_all_says_which_are_wanted(programs: Programs, shared: Path, 
         (writes(sqsh(500)[:300], "argv[1]"), "must be complete"),
     ],
 )
-def test_a_maker_that_fails_leaves_the_old_image_and_nothing_else(
-    programs: Programs, shared: Path, maker: str, message: str
-) -> None:
+def test_failed_build_keeps_old_image_only(programs: Programs, shared: Path, maker: str, message: str) -> None:
     programs.add("podman", engine_body())
     programs.add("mksquashfs", maker)
     (shared / "rl.sqsh").write_bytes(b"the old one")
@@ -171,7 +169,7 @@ def test_a_maker_that_fails_leaves_the_old_image_and_nothing_else(
     assert [path.read_bytes() for path in shared.iterdir()] == [b"the old one"]
 
 
-def test_a_build_or_an_export_that_fails_says_the_engines_words(programs: Programs, shared: Path) -> None:
+def test_failed_build_or_export_quotes_engine(programs: Programs, shared: Path) -> None:
     target = Target("pyxis", str(shared / "rl.sqsh"))
     programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
     broken = engine_body().replace(
@@ -197,7 +195,7 @@ def test_a_build_or_an_export_that_fails_says_the_engines_words(programs: Progra
         (Target("pyxis", "/no/such/folder/x.sqsh"), "in a writable folder"),
     ],
 )
-def test_a_target_that_cannot_be_written_is_refused_first(programs: Programs, target: Target, message: str) -> None:
+def test_unwritable_target_is_refused_first(programs: Programs, target: Target, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_image(target, Recipe("cpu"), How())
     with pytest.raises(ConfigError, match=message):
@@ -205,7 +203,7 @@ def test_a_target_that_cannot_be_written_is_refused_first(programs: Programs, ta
     assert programs.calls() == []
 
 
-def test_the_context_holds_the_recipe_and_its_lists_alone(tmp_path: Path) -> None:
+def test_context_holds_only_recipe_and_lists(tmp_path: Path) -> None:
     write_context(Recipe("cuda"), tmp_path / "c")
     files = sorted(str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file())
     of_recipe = ["containers/cuda/Containerfile", "containers/cuda/constraints.txt", "containers/requirements.py"]

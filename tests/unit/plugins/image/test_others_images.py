@@ -22,7 +22,7 @@ WHOLE = {"python": "3.12.3", "verl": "0.9.1", "vllm": "0.17.1", "torch": "2.10.0
     ("changed", "seen"),
     [({}, None), ({"verl": "0.8.0"}, "verl 0.8.0, not >=0.9,<0.10"), ({"vllm": None}, "vllm missing")],
 )
-def test_doctor_names_what_an_image_lacks_of_the_needs_of_the_task(
+def test_doctor_names_missing_requirements_of_task(
     changed: dict[str, str | None], seen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(["+exp=verl_ppo_gsm8k", "+cluster=local"])
@@ -33,14 +33,14 @@ def test_doctor_names_what_an_image_lacks_of_the_needs_of_the_task(
 
 
 @pytest.mark.parametrize("task", OTHERS)
-def test_a_recipe_installs_what_the_presets_of_its_task_need(task: str) -> None:
+def test_recipe_installs_requirements_of_presets(task: str) -> None:
     text = (shipped_dir("containers", "requirements.py") / task / "Containerfile").read_text()
     (version,) = re.findall(rf"^ARG {task.upper()}=(\S+)$", text, re.MULTILINE)
     config = load_config(["+cluster=nvidia_h100", f"external={task}"]).external
     assert config is not None and satisfies(version, config.needs.get(task, ""))
 
 
-def test_every_preset_of_another_trainer_says_what_it_needs() -> None:
+def test_external_presets_name_their_requirements() -> None:
     for name in ("verl", "openrlhf", "openrlhf_flat", "maxtext", "trl", "nemo_rl", "prime_rl"):
         config = load_config(["+cluster=nvidia_h100", "cluster.num_nodes=1", f"external={name}"]).external
         assert config is not None and len(config.needs) > 1, name

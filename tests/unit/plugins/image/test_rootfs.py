@@ -51,7 +51,7 @@ def test_files_links_and_modes_arrive_and_devices_do_not(tmp_path: Path) -> None
     assert not [path for path in tmp_path.rglob("*") if path.name in ("null", "pipe")]
 
 
-def test_no_path_of_a_tar_leads_out(tmp_path: Path) -> None:
+def test_tar_paths_stay_inside(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("mine")
@@ -79,14 +79,14 @@ def test_no_path_of_a_tar_leads_out(tmp_path: Path) -> None:
     assert (root / "a").read_bytes() == b"theirs" and (outside / "file").read_text() == "mine"
 
 
-def test_a_tar_that_ends_in_the_middle_is_an_error(tmp_path: Path) -> None:
+def test_truncated_tar_is_error(tmp_path: Path) -> None:
     whole = tar_of(member("a", data=b"x" * 4096)).getvalue()
     for cut in (b"", b"no tar at all", whole[:2000]):
         with pytest.raises(ConfigError, match="complete tar"):
             unpack_root(io.BytesIO(cut), tmp_path)
 
 
-def test_the_layout_keeps_environment_and_entry_point(tmp_path: Path) -> None:
+def test_layout_keeps_environment_and_entry_point(tmp_path: Path) -> None:
     (tmp_path / "dev/pts").mkdir(parents=True)
     (tmp_path / "dev/console").touch()
     (tmp_path / "etc").mkdir()
@@ -102,11 +102,11 @@ def test_the_layout_keeps_environment_and_entry_point(tmp_path: Path) -> None:
     assert {"dev", "etc", "proc", "run", "sys", "tmp"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_without_entry_point_and_command_there_is_a_shell() -> None:
+def test_image_without_command_starts_shell() -> None:
     assert '    exec "$@"' in render_rc(ImageConfig()) and "    exec /bin/sh" in render_rc(ImageConfig())
 
 
-def test_an_etc_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_etc_as_link_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "host").mkdir()

@@ -34,7 +34,7 @@ def files_below(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_files_come_out_with_their_bytes_and_our_mode(folder: Path, tmp_path: Path) -> None:
+def test_files_keep_bytes_and_get_our_mode(folder: Path, tmp_path: Path) -> None:
     content = {"./a/1.txt": b"one", "b.txt": b"", "c/d/e.txt": b"x" * 3_000_000}
     members = [(entry(name, mode=0o4777), data) for name, data in content.items()]
     archive = make_tar(tmp_path / "a", (entry("a", tarfile.DIRTYPE), b""), *members)
@@ -44,7 +44,7 @@ def test_files_come_out_with_their_bytes_and_our_mode(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil-of-slurm-rl", "a\\..\\evil", ".", ""])
-def test_a_member_that_leaves_the_folder_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+def test_member_outside_folder_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
     archive = make_tar(tmp_path / "a", (entry(name), b"evil"))
     before = set(tmp_path.rglob("*"))
     with pytest.raises(DataError, match="must be a regular file inside the folder"):
@@ -54,7 +54,7 @@ def test_a_member_that_leaves_the_folder_is_refused(name: str, folder: Path, tmp
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_of_a_tar_are_refused_by_name(kind: bytes, folder: Path, tmp_path: Path) -> None:
+def test_links_and_devices_of_tar_are_refused_by_name(kind: bytes, folder: Path, tmp_path: Path) -> None:
     link = entry("a/link", kind, link="../../../etc")
     archive = make_tar(tmp_path / "a", (link, b""), (entry("a/link/passwd"), b"evil"))
     with pytest.raises(DataError, match=r"'a/link'.*a link or a device"):
@@ -74,7 +74,7 @@ def test_bounds_hold_for_bytes_and_files(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_path: Path) -> None:
+def test_truncated_archive_is_named(share: float, folder: Path, tmp_path: Path) -> None:
     import random
 
     noise = random.Random(0).randbytes(100_000)
@@ -86,14 +86,14 @@ def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
-def test_a_name_that_is_a_file_and_a_folder_is_refused(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
+def test_name_of_file_and_folder_is_refused(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
     archive = make_tar(tmp_path / "a.tar", *[(entry(name), b"x") for name in names])
     with pytest.raises(DataError, match="a file and a folder at once"):
         extract_archive(archive, folder)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
+def test_huge_header_takes_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
     """A few kilobytes of zeros, packed, that tarfile would read as one string of 300 MB."""
     archive = tmp_path / "a.tar.gz"
     info = entry("bomb", kind)
@@ -111,7 +111,7 @@ def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path
         tracemalloc.stop()
 
 
-def test_many_headers_for_all_members_are_not_kept_without_end(folder: Path, tmp_path: Path) -> None:
+def test_global_headers_are_bounded(folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "a.tar.gz"
     with gzip.open(archive, "wb", compresslevel=1) as out:
         for number in range(40):
@@ -120,7 +120,7 @@ def test_many_headers_for_all_members_are_not_kept_without_end(folder: Path, tmp
         extract_archive(archive, folder)
 
 
-def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(folder: Path, tmp_path: Path) -> None:
+def test_compressed_stream_is_unpacked_in_pieces(folder: Path, tmp_path: Path) -> None:
     """A few kilobytes that are 30 MB, which the bound is far below."""
     archive = make_tar(tmp_path / "a.tar.gz", (entry("bomb"), bytes(30_000_000)))
     tracemalloc.start()

@@ -38,7 +38,7 @@ def test_prepare_after_broken_download_keeps_complete_files(hub: Hub, prepare: P
     assert [path.name for path in (tmp_path / "data/gsm8k").iterdir() if path.is_dir()] == []
 
 
-def test_content_that_differs_from_its_checksum_is_not_used(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_content_with_wrong_checksum_is_refused(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     right = hub.repos[GSM8K][TRAIN]
     hub.listed[TRAIN] = right
@@ -51,7 +51,7 @@ def test_content_that_differs_from_its_checksum_is_not_used(hub: Hub, prepare: P
     assert prepare("gsm8k").returncode == 0
 
 
-def test_offline_without_the_files_is_said_and_asks_nobody(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_offline_without_files_is_refused_without_request(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     done = prepare("gsm8k", offline=True)
     assert done.returncode == 2
@@ -61,7 +61,7 @@ def test_offline_without_the_files_is_said_and_asks_nobody(hub: Hub, prepare: Pr
     assert hub.log == []
 
 
-def test_offline_and_online_the_cache_of_hf_home_is_used(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_cache_of_hf_home_is_used_offline_and_online(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     files = gsm8k()
     cache = tmp_path / "hf/hub/datasets--openai--gsm8k"
     for name, content in files.items():
@@ -80,7 +80,7 @@ def test_offline_and_online_the_cache_of_hf_home_is_used(hub: Hub, prepare: Prep
     assert rows[0] == rows[1]
 
 
-def test_the_token_goes_to_the_hub_alone_and_is_never_shown(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_token_is_sent_only_to_hub_and_never_shown(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     done = prepare("gsm8k", token=TOKEN)
     assert done.returncode == 0
@@ -99,14 +99,14 @@ def test_the_token_goes_to_the_hub_alone_and_is_never_shown(hub: Hub, prepare: P
         (["math"], ["EleutherAI/hendrycks_math must exist", "HF_TOKEN"]),
     ],
 )
-def test_a_wrong_name_is_bad_input(words: list[str], said: list[str], hub: Hub, prepare: Prepare) -> None:
+def test_wrong_name_is_bad_input(words: list[str], said: list[str], hub: Hub, prepare: Prepare) -> None:
     hub.repos[GSM8K] = gsm8k()
     done = prepare(*words)
     assert done.returncode == 2
     assert [word for word in said if word not in done.stderr] == []
 
 
-def test_a_gated_repository_says_what_to_do(hub: Hub, prepare: Prepare) -> None:
+def test_gated_repository_names_next_action(hub: Hub, prepare: Prepare) -> None:
     hub.repos[GSM8K] = gsm8k()
     hub.gated.add(GSM8K)
     done = prepare("gsm8k")
@@ -114,7 +114,7 @@ def test_a_gated_repository_says_what_to_do(hub: Hub, prepare: Prepare) -> None:
     assert "accept its terms" in done.stderr
 
 
-def test_a_second_prepare_in_the_same_folder_is_refused(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_concurrent_prepare_in_same_folder_is_refused(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     import fcntl
 
     hub.repos[GSM8K] = gsm8k()
@@ -128,7 +128,7 @@ def test_a_second_prepare_in_the_same_folder_is_refused(hub: Hub, prepare: Prepa
     assert prepare("gsm8k").returncode == 0
 
 
-def test_another_revision_makes_the_folder_again(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_other_revision_replaces_folder(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     assert prepare("gsm8k").returncode == 0
     assert "already there" in prepare("gsm8k", "--revision", COMMIT).stderr

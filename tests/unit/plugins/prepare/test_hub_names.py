@@ -29,7 +29,7 @@ def load(env: dict[str, str], folder: Path, *revisions: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_hub_name_is_read_and_then_needs_no_network(hub: Hub, own_env: dict[str, str], tmp_path: Path) -> None:
+def test_hub_name_is_cached_for_offline_use(hub: Hub, own_env: dict[str, str], tmp_path: Path) -> None:
     files = gsm8k(test=[{"question": "What is 7?", "answer": "#### 7"}])
     hub.repos["datasets/org/name"] = {name.replace("main/", "data/"): data for name, data in files.items()}
     lines = [" 3 1 What is 1+1?", f"{COMMIT} 3 1 What is 1+1?"]

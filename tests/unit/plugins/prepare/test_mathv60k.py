@@ -20,9 +20,7 @@ def read_rows(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
-    hub: Hub, prepare: Prepare, tmp_path: Path
-) -> None:
+def test_rows_name_local_images_and_second_call_is_offline(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[VERMULTI] = mathv60k(8)
     done = prepare("mathv60k", "--root", "there")
     assert done.returncode == 0, done.stderr
@@ -54,7 +52,7 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
     assert prepare("mathv60k", "--root", "there", offline=True).returncode == 0
 
 
-def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_experiment_uses_prepared_data(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[VERMULTI] = mathv60k(8)
     assert prepare("mathv60k", "--root", "there").returncode == 0
     words = ["+cluster=nvidia_a100", "+exp=grpo_mathv60k", f"data.root={tmp_path}/there", "data.num_eval=2"]
@@ -75,7 +73,7 @@ def picture_of(hub: Hub, number: int) -> bytes:
         return member.read()
 
 
-def test_an_image_that_was_lost_later_is_named_and_comes_back(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_lost_image_is_named_and_restored(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[VERMULTI] = mathv60k(4)
     assert prepare("mathv60k").returncode == 0
     image = tmp_path / "data/mathv60k/images/Geometry3K/images/1.jpg"
@@ -99,9 +97,7 @@ BAD_ROWS: list[tuple[bytes, list[str]]] = [
 ]
 
 
-def test_bad_rows_are_named_by_number_and_nothing_is_left_that_looks_whole(
-    hub: Hub, prepare: Prepare, tmp_path: Path
-) -> None:
+def test_bad_rows_are_numbered_and_leave_no_output(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     files = mathv60k(4)
     hub.repos[VERMULTI] = {**files, ROWS: files[ROWS] + b"".join(row for row, _ in BAD_ROWS) + files[ROWS]}
     done = prepare("mathv60k")
@@ -118,7 +114,7 @@ def test_bad_rows_are_named_by_number_and_nothing_is_left_that_looks_whole(
 
 
 @pytest.mark.parametrize("damage", ["cut", "no picture"])
-def test_a_damaged_image_is_named_with_its_rows_and_may_be_left_out(
+def test_damaged_image_is_named_with_rows_and_may_be_skipped(
     damage: str, hub: Hub, prepare: Prepare, tmp_path: Path
 ) -> None:
     good, bad = picture(1, size=(256, 256)), picture(2, size=(256, 256))
@@ -144,7 +140,7 @@ def test_a_damaged_image_is_named_with_its_rows_and_may_be_left_out(
     assert hub.downloads == {ROWS: 1, TAR: 1}
 
 
-def test_an_archive_with_a_folder_around_it_is_understood(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_archive_with_outer_folder_is_accepted(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     rows = jsonl([mathv60k_row(0, THEIRS + "a/0.png", image_first=False)])
     hub.repos[VERMULTI] = {ROWS: rows, TAR: pack({"mathv60k/a/0.png": picture(0, "PNG"), "mathv60k/b/0.png": b""})}
     assert prepare("mathv60k").returncode == 0
@@ -152,7 +148,7 @@ def test_an_archive_with_a_folder_around_it_is_understood(hub: Hub, prepare: Pre
     assert str(tmp_path / "data/mathv60k/images/mathv60k/a/0.png") in json.dumps(row)
 
 
-def test_a_lack_of_a_file_in_the_repository_is_named(hub: Hub, prepare: Prepare) -> None:
+def test_file_missing_in_repository_is_named(hub: Hub, prepare: Prepare) -> None:
     hub.repos[VERMULTI] = {"other.txt": b"x"}
     done = prepare("mathv60k")
     assert done.returncode == 2

@@ -32,7 +32,7 @@ def model(**files: bytes) -> dict[str, bytes]:
     }
 
 
-def test_a_model_comes_as_a_plain_folder_once(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_model_is_prepared_once_as_plain_folder(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[KEY] = model()
     done = prepare("model", REPO, "--root", "models")
     assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def test_prepare_model_after_broken_download_completes_it(hub: Hub, prepare: Pre
         ),
     ],
 )
-def test_a_model_that_is_not_whole_is_refused(
+def test_incomplete_model_is_refused(
     files: dict[str, bytes | None], said: list[str], hub: Hub, prepare: Prepare, tmp_path: Path
 ) -> None:
     hub.repos[KEY] = {name: content for name, content in {**model(), **files}.items() if content is not None}
@@ -90,7 +90,7 @@ def test_a_model_that_is_not_whole_is_refused(
     assert not (tmp_path / "data" / REPO / "manifest.json").exists()
 
 
-def test_shards_of_an_older_revision_do_not_stay(
+def test_shards_of_older_revision_do_not_stay(
     hub: Hub, prepare: Prepare, prepare_on_login_node: Prepare, tmp_path: Path
 ) -> None:
     hub.repos[KEY] = model()
@@ -129,7 +129,7 @@ def test_wrong_words_exit_2(words: list[str], said: str, hub: Hub, prepare: Prep
     assert "Traceback" not in done.stderr
 
 
-def test_offline_a_model_is_taken_from_the_cache(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_offline_model_is_taken_from_cache(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     cache = tmp_path / "hf/hub/models--Tiny--Model-1B"
     for name, content in model().items():
         path = cache / "snapshots" / COMMIT / name

@@ -40,7 +40,7 @@ def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare_on_login_node: Prepar
         (None, ["must be a parquet file"]),
     ],
 )
-def test_a_bad_row_of_gsm8k_is_named(
+def test_bad_row_of_gsm8k_is_named(
     rows: list[dict[str, object]] | None, said: list[str], hub: Hub, prepare: Prepare
 ) -> None:
     hub.repos[GSM8K] = gsm8k(test=rows or [])
@@ -51,7 +51,7 @@ def test_a_bad_row_of_gsm8k_is_named(
     assert [word for word in ["main/test-00000-of-00001.parquet", *said] if word not in done.stderr] == []
 
 
-def test_a_full_disk_is_named_and_what_is_there_stays(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_full_disk_is_named_and_existing_files_stay(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     with small_disk(tmp_path, size_kb=64) as disk:
         filler = fill(disk)
@@ -64,7 +64,7 @@ def test_a_full_disk_is_named_and_what_is_there_stays(hub: Hub, prepare: Prepare
         assert len(read(disk / "gsm8k/train.jsonl")) == 3
 
 
-def test_a_data_set_without_rows_is_an_error(hub: Hub, prepare: Prepare) -> None:
+def test_data_set_without_rows_is_error(hub: Hub, prepare: Prepare) -> None:
     empty = parquet([{"question": "a", "answer": "b"}])
     hub.repos[GSM8K] = {**gsm8k(), "main/test-00000-of-00001.parquet": empty}
     done = prepare("gsm8k", "--leave-out-bad-rows")
@@ -72,7 +72,7 @@ def test_a_data_set_without_rows_is_an_error(hub: Hub, prepare: Prepare) -> None
     assert "gsm8k test: at least one row" in done.stderr
 
 
-def test_math_takes_the_last_box_of_all_subjects(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_math_takes_last_box_of_all_subjects(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[MATH] = math()
     done = prepare("math")
     assert done.returncode == 0, done.stderr
@@ -81,9 +81,7 @@ def test_math_takes_the_last_box_of_all_subjects(hub: Hub, prepare: Prepare, tmp
     assert {row["answer"] for row in rows} == {r"$\frac{1}{2}$"}
 
 
-def test_answers_that_the_verifier_cannot_read_are_left_out_and_named(
-    hub: Hub, prepare: Prepare, tmp_path: Path
-) -> None:
+def test_unverifiable_answers_are_skipped_and_named(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[MATH] = math(*(rf"\boxed{{{n}}}" for n in range(30)), r"\boxed{\frac{1}{}}")
     done = prepare("math")
     assert done.returncode == 0, done.stderr
@@ -94,7 +92,7 @@ def test_answers_that_the_verifier_cannot_read_are_left_out_and_named(
     assert r"\\frac{1}{}" in left_out
 
 
-def test_a_data_set_that_the_verifier_cannot_read_is_refused(hub: Hub, prepare: Prepare) -> None:
+def test_unverifiable_data_set_is_refused(hub: Hub, prepare: Prepare) -> None:
     hub.repos[MATH] = math(r"\boxed{\frac{1}{}}", r"\boxed{\oint}")
     done = prepare("math", "--leave-out-bad-rows")
     assert done.returncode == 2
@@ -113,5 +111,5 @@ def test_a_data_set_that_the_verifier_cannot_read_is_refused(hub: Hub, prepare: 
         ("no box", ""),
     ],
 )
-def test_the_box_ends_where_its_braces_do(solution: str, answer: str) -> None:
+def test_box_ends_at_matching_brace(solution: str, answer: str) -> None:
     assert find_boxed(solution) == answer

@@ -10,7 +10,7 @@ from tests.unit.plugins.prepare.hub_server import Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, MATH, gsm8k, math
 
 
-def test_gsm8k_has_verls_columns_beside_our_rows(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_gsm8k_has_verl_columns_and_ours(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k()
     for words in ([], ["--format", "verl"]):
         done = prepare("gsm8k", *words)
@@ -33,7 +33,7 @@ def test_gsm8k_has_verls_columns_beside_our_rows(hub: Hub, prepare: Prepare, tmp
     assert "already there" in prepare("gsm8k", "--format", "verl").stderr
 
 
-def test_math_keeps_rows_that_only_our_verifier_cannot_read(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_math_keeps_rows_that_only_our_verifier_rejects(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[MATH] = math(r"It is \boxed{\text{odd}}.")
     assert prepare("math", "--format", "verl").returncode == 0
     rows = pq.read_table(tmp_path / "data/verl/math/train.parquet").to_pylist()
@@ -41,7 +41,7 @@ def test_math_keeps_rows_that_only_our_verifier_cannot_read(hub: Hub, prepare: P
     assert [row["extra_info"]["index"] for row in rows] == [0, 1, 2]
 
 
-def test_a_bad_row_is_named_and_no_file_stays(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+def test_bad_row_is_named_and_leaves_no_file(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
     hub.repos[GSM8K] = gsm8k(test=[{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no end"}])
     done = prepare("gsm8k", "--format", "verl")
     assert done.returncode == 2 and "row 1" in done.stderr and "####" in done.stderr
@@ -51,6 +51,6 @@ def test_a_bad_row_is_named_and_no_file_stays(hub: Hub, prepare: Prepare, tmp_pa
 
 
 @pytest.mark.parametrize("words", [["mathv60k", "--format", "verl"], ["model", "a/b", "--format", "verl"]])
-def test_what_verl_does_not_read_is_refused(words: list[str], prepare: Prepare) -> None:
+def test_rows_that_verl_cannot_read_are_refused(words: list[str], prepare: Prepare) -> None:
     done = prepare(*words)
     assert done.returncode == 2 and "--format" in done.stderr and "Traceback" not in done.stderr

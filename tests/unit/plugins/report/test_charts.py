@@ -18,13 +18,13 @@ def tips(svg: str) -> list[str]:
     return [tip.text or "" for dot in ElementTree.fromstring(svg).findall(".//g[@class='dots']") for tip in dot[:1]]
 
 
-def test_every_point_tells_its_values() -> None:
+def test_points_show_values() -> None:
     svg = draw_lines({"a": [(0, 0.0), (5, 1.0)], "b": [(5, 0.1 + 0.2)]})
     assert tips(svg) == ["step 0: a 0", "step 5: a 1", "step 5: b 0.3"]
 
 
 @pytest.mark.parametrize("num", [2, 3, 4, 6])
-def test_several_curves_are_named_below(num: int) -> None:
+def test_several_curves_have_legend(num: int) -> None:
     svg = ElementTree.fromstring(draw_lines({f"run {n}": [(1, 0.0), (2, n)] for n in range(num)}))
     (legends,) = svg.findall(".//g[@class='legends']")
     top = float(re.findall(r"[\d.]+", legends.attrib["transform"])[1])
@@ -34,12 +34,12 @@ def test_several_curves_are_named_below(num: int) -> None:
     assert max(top + float(text.attrib["y"]) for text in texts) < height
 
 
-def test_long_curves_are_binned_by_their_mean() -> None:
+def test_long_curves_are_averaged_in_bins() -> None:
     binned = bin_points([(step, step % 2) for step in range(10 * MAX_POINTS)])
     assert binned == [(step, 0.5) for step in range(9, 10 * MAX_POINTS, 10)]
 
 
-def test_only_measured_metrics_get_a_chart() -> None:
+def test_only_measured_metrics_get_chart() -> None:
     titles = [title for title, _ in build_charts(make_rows())]
     assert titles == [
         "Reward",

@@ -23,7 +23,7 @@ GAME = {
 FAILED = {"step": 2, "prompt": "?", "completion": "\x1b[2J", "answer": "", "reward": None}
 
 
-def test_turns_are_in_order_with_what_was_said_and_earned() -> None:
+def test_turns_are_in_order_with_text_and_reward() -> None:
     assert render_episodes([GAME]).splitlines() == [
         "step 2, reward 0.5, answer '3'",
         "  prompt       '?'",
@@ -33,12 +33,12 @@ def test_turns_are_in_order_with_what_was_said_and_earned() -> None:
     ]
 
 
-def test_a_single_turn_and_a_failed_one_are_episodes_too() -> None:
+def test_single_turn_and_failed_one_are_episodes() -> None:
     assert "turn 1       '7'" in render_episodes([SINGLE])
     assert render_episodes([FAILED]).startswith("step 2, reward failed\n")
 
 
-def test_the_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plan.json").write_text("{}")
     assert main(["samples", str(tmp_path)]) == 2
     assert "after its first step was logged" in capsys.readouterr().err
@@ -53,7 +53,7 @@ def test_the_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: 
     assert "from 1 to 2" in capsys.readouterr().err
 
 
-def test_calls_of_tools_stand_with_what_came_of_them() -> None:
+def test_tool_calls_are_followed_by_results() -> None:
     made = {"name": "add", "arguments": '{"a": 1}', "result": "2=", "error": None}
     wrong = {"name": "", "arguments": "[add(", "result": "Error: cut", "error": "cut"}
     turns = [

@@ -44,7 +44,7 @@ def eval_run(run: RunDir) -> RunDir:
     return run
 
 
-def test_summary_of_eval_has_the_result_of_each_set(eval_run: RunDir) -> None:
+def test_summary_of_eval_has_result_of_each_set(eval_run: RunDir) -> None:
     summary = write_summary(eval_run)
     after = summary["sets"]["mine"]["after"]
     assert (after["step"], after["avg@4"], after["avg@4_error"], after["pass@2"]) == (0, 0.54, 0.08, 0.7)
@@ -63,12 +63,12 @@ def test_report_of_eval_has_results_and_samples(eval_run: RunDir) -> None:
     assert "nothing is evaluated" not in page and "GRPO steps" not in page
 
 
-def test_status_and_log_line_of_eval_have_the_result(eval_run: RunDir) -> None:
+def test_status_and_log_line_of_eval_have_result(eval_run: RunDir) -> None:
     assert list(describe_results(eval_run)) == [f"set     mine: {TEXT} (step 0)"]
     assert render_row(0, "eval", RESULT, 0.0).endswith(f"eval step 0: set mine {TEXT}")
 
 
-def test_table_of_training_has_the_change_of_each_set(run: RunDir) -> None:
+def test_table_of_training_has_change_of_each_set(run: RunDir) -> None:
     rows = [make_row(0, "eval", **{**RESULT, "set/mine/avg@4": 0.25}), make_row(1, "grpo")]
     fill(run.metrics, [*rows, make_row(1, "eval", **RESULT)])
     table = render(write_summary(run))

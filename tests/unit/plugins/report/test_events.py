@@ -25,7 +25,7 @@ def test_describe_event_has_words_and_details(event: dict[str, object], text: st
     assert describe_event({"time": 1.0, **event}) == text
 
 
-def test_an_event_stays_on_one_line_whatever_its_cause_holds() -> None:
+def test_event_stays_on_one_line_whatever_its_cause_holds() -> None:
     line = render_event({"time": 0.0, "kind": "attempt/ended", "cause": "Traceback:\n  x\x1b[2J\r" + "y" * 9999})
     assert line[2] == line[5] == ":"
     assert line[9:].startswith("attempt ended: cause Traceback: x [2J yyy")
@@ -51,6 +51,6 @@ def kinds_in(source: str) -> set[str]:
     return {word for word in words if isinstance(word, str) and re.fullmatch(r"[a-z]+/[a-z_]+", word)}
 
 
-def test_every_event_that_is_written_reads_as_words_and_no_other_has_some() -> None:
+def test_written_events_have_descriptions_and_vice_versa() -> None:
     written = {kind for path in (ROOT / "slurm_rl").rglob("*.py") for kind in kinds_in(path.read_text())}
     assert len(written) > 50 and written == set(PHRASES)

@@ -52,7 +52,7 @@ def assert_harmless(page: _Page) -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunDir) -> None:
+def test_finished_run_shows_header_charts_events_and_config(finished_run: RunDir) -> None:
     page = read_page(finished_run)
     for expected in ("addition-1", "finished", "25.0% → 75.0%", "12.5% → 50.0%", "Reward", "Time of a step, seconds"):
         assert expected in page.text
@@ -62,7 +62,7 @@ def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunD
     assert "model:\n  path: org/some-model\nname: addition\n" in page.text
 
 
-def test_everything_from_the_run_is_escaped(finished_run: RunDir) -> None:
+def test_text_from_run_is_escaped(finished_run: RunDir) -> None:
     fill(finished_run.samples, [{"step": 1, "prompt": EVIL, "completion": EVIL, "answer": EVIL, "reward": 0.5}])
     later = START + 1000
     fill(finished_run.events, [{"time": later, "kind": EVIL, "cause": EVIL}])
@@ -74,19 +74,19 @@ def test_everything_from_the_run_is_escaped(finished_run: RunDir) -> None:
     assert page.text.count(EVIL) >= 3
 
 
-def test_the_page_needs_no_network(finished_run: RunDir) -> None:
+def test_page_needs_no_network(finished_run: RunDir) -> None:
     text = write_report(finished_run).read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text)
     assert not {"src", "href"} & {name for name, _ in read_page(finished_run).attributes}
 
 
-def test_a_run_that_has_nothing_yet_still_has_a_page(run: RunDir) -> None:
+def test_run_without_data_has_page(run: RunDir) -> None:
     page = read_page(run)
     assert "addition-1" in page.text
     assert not {"svg", "table", "pre"} & set(page.tags)
 
 
-def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path: Path) -> None:
+def test_sweep_shows_leaderboard_and_curves_of_best_runs(tmp_path: Path) -> None:
     # Run 1 has not begun.
     for index in (0, 2, 3, 4, 5, 6, 7):
         fill(RunDir(tmp_path / str(index)).metrics, make_rows())
@@ -102,7 +102,7 @@ def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path:
     assert "runs: 8 finished · metric: reward/mean" in page.text
 
 
-def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pygal_names_install_command(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygal", None)
     page = read_page(finished_run)
     assert "svg" not in page.tags

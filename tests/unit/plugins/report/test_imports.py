@@ -6,7 +6,7 @@ import sys
 import slurm_rl.plugins.report
 
 
-def test_the_report_imports_without_heavy_libraries() -> None:
+def test_report_imports_without_heavy_libraries() -> None:
     names = [
         f"slurm_rl.plugins.report.{module.name}" for module in pkgutil.iter_modules(slurm_rl.plugins.report.__path__)
     ]

@@ -24,7 +24,7 @@ RUNS = [
 ]
 
 
-def test_a_terminal_has_short_keys_and_whole_lines() -> None:
+def test_terminal_has_short_keys_and_full_lines() -> None:
     table = render_standings(RUNS, "accuracy.after.sampled", 80).splitlines()
     assert max(map(len, table)) <= 80
     assert table[0].split() == ["#", "accuracy.after.sampled", "RUN", "STATE", "STEP", "group_size", "lr", "path"]
@@ -32,13 +32,13 @@ def test_a_terminal_has_short_keys_and_whole_lines() -> None:
     assert [row.split()[7][-2:] for row in table[1:]] == ["-0", "-1", "-2"] and "…" in table[1]
 
 
-def test_a_file_has_whole_keys_and_values() -> None:
+def test_file_has_full_keys_and_values() -> None:
     table = render_standings(RUNS, "accuracy.after.sampled").splitlines()
     assert "algorithm.group_size" in table[0] and "/shared/models/org/model-2" in table[3]
 
 
 @pytest.mark.parametrize("width", [20, 40, 79])
-def test_ever_more_keys_never_make_a_longer_line(width: int) -> None:
+def test_more_keys_never_lengthen_line(width: int) -> None:
     many = [RankedRun("0", {f"section.key{n}": "value" * 5 for n in range(12)}, None, "running")]
     table = render_standings(many, "reward/mean", width).splitlines()
     assert max(map(len, table)) <= width
@@ -73,13 +73,13 @@ def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]], *, smalles
         (["eval.only=true", "+eval.sets.a={data: addition, num_samples: 4}"], None, "set/a/avg@4", False),
     ],
 )
-def test_choose_metric_follows_the_task(words: list[str], named: str | None, metric: str, smallest_first: bool) -> None:
+def test_choose_metric_follows_task(words: list[str], named: str | None, metric: str, smallest_first: bool) -> None:
     config = OmegaConf.create(compose(words))
     assert isinstance(config, DictConfig)
     assert choose_metric(config, named, smallest_first=False) == (metric, smallest_first)
 
 
-def test_status_of_a_sweep_prints_its_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_sweep_prints_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
     assert main(["status", str(sweep.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -97,9 +97,7 @@ def test_results_of_sft_are_ranked_by_held_out_loss(tmp_path: Path, capsys: pyte
     assert [line.split()[:3] for line in lines[3:]] == [["1", "0.5", "0"], ["2", "1", "1"]]
 
 
-def test_results_without_the_default_metric_show_the_runs_and_a_hint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_without_default_metric_show_runs_and_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "accuracy.after.best", [make_row(3, "grpo", **{"reward/mean": 0.5})])
     assert main(["status", str(sweep.path), "--max"]) == 0
     said = capsys.readouterr()
@@ -107,16 +105,14 @@ def test_results_without_the_default_metric_show_the_runs_and_a_hint(
     assert "no run has the metric accuracy.after.best" in said.err and len(said.err) < 300
 
 
-def test_results_refuse_a_typed_metric_that_no_run_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_refuse_unknown_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
     assert main(["status", str(sweep.path), "--metric", "reward/maen"]) == 2
     said = capsys.readouterr().err
     assert "no run has the metric reward/maen" in said and "did you mean reward/mean?" in said and len(said) < 300
 
 
-def test_report_of_a_sweep_names_swept_values_in_its_legends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_of_sweep_names_swept_values_in_legends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [make_row(step, "grpo", **{"reward/mean": step / 9}) for step in range(3)]
     sweep = make_sweep(tmp_path, "reward/mean", rows)
     assert main(["report", str(sweep.path)]) == 0

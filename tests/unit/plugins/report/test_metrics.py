@@ -20,7 +20,7 @@ def logger(run: RunDir) -> Iterator[MetricsLogger]:
     logger.close()
 
 
-def test_a_row_keeps_every_digit(run: RunDir, logger: MetricsLogger) -> None:
+def test_row_keeps_all_digits(run: RunDir, logger: MetricsLogger) -> None:
     logger.log(3, "grpo", {"reward/mean": 0.1 + 0.2, "kl/reference": np.float32(0.1), "tokens/trained": 17})
     line = run.metrics.read_text()
     assert line.startswith(
@@ -30,13 +30,13 @@ def test_a_row_keeps_every_digit(run: RunDir, logger: MetricsLogger) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan"), "0.5", None])
-def test_a_number_that_is_not_finite_is_refused_by_name(run: RunDir, logger: MetricsLogger, bad: float) -> None:
+def test_nonfinite_number_is_refused_by_name(run: RunDir, logger: MetricsLogger, bad: float) -> None:
     with pytest.raises(TrainingError, match=r"'policy/loss' of step 8 must be a finite number; got"):
         logger.log(8, "grpo", {"reward/mean": 0.5, "policy/loss": bad})
     assert not run.metrics.exists()
 
 
-def test_a_step_back_is_refused_until_a_rewind(run: RunDir, logger: MetricsLogger) -> None:
+def test_earlier_step_is_refused_until_rewind(run: RunDir, logger: MetricsLogger) -> None:
     logger.log(5, "warmup", {})
     logger.log(5, "eval", {})
     with pytest.raises(TrainingError, match=r"step 5 .* got 1"):
@@ -46,7 +46,7 @@ def test_a_step_back_is_refused_until_a_rewind(run: RunDir, logger: MetricsLogge
     assert [row["step"] for row in read_rows(run.metrics)] == [1]
 
 
-def test_a_second_attempt_knows_the_steps_of_the_first(run: RunDir, logger: MetricsLogger) -> None:
+def test_second_attempt_knows_steps_of_first(run: RunDir, logger: MetricsLogger) -> None:
     logger.log(5, "grpo", {})
     second = MetricsLogger(run, DISABLED, "addition", {})
     with pytest.raises(TrainingError, match="step 5"):
@@ -54,7 +54,7 @@ def test_a_second_attempt_knows_the_steps_of_the_first(run: RunDir, logger: Metr
     second.close()
 
 
-def test_rewind_keeps_the_bytes_of_kept_rows_and_drops_the_rest(tmp_path: Path) -> None:
+def test_rewind_keeps_bytes_of_kept_rows_and_drops_rest(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     # Odd spacing and digits that a parse and a dump would change.
     kept = [b'{"step":  1, "x": 0.10}\n', b'{"step": 2, "x": 1e-07, "y": "\\u00e9"}\n', b'{"step": 2, "z": 3}\n']
@@ -64,7 +64,7 @@ def test_rewind_keeps_the_bytes_of_kept_rows_and_drops_the_rest(tmp_path: Path) 
     assert [child.name for child in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_damaged_line_keeps_its_place_in_the_count_of_rows(tmp_path: Path) -> None:
+def test_damaged_line_counts_as_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st\x00\n{"step": 2}\n{"step": 2, "eval": 1}\n')
     keep_rows_up_to(path, 2, num_rows=3)
@@ -79,7 +79,7 @@ def test_rewind_covers_samples_too(run: RunDir, logger: MetricsLogger) -> None:
     assert [row["step"] for path in (run.metrics, run.samples) for row in read_rows(path)] == [1, 1]
 
 
-def test_rewind_with_nothing_to_drop_leaves_the_file_alone(run: RunDir, logger: MetricsLogger) -> None:
+def test_rewind_with_nothing_to_drop_changes_nothing(run: RunDir, logger: MetricsLogger) -> None:
     logger.log(1, "grpo", {})
     before = run.metrics.stat().st_ino
     logger.rewind(1)
@@ -93,7 +93,7 @@ def test_rewind_with_nothing_to_drop_leaves_the_file_alone(run: RunDir, logger: 
         (3, range(2), -1, [(0, 1.0), (1, 1.0)]),  # no checkpoint
     ],
 )
-def test_tensorboard_shows_one_curve_after_a_resume(
+def test_tensorboard_shows_one_curve_after_resume(
     run: RunDir, num_first: int, second: range, rewind_to: int, curve: list[tuple[int, float]]
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

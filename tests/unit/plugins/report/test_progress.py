@@ -17,7 +17,7 @@ def started(**fields: int) -> Progress:
     return progress
 
 
-def test_the_stage_follows_the_events() -> None:
+def test_stage_follows_events() -> None:
     progress = Progress()
     stages = []
     for kind in ("job/submitted", "attempt/started", "node/started", "ray/cluster_ready", "spare/used"):
@@ -40,7 +40,7 @@ def test_steps_are_counted_from_one_in_each_stage() -> None:
     assert progress.stage_text() == "GRPO 37/100"
 
 
-def test_supervised_steps_are_counted_too() -> None:
+def test_supervised_steps_are_counted() -> None:
     progress = started(warmup_steps=0, num_steps=8)
     progress.apply_row(make_row(0, "eval", **{"eval/loss": 2.0}))
     progress.apply_row(make_row(3, "dpo"))
@@ -48,7 +48,7 @@ def test_supervised_steps_are_counted_too() -> None:
     assert progress.numbers() == ["held-out loss 2.000"]
 
 
-def test_time_left_is_of_this_stage_at_its_own_pace() -> None:
+def test_remaining_time_uses_pace_of_stage() -> None:
     progress = started(warmup_steps=4, num_steps=10)
     progress.apply_row(make_row(4, "warmup", **{"time/step_s": 90.0}))
     assert progress.left_s() == 0.0
@@ -58,7 +58,7 @@ def test_time_left_is_of_this_stage_at_its_own_pace() -> None:
     assert progress.numbers() == ["reward 0.500", "12.0 s left"]
 
 
-def test_rows_of_an_earlier_attempt_give_numbers_but_no_stage() -> None:
+def test_rows_of_earlier_attempt_give_numbers_but_no_stage() -> None:
     progress = started(warmup_steps=0, num_steps=10)
     progress.apply_event({"time": START + 50.0, "kind": "attempt/started"})
     progress.apply_row(make_row(6, "grpo", **{"reward/mean": 0.5}))
@@ -66,7 +66,7 @@ def test_rows_of_an_earlier_attempt_give_numbers_but_no_stage() -> None:
     assert progress.numbers() == ["reward 0.500"]
 
 
-def test_without_a_terminal_it_prints_plain_lines(
+def test_progress_without_terminal_is_plain_lines(
     run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
 ) -> None:
     events, rows = make_events(), make_rows()
@@ -93,7 +93,7 @@ def test_without_a_terminal_it_prints_plain_lines(
     assert lines[-1].endswith("attempt ended: outcome finished, cause all steps done")
 
 
-def test_progress_lines_come_every_ten_steps(
+def test_progress_lines_appear_every_ten_steps(
     run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
 ) -> None:
     fill(run.events, [{"time": START, "kind": "trainer/started", "warmup_steps": 0, "num_steps": 30}])

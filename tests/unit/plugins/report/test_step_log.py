@@ -13,7 +13,7 @@ from slurm_rl.trainers.common.metrics_log import MetricsLogger
 DISABLED = WandbConfig(mode="disabled")
 
 
-def test_rows_follow_each_other_without_a_gap_and_outlive_a_rewind(run: RunDir) -> None:
+def test_rows_are_contiguous_and_survive_rewind(run: RunDir) -> None:
     attempt = run.attempt(1)
     logger = MetricsLogger(run, DISABLED, "addition", {}, attempt)
     before = time.time()
@@ -36,7 +36,7 @@ def test_rows_follow_each_other_without_a_gap_and_outlive_a_rewind(run: RunDir) 
     assert all(abs(row["start"] - end) < 1.0 for row, end in zip(rows[1:], ends, strict=False))
 
 
-def test_what_was_before_a_mark_is_in_no_row(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_before_mark_is_excluded(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     log = StepLog(run.attempt(1).steps)
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -48,12 +48,12 @@ def test_what_was_before_a_mark_is_in_no_row(run: RunDir, monkeypatch: pytest.Mo
     assert [row["seconds"] for row in read_rows(run.attempt(1).steps)] == [2.5]
 
 
-def test_a_loop_without_an_attempt_writes_nothing(run: RunDir) -> None:
+def test_loop_without_attempt_writes_nothing(run: RunDir) -> None:
     StepLog(None).add(1, "grpo")
     assert not run.attempts.exists()
 
 
-def test_a_folder_that_refuses_costs_one_word(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_warns_once(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     run.attempts.write_text("no folder")
     log = StepLog(run.attempt(1).steps)

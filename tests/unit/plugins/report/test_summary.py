@@ -16,7 +16,7 @@ from .sample_run import fill, make_row, make_rows
 META = RunMeta(name="a", state="finished", model="m", attempts=1, wall_s=21.5, rows={}, paths={"run": "/runs/a"})
 
 
-def test_the_summary_of_a_finished_run() -> None:
+def test_summary_of_finished_run() -> None:
     assert build_summary(make_rows(), META) == {
         "name": "a",
         "state": "finished",
@@ -51,7 +51,7 @@ def test_the_summary_of_a_finished_run() -> None:
     }
 
 
-def test_a_supervised_run_is_told_by_its_held_out_numbers() -> None:
+def test_supervised_run_is_summarized_by_held_out_metrics() -> None:
     rows = [make_row(0, "eval", **{"eval/loss": 2.5, "eval/exact_match": 0.0})]
     rows += [make_row(step, "sft", **{"tokens/trained": 10, "time/step_s": 0.5}) for step in (1, 2)]
     rows += [make_row(2, "eval", **{"eval/loss": 1.25, "eval/exact_match": 0.5})]
@@ -68,14 +68,14 @@ def test_a_supervised_run_is_told_by_its_held_out_numbers() -> None:
     assert "2.500 -> 1.250" in text and "exact match" in text
 
 
-def test_a_run_of_one_sequence_a_row_says_so() -> None:
+def test_run_of_one_sequence_row_is_reported() -> None:
     rows = [make_row(1, "grpo", **{"policy/packed": 0.0})]
     console = Console(width=120, record=True, file=StringIO())
     console.print(render_summary(build_summary(rows, META)))
     assert "of one sequence each" in console.export_text()
 
 
-def test_a_run_that_died_before_its_first_step_has_nulls() -> None:
+def test_run_without_step_has_nulls() -> None:
     summary = build_summary([], replace(META, state="failed"))
     assert summary["accuracy"] == {"before": None, "after": None}
     assert summary["reward"] == {"first": None, "last": None}
@@ -84,18 +84,18 @@ def test_a_run_that_died_before_its_first_step_has_nulls() -> None:
     assert "failed" in str(render_summary(summary).title)
 
 
-def test_an_evaluation_before_grpo_is_never_called_after() -> None:
+def test_evaluation_before_grpo_is_not_final() -> None:
     rows = [make_row(0, "eval", **{"accuracy/greedy": 0.5}), make_row(1, "grpo")]
     assert build_summary(rows, META)["accuracy"] == {"before": {"step": 0, "greedy": 0.5}, "after": None}
 
 
-def test_write_summary_reads_the_run_directory(finished_run: RunDir) -> None:
+def test_write_summary_reads_run_directory(finished_run: RunDir) -> None:
     summary = write_summary(finished_run)
     assert read_json(finished_run.summary) == summary
     assert (summary["state"], summary["model"], summary["wall_s"]) == ("finished", "org/some-model", 14.0)
 
 
-def test_the_table_holds_the_numbers_and_shows_brackets_as_they_are() -> None:
+def test_table_holds_numbers_and_literal_brackets() -> None:
     from rich.console import Console
 
     console = Console(width=100, record=True, file=None)
@@ -117,11 +117,11 @@ def test_the_table_holds_the_numbers_and_shows_brackets_as_they_are() -> None:
         (["attempt/started", "trainer/finished"], "finished"),
     ],
 )
-def test_the_state_is_what_the_newest_event_says(kinds: list[str], state: str) -> None:
+def test_state_follows_newest_event(kinds: list[str], state: str) -> None:
     assert find_state([{"kind": kind, "time": 0.0, "outcome": "node lost"} for kind in kinds]) == state
 
 
-def test_wall_time_leaves_the_queue_out() -> None:
+def test_wall_time_leaves_queue_out() -> None:
     times: list[tuple[str, float]] = [
         ("job/submitted", 0),
         ("attempt/started", 100),
@@ -147,11 +147,11 @@ def test_wall_time_leaves_the_queue_out() -> None:
         ("model: [", "unknown"),
     ],
 )
-def test_the_model_is_named_from_the_config(config: str, model: str) -> None:
+def test_model_is_named_from_config(config: str, model: str) -> None:
     assert find_model(config) == model
 
 
-def test_an_attempt_that_goes_on_ends_with_its_last_row(run: RunDir) -> None:
+def test_resumed_attempt_ends_with_its_last_row(run: RunDir) -> None:
     fill(run.events, [{"time": 1_800_000_000.0, "kind": "attempt/started"}])
     fill(run.metrics, [make_row(8, "grpo")])
     assert collect_meta(run).wall_s == 8.0
@@ -164,7 +164,7 @@ def test_an_attempt_that_goes_on_ends_with_its_last_row(run: RunDir) -> None:
         (0, "9,500 to train on, none held out: nothing is evaluated"),
     ],
 )
-def test_what_became_of_the_rows_is_in_summary_and_report(run: RunDir, held_out: int, says: str) -> None:
+def test_row_counts_are_in_summary_and_report(run: RunDir, held_out: int, says: str) -> None:
     counts = {"train": 9500, "held_out": held_out, "overlapping": 0, "overlong": 7}
     fill(run.events, [{"time": 1.0, "kind": "data/loaded", **counts}])
     fill(run.metrics, [make_row(1, "grpo")])

@@ -46,12 +46,12 @@ def wandb_events(run: RunDir) -> list[dict[str, Any]]:
     return [event for event in read_events(run) if event["kind"].startswith("wandb/")]
 
 
-def test_auto_without_a_key_is_disabled_and_touches_nothing(run: RunDir) -> None:
+def test_auto_without_key_is_disabled_and_writes_nothing(run: RunDir) -> None:
     assert open_wandb(run, WandbConfig(mode="auto"), "addition", {}) is None
     assert not run.path.exists()
 
 
-def test_the_key_is_found_in_netrc_for_the_server_in_use(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_netrc_of_server(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_key() is None
     netrc = own_home / ".netrc"
     netrc.write_text(f"machine api.wandb.ai login user password {CANARY}\n")
@@ -61,7 +61,7 @@ def test_the_key_is_found_in_netrc_for_the_server_in_use(own_home: Path, monkeyp
     assert find_key() is None
 
 
-def test_offline_attempts_share_one_id_and_have_no_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_attempts_share_id_and_have_no_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     logger = MetricsLogger(run, WandbConfig(mode="offline"), "addition", {"optim": {"lr": 0.5}})
     logger.log(1, "grpo", {"reward/mean": 0.25})
@@ -81,9 +81,7 @@ def test_offline_attempts_share_one_id_and_have_no_key(run: RunDir, monkeypatch:
 
 
 @pytest.mark.usefixtures("silent_server")
-def test_a_silent_server_costs_a_bounded_wait_and_the_run_goes_offline(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_server_is_bounded_and_run_continues_offline(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", 1.0)
     opened = open_wandb(run, WandbConfig(mode="auto"), "addition", {})
@@ -98,14 +96,14 @@ def test_a_silent_server_costs_a_bounded_wait_and_the_run_goes_offline(
     assert [path for path in run.path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()] == []
 
 
-def test_an_image_without_the_package_trains_all_the_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_without_package_trains_all_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert open_wandb(run, WandbConfig(mode="online"), "addition", {}) is None
     assert [event["kind"] for event in wandb_events(run)] == ["wandb/offline", "wandb/failed"]
 
 
-def test_closing_waits_no_longer_than_the_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_no_longer_than_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_run, "STOP_TIMEOUT_S", 0.1)
     monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(600))
     opened = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir=""), finish=lambda: None))
@@ -127,7 +125,7 @@ class _BrokenRun:
         raise AssertionError("a run that failed is not touched again")
 
 
-def test_a_failure_is_told_once_without_the_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_reported_once_without_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     broken = WandbRun(run, _BrokenRun())
     broken.log(1, {"reward/mean": 0.5})

@@ -56,18 +56,18 @@ def test_limits_are_in_minutes(text: str, minutes: int | None) -> None:
 @pytest.mark.parametrize(
     "state", ["idle", "mixed", "allocated", "allocated+", "completing", "planned", "idle~", "mixed-", "idle#", "idle%"]
 )
-def test_nodes_in_these_states_take_jobs(state: str) -> None:
+def test_states_that_accept_jobs(state: str) -> None:
     assert takes_jobs(state)
 
 
 @pytest.mark.parametrize(
     "state", ["idle*", "down", "down*", "drained", "drained*", "draining@", "maint", "idle$", "inval", "unknown*"]
 )
-def test_nodes_in_these_states_take_none(state: str) -> None:
+def test_states_that_accept_no_jobs(state: str) -> None:
     assert not takes_jobs(state)
 
 
-def test_nodes_that_differ_by_their_state_are_one_kind() -> None:
+def test_nodes_that_differ_in_state_are_one_type() -> None:
     long, *others = parse_sinfo(H100_SINFO)
     assert (long.name, long.is_default, long.is_up, long.max_time_min) == ("long", True, True, 2880)
     assert [other.name for other in others] == ["cpu", "debug"]
@@ -76,14 +76,14 @@ def test_nodes_that_differ_by_their_state_are_one_kind() -> None:
     assert (kind.gpu_type, kind.num_gpus, kind.features) == ("H100", 8, ("h100", "ib"))
 
 
-def test_what_sinfo_prints_beside_its_rows_is_passed_over() -> None:
+def test_extra_output_of_sinfo_is_skipped() -> None:
     noise = "slurm_load_partitions: warning\n\na|b|c\nx|up|infinite|many|4|5|(null)|idle|(null)\n"
     assert parse_sinfo(noise + UNTYPED_SINFO) == parse_sinfo(UNTYPED_SINFO)
     assert parse_sinfo("") == []
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_parsed(text: str) -> None:
     parse_sinfo(text), find_model(text)
 
 
@@ -91,12 +91,12 @@ def partition(name: str, gres: str, nodes: int, limit: int | None = None) -> Par
     return Partition(name, False, True, limit, [NodeKind(64, 512000, gres, (), nodes, nodes)])
 
 
-def test_whole_gpus_are_taken_before_slices() -> None:
+def test_full_gpus_are_preferred_to_slices() -> None:
     mixed = partition("x", "gpu:a100:2,gpu:a100_1g.5gb:14", 1)
     assert (mixed.kind.gpu_type, mixed.kind.num_gpus) == ("a100", 2)
 
 
-def test_the_kind_with_most_gpus_in_service_counts() -> None:
+def test_kind_with_most_gpus_in_service_counts() -> None:
     text = "g*|up|infinite|4|64|512000|gpu:v100:4|idle|old\ng*|up|infinite|3|64|512000|gpu:h100:8|mixed|new"
     [found] = parse_sinfo(text)
     assert found.kind.gpu_type == "h100"
@@ -104,7 +104,7 @@ def test_the_kind_with_most_gpus_in_service_counts() -> None:
     assert other.kind.gpu_type == "v100"
 
 
-def test_partitions_for_long_runs_on_gpus_come_first() -> None:
+def test_long_gpu_partitions_come_first() -> None:
     found = [
         partition("batch", "(null)", 100),
         partition("debug", "gpu:h100:8", 50),
@@ -130,27 +130,27 @@ def test_partitions_for_long_runs_on_gpus_come_first() -> None:
         ("gfx90a", "amd", None),
     ],
 )
-def test_a_type_tells_vendor_and_memory(name: str, accelerator: str, mem_gb: int | None) -> None:
+def test_type_implies_vendor_and_memory(name: str, accelerator: str, mem_gb: int | None) -> None:
     found = find_model(name)
     assert found is not None
     assert (found.accelerator, found.mem_gb) == (accelerator, mem_gb)
 
 
 @pytest.mark.parametrize("name", ["fake", "", "gpu", "xpu", "big"])
-def test_other_types_tell_nothing(name: str) -> None:
+def test_other_types_imply_nothing(name: str) -> None:
     assert find_model(name) is None
 
 
 MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/scratch", "lustre"), ("/tmp", "tmpfs"), ("/ceph", "fuse.ceph-fuse")]
 
 
-def test_folders_that_all_nodes_see_come_first() -> None:
+def test_folders_on_all_nodes_come_first() -> None:
     environ = {"SCRATCH": "/scratch/me", "HOME": "/home/me", "WORK": "/data/me", "PROJECT": ""}
     found = list_folders(environ, "/tmp/here", MOUNTS)
     assert [folder.word for folder in found] == ["${oc.env:SCRATCH}", "${oc.env:HOME}", "${oc.env:WORK}", ""]
     assert [folder.is_shared for folder in found] == [True, True, False, False]
 
 
-def test_file_systems_of_a_network_are_known_by_their_type() -> None:
+def test_network_file_systems_are_known_by_type() -> None:
     assert list_folders({}, "/ceph/a", MOUNTS)[0].is_shared
     assert not list_folders({}, "/opt", [("/", "fuse.sshfs")])[0].is_shared

@@ -46,7 +46,7 @@ def comment(preset: Preset, key: str) -> str:
     return next(part for part in " ".join(preset.text.split("\n#   ")).split("\n# ") if part.startswith(f"{key}: "))
 
 
-def test_a_preset_of_whole_h100_nodes(tmp_path: Path) -> None:
+def test_preset_of_full_h100_nodes(tmp_path: Path) -> None:
     _, preset, tree = build(Site())
     cluster = tree["cluster"]
     assert (cluster["accelerator"], cluster["gpu_type"], cluster["gpus_per_node"]) == ("nvidia", "H100", 8)
@@ -60,7 +60,7 @@ def test_a_preset_of_whole_h100_nodes(tmp_path: Path) -> None:
     assert (config.cluster.gpu_mem_gb, config.ray.object_store_gb) == (80, 32)
 
 
-def test_every_value_has_its_source() -> None:
+def test_values_have_sources() -> None:
     _, preset, tree = build(Site())
     for section, values in tree.items():
         for key in values:
@@ -68,7 +68,7 @@ def test_every_value_has_its_source() -> None:
     assert max(map(len, preset.text.splitlines())) <= 120
 
 
-def test_what_is_assumed_is_marked_and_listed() -> None:
+def test_assumptions_are_marked_and_listed() -> None:
     _, preset, _ = build(Site())
     assert "assumed: " in comment(preset, "cluster.slurm.partition")
     assert {"cluster.slurm.partition", "cluster.num_nodes"} <= set(preset.assumed)
@@ -83,7 +83,7 @@ def test_amd_nodes(tmp_path: Path) -> None:
     assert compose(preset, tmp_path).cluster.gpu_type == "amd_instinct_mi300x_oam"
 
 
-def test_gpus_without_a_type_are_assumed_to_be_nvidias() -> None:
+def test_gpus_without_type_are_assumed_nvidia() -> None:
     _, preset, tree = build(Site(UNTYPED_SINFO))
     assert (tree["cluster"]["accelerator"], tree["cluster"]["gpu_type"]) == ("nvidia", None)
     assert tree["cluster"]["gpu_mem_gb"] is None
@@ -92,7 +92,7 @@ def test_gpus_without_a_type_are_assumed_to_be_nvidias() -> None:
     assert tree["cluster"]["accelerator"] == "amd"
 
 
-def test_gpus_of_an_unknown_type_are_left_alone_until_somebody_says_whose_they_are(tmp_path: Path) -> None:
+def test_gpus_of_unknown_vendor_are_omitted_until_named(tmp_path: Path) -> None:
     _, preset, tree = build(Site(TEST_SINFO))
     assert (tree["cluster"]["accelerator"], tree["cluster"]["gpus_per_node"]) == ("cpu", 0)
     assert "--accelerator nvidia" in comment(preset, "cluster.accelerator")
@@ -114,17 +114,17 @@ def test_nodes_without_gpus_are_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("site", "error"), [(Missing(), SlurmRLError), (Site(silent=["sinfo"]), SlurmUnavailableError)]
 )
-def test_without_sinfo_there_is_no_preset(site: Site, error: type[SlurmRLError]) -> None:
+def test_missing_sinfo_gives_no_preset(site: Site, error: type[SlurmRLError]) -> None:
     with pytest.raises(error):
         inspect_site(site)
 
 
-def test_partitions_that_are_all_closed_are_bad_input() -> None:
+def test_only_closed_partitions_are_bad_input() -> None:
     with pytest.raises(ConfigError, match=r"must be up; got main.*sinfo -s"):
         build(Site(UNTYPED_SINFO.replace("|up|", "|down|")))
 
 
-def test_what_the_environment_chooses_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_choices_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
     _, preset, tree = build(Site())
     assert tree["cluster"]["slurm"]["partition"] == "debug"
@@ -135,20 +135,20 @@ def test_what_the_environment_chooses_stays_its_own(monkeypatch: pytest.MonkeyPa
     ("image", "runtime"),
     [("/images/rl.sqsh", "pyxis"), ("/images/rl.sif", "apptainer"), ("nvcr.io#nvidia/pytorch:25.01-py3", "pyxis")],
 )
-def test_an_image_brings_its_runtime(image: str, runtime: str, tmp_path: Path) -> None:
+def test_image_selects_runtime(image: str, runtime: str, tmp_path: Path) -> None:
     _, preset, tree = build(Site(), {"image": image})
     assert tree["container"] == {"runtime": runtime, "image": image}
     assert "python3 of the image" in comment(preset, "cluster.python")
     assert compose(preset, tmp_path).container.image == image
 
 
-def test_a_network_that_was_chosen_is_a_preset_of_ours(tmp_path: Path) -> None:
+def test_chosen_network_is_shipped_preset(tmp_path: Path) -> None:
     _, preset, _ = build(Site(), {"network": "eth0"})
     config = compose(preset, tmp_path)
     assert (config.cluster.network_interface, config.cluster.env["NCCL_IB_DISABLE"]) == ("eth0", "1")
 
 
-def test_a_command_line_may_still_choose_the_network(tmp_path: Path) -> None:
+def test_command_line_may_change_network(tmp_path: Path) -> None:
     _, preset, _ = build(Site())
     compose(preset, tmp_path)
     config = load_config(["+cluster=written", "+network=ib"], config_dir=str(tmp_path), is_run=False)
@@ -156,12 +156,12 @@ def test_a_command_line_may_still_choose_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [{"partition": "nope"}, {"accelerator": "tpu"}, {"network": "ethernet"}])
-def test_answers_that_cannot_be_name_those_that_can(told: dict[str, str]) -> None:
+def test_impossible_answers_list_valid_ones(told: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"must be one of .*got"):
         build(Site(), told)
 
 
-def test_a_line_break_in_an_answer_is_refused() -> None:
+def test_line_break_in_answer_is_refused() -> None:
     with pytest.raises(ConfigError, match="one line"):
         build(Site(), {"run_root": "/a\nb: c"})
 
@@ -175,7 +175,7 @@ WORD = st.text(
 @settings(derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(name="a\u00a0b", gres="a100", features="x", said="y")
 @given(name=WORD.filter(lambda text: text.strip("*") == text and text.strip()), gres=WORD, features=WORD, said=WORD)
-def test_whatever_a_site_calls_its_things_the_file_is_yaml(name: str, gres: str, features: str, said: str) -> None:
+def test_any_site_names_give_valid_yaml(name: str, gres: str, features: str, said: str) -> None:
     site = Site(f"{name}*|up|infinite|3|64|512000|gpu:{gres}:8|idle|{features}\n")
     site.answers["scontrol show config"] = f"ClusterName = {said}\nTmpFS = {said}\n"
     _, preset, tree = build(site)

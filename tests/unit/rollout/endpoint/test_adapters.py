@@ -32,7 +32,7 @@ def play(ways: Sequence[str], *words: str, within_s: float | None = None) -> lis
     return play_prompts(prompts, argv, Engine(say=lambda text: text.partition(":")[0]), rows=64, within_s=within_s)
 
 
-def test_a_world_that_misbehaves_costs_its_own_episode_and_has_a_cause() -> None:
+def test_faulty_environment_fails_its_episode_with_cause() -> None:
     ways = ["fine", *WAYS, "print"]
     groups = play(ways)
     for way, group in zip(ways, groups, strict=True):
@@ -50,17 +50,17 @@ def test_a_world_that_misbehaves_costs_its_own_episode_and_has_a_cause() -> None
 @pytest.mark.parametrize(
     ("fails", "told"), [("make", "no such world"), ("reset", "no seed True"), ("close", "cannot be closed")]
 )
-def test_one_that_cannot_be_made_begun_or_closed_is_one_too(fails: str, told: str) -> None:
+def test_errors_of_make_reset_and_close_are_failures(fails: str, told: str) -> None:
     [group] = play(["fine"], "--words", f'{{"fails": "{fails}"}}')
     assert all(result.failure == "exception" and told in result.detail for result in group.results)
 
 
-def test_one_that_takes_its_process_along_costs_what_that_has_and_no_more() -> None:
+def test_environment_that_kills_process_fails_its_episodes() -> None:
     [died] = play(["die"])
     assert all(result.failure == "crash" and "SIGKILL" in result.detail for result in died.results)
 
 
-def test_an_adapter_that_cannot_start_says_why() -> None:
+def test_failed_start_of_adapter_is_explained() -> None:
     [group] = play_prompts(
         [EncodedPrompt(index=0, token_ids=[63], text="?", answer="")],
         find_argv([sys.executable, "adapter:gymnasium", f"{Path(__file__).parent}/nowhere.py:World"]),
@@ -70,7 +70,7 @@ def test_an_adapter_that_cannot_start_says_why() -> None:
     assert all(result.failure == "exception" and "nowhere.py" in result.detail for result in group.results)
 
 
-def test_at_a_limit_of_the_run_it_is_worth_what_it_was_so_far() -> None:
+def test_episode_at_run_limit_keeps_reward_so_far() -> None:
     [turns, tokens] = play(["go", "long"], "--max-steps", "99")
     # Eight turns of a quarter, env.max_turns; and one, behind which no reply fits.
     assert [result.value for result in turns.results] == [2.0, 2.0]
@@ -78,6 +78,6 @@ def test_at_a_limit_of_the_run_it_is_worth_what_it_was_so_far() -> None:
     assert all(completion.truncated for group in (turns, tokens) for completion in group.completions)
 
 
-def test_an_adapter_s_own_limit_ends_it_as_well() -> None:
+def test_adapter_limit_ends_episode() -> None:
     [group] = play(["go"], "--max-steps", "3")
     assert [(result.value, result.parts) for result in group.results] == [(0.75, {"steps": 3.0})] * 2

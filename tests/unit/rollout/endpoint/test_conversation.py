@@ -25,7 +25,7 @@ def answer(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def test_a_dialogue_that_goes_on_is_never_rendered_again() -> None:
+def test_continued_dialogue_is_not_rendered_again() -> None:
     conversation = Conversation(make_renderer())
     first = ask(conversation, [FIRST], "  6 ")
     # The program stripped what was sampled; its tokens stay.
@@ -36,7 +36,7 @@ def test_a_dialogue_that_goes_on_is_never_rendered_again() -> None:
     assert branch == [first, second]
 
 
-def test_without_a_template_contents_follow_each_other() -> None:
+def test_contents_without_template_are_concatenated() -> None:
     conversation = Conversation(make_renderer(chat=False))
     ask(conversation, [FIRST], "6")
     assert text(ask(conversation, [FIRST, answer("6"), LESS], "4").token_ids) == "guess6<4"
@@ -52,14 +52,14 @@ def test_without_a_template_contents_follow_each_other() -> None:
     ],
     ids=["another head", "another reply", "a reply nobody sampled", "nothing new"],
 )
-def test_whatever_was_not_said_so_begins_a_branch(messages: list[dict[str, Any]]) -> None:
+def test_changed_message_starts_branch(messages: list[dict[str, Any]]) -> None:
     conversation = Conversation(make_renderer())
     ask(conversation, [FIRST], "6")
     other = ask(conversation, messages, "4")
     assert other.place.parent is None and len(conversation.branches()) == 2
 
 
-def test_two_ways_from_one_turn_share_it_once() -> None:
+def test_branches_share_common_turn() -> None:
     conversation = Conversation(make_renderer())
     first = ask(conversation, [FIRST], "6")
     left = ask(conversation, [FIRST, answer("6"), LESS], "4")
@@ -72,7 +72,7 @@ def test_two_ways_from_one_turn_share_it_once() -> None:
     assert text(alone.place.context).startswith("<user>guess</user><assistant>6</assistant>")
 
 
-def test_the_record_is_the_same_in_any_order_of_requests() -> None:
+def test_record_is_independent_of_request_order() -> None:
     ways = [[FIRST, answer("6"), {"role": "user", "content": content}] for content in "<>!"]
     found = []
     for order in (ways, ways[::-1]):
@@ -86,14 +86,14 @@ def test_the_record_is_the_same_in_any_order_of_requests() -> None:
     assert len(names) == len(set(names)) == 4
 
 
-def test_what_nobody_heard_is_no_part_of_it_unless_it_was_gone_on_from() -> None:
+def test_unread_reply_is_excluded_unless_continued() -> None:
     conversation = Conversation(make_renderer())
     ask(conversation, [FIRST], "lost", heard=False)
     asked_again = ask(conversation, [FIRST], "6")
     assert conversation.branches() == [[asked_again]]
 
 
-def test_a_message_is_the_same_however_it_says_nothing() -> None:
+def test_empty_message_forms_are_equal() -> None:
     ways: list[dict[str, Any]] = [
         {"role": "assistant", "content": None},
         {"role": "assistant", "content": "", "tool_calls": []},

@@ -31,7 +31,7 @@ def run(code: str, tmp_path: Path, *, timeout_s: float = LONG_S, stop: threading
     return run_program([sys.executable, "-c", code], env, ROW, timeout_s, stop or threading.Event())
 
 
-def test_it_reads_its_row_and_says_a_reward(tmp_path: Path) -> None:
+def test_program_reads_row_and_reports_reward(tmp_path: Path) -> None:
     code = """
 import json, os, sys
 row = json.load(sys.stdin)
@@ -42,11 +42,11 @@ print("thinking"); print(json.dumps({"reward": float(row["answer"]), "scores": {
     assert run(code, tmp_path) == Verdict(7.0, {"turns": 2.0})
 
 
-def test_one_that_reads_and_says_nothing_leaves_it_to_the_config(tmp_path: Path) -> None:
+def test_silent_program_leaves_reward_to_config(tmp_path: Path) -> None:
     assert run("print('hello')", tmp_path) == Verdict()
 
 
-def test_a_flood_of_output_is_not_kept_and_stops_nobody(tmp_path: Path) -> None:
+def test_excess_output_is_dropped(tmp_path: Path) -> None:
     code = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99999); sys.stderr.write('y' * 99999)\n"
     assert run(f"{code}\nprint('\\n{{\"reward\": 2}}')", tmp_path) == Verdict(2.0)
 
@@ -76,17 +76,17 @@ def test_a_flood_of_output_is_not_kept_and_stops_nobody(tmp_path: Path) -> None:
         ('print(\'{"reward": 1, "scores": 3}\')', "bad score", "scores must be finite"),
     ],
 )
-def test_what_goes_wrong_has_a_cause_and_is_no_number(code: str, cause: str, told: str, tmp_path: Path) -> None:
+def test_program_failures_have_causes(code: str, cause: str, told: str, tmp_path: Path) -> None:
     found = run(code, tmp_path)
     assert isinstance(found, Failure) and found.cause == cause and told in found.detail
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_program_is_named(tmp_path: Path) -> None:
     found = run_program([str(tmp_path / "nobody")], {}, ROW, LONG_S, threading.Event())
     assert isinstance(found, Failure) and "cannot be started" in found.detail
 
 
-def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_hanging_program_is_ended_with_children(tmp_path: Path) -> None:
     note = tmp_path / "child"
     code = f"""
 import subprocess, sys, time
@@ -104,17 +104,17 @@ time.sleep(3600)
     wait_for(lambda: is_gone(int(note.read_text())))
 
 
-def test_a_deadline_is_one(tmp_path: Path) -> None:
+def test_deadline_is_shared(tmp_path: Path) -> None:
     found = run("import time; time.sleep(3600)", tmp_path, timeout_s=0.2)
     assert found == Failure("hang", "the program had not ended after 0.2 s")
 
 
-def test_a_child_that_holds_the_output_holds_up_nobody(tmp_path: Path) -> None:
+def test_child_that_holds_output_does_not_block(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])"
     assert run(f"{code}\nprint('{{\"reward\": 1}}')", tmp_path) == Verdict(1.0)
 
 
-def test_one_that_left_its_session_is_found_by_its_episode(tmp_path: Path) -> None:
+def test_process_in_own_session_is_found_by_episode(tmp_path: Path) -> None:
     env = {**os.environ, EPISODE: f"of {tmp_path}", MARK: "7:1:0:/runs/a"}
     stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env=env, start_new_session=True)
     wait_for(lambda: EPISODE.encode() in Path(f"/proc/{stray.pid}/environ").read_bytes())
@@ -125,7 +125,7 @@ def test_one_that_left_its_session_is_found_by_its_episode(tmp_path: Path) -> No
     assert stray.wait(LONG_S) < 0
 
 
-def test_the_run_s_secrets_and_code_are_not_handed_on() -> None:
+def test_secrets_and_code_of_run_are_not_inherited() -> None:
     environ = {
         "SLURM_RL_TOKEN": "a",
         "SLURM_RL_REWARD_TOKEN": "b",
@@ -139,7 +139,7 @@ def test_the_run_s_secrets_and_code_are_not_handed_on() -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "{", '{"a": 1}', "{" * 100_000, '[{"reward": 1}]', '"reward"'])
-def test_other_lines_are_none_of_ours(printed: str) -> None:
+def test_other_output_lines_are_ignored(printed: str) -> None:
     assert parse_verdict(printed) == Verdict()
     assert parse_verdict(f"{json.dumps({'reward': 0.5})}\n{printed}\n") == Verdict(0.5)
 

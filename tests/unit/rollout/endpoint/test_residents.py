@@ -14,7 +14,7 @@ LONG_S = 300.0
 LAST_WORDS = "import sys; sys.exit('no such world')"
 
 
-def test_its_last_words_are_told_however_late_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_output_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Resident._listen_to_errors
 
     def read_late(resident: Resident) -> None:
@@ -28,7 +28,7 @@ def test_its_last_words_are_told_however_late_they_are_read(monkeypatch: pytest.
     assert isinstance(outcome, Failure) and outcome.cause == "exception" and "no such world" in outcome.detail
 
 
-def test_who_asks_after_its_end_is_told_the_same() -> None:
+def test_later_callers_get_same_error() -> None:
     resident = Resident([sys.executable, "-c", LAST_WORDS], os.environ)
     first, second = (resident.play(name, {"episode": name}, LONG_S, threading.Event()) for name in "01")
     resident.end()

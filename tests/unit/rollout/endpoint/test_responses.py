@@ -9,7 +9,7 @@ from tests.unit.rollout.endpoint.kit import Engine, serving
 from tests.unit.rollout.endpoint.test_server import client
 
 
-def test_a_dialogue_goes_on_by_its_id_and_by_its_items() -> None:
+def test_dialogue_continues_by_id_and_by_items() -> None:
     engine = Engine()
     with serving(engine) as endpoint:
         asks = client(endpoint).responses
@@ -29,7 +29,7 @@ def test_a_dialogue_goes_on_by_its_id_and_by_its_items() -> None:
     assert len(branch) == 2 and len(alone) == 1 and alone[0].place.parent is branch[0]
 
 
-def test_a_stream_of_events() -> None:
+def test_stream_of_events() -> None:
     with serving(Engine()) as endpoint:
         events = list(client(endpoint).responses.create(model="any", input="guess", stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "ok"
@@ -37,7 +37,7 @@ def test_a_stream_of_events() -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-def test_both_interfaces_share_a_dialogue() -> None:
+def test_both_interfaces_share_dialogue() -> None:
     engine = Engine()
     with serving(engine) as endpoint:
         one = client(endpoint)
@@ -64,7 +64,7 @@ def test_both_interfaces_share_a_dialogue() -> None:
         ({"temperature": 0}, "rollout.temperature"),
     ],
 )
-def test_what_it_cannot_do_it_says(words: dict[str, Any], said: str) -> None:
+def test_unsupported_features_are_refused(words: dict[str, Any], said: str) -> None:
     engine = Engine()
     with serving(engine) as endpoint, pytest.raises(openai.BadRequestError, match=said):
         client(endpoint, max_retries=0).responses.create(**{"model": "any", "input": "guess", **words})

@@ -22,7 +22,7 @@ def client(endpoint: Endpoint, name: str = "7.0.0", **words: Any) -> openai.Open
     return openai.OpenAI(base_url=endpoint.url, api_key=endpoint.open(name, seed=5), **words)
 
 
-def test_a_chat_is_recorded_as_tokens_and_goes_on_from_them() -> None:
+def test_chat_is_recorded_as_tokens_and_continued() -> None:
     engine = Engine()
     with serving(engine) as endpoint:
         asks = client(endpoint).chat.completions
@@ -43,7 +43,7 @@ def test_a_chat_is_recorded_as_tokens_and_goes_on_from_them() -> None:
     assert len(branch) == 2
 
 
-def test_several_replies_and_a_stream() -> None:
+def test_several_replies_and_stream() -> None:
     engine = Engine()
     with serving(engine) as endpoint:
         asks = client(endpoint).chat.completions
@@ -58,7 +58,7 @@ def test_several_replies_and_a_stream() -> None:
         assert len(endpoint.close("7.0.0").conversation.branches()) == 4
 
 
-def test_the_same_place_has_the_same_seed_in_every_run_and_another_in_every_episode() -> None:
+def test_seed_depends_on_position_and_episode() -> None:
     seeds = []
     for name, seed in (("1", 5), ("1", 5), ("1", 6)):
         engine = Engine()
@@ -69,7 +69,7 @@ def test_the_same_place_has_the_same_seed_in_every_run_and_another_in_every_epis
     assert seeds[0] == seeds[1] != seeds[2]
 
 
-def test_a_retry_gets_what_was_recorded() -> None:
+def test_retry_returns_recorded_reply() -> None:
     """The package gives up, and asks again while the first request is still sampled."""
     engine = Engine()
     engine.gate.clear()
@@ -83,7 +83,7 @@ def test_a_retry_gets_what_was_recorded() -> None:
     assert len(engine.asked) == 2 and first.place.name != second.place.name
 
 
-def test_an_idempotency_key_names_one_request() -> None:
+def test_idempotency_key_names_one_request() -> None:
     engine = Engine()
     with serving(engine) as endpoint:
         asks = client(endpoint).chat.completions
@@ -96,7 +96,7 @@ def test_an_idempotency_key_names_one_request() -> None:
         assert len(endpoint.close("7.0.0").conversation.branches()) == 1
 
 
-def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
+def test_key_is_valid_for_its_active_episode() -> None:
     with serving(Engine()) as endpoint:
         one, other = client(endpoint, "1"), client(endpoint, "2")
         one.chat.completions.create(model="any", messages=GUESS)
@@ -128,7 +128,7 @@ def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
         ({"messages": [{"role": "user", "content": 3}]}, r"got `int` - at `\$\.messages\[0\]\.content`"),
     ],
 )
-def test_what_it_cannot_do_it_says_and_samples_nothing(words: dict[str, Any], said: str) -> None:
+def test_unsupported_request_is_refused_without_sampling(words: dict[str, Any], said: str) -> None:
     engine = Engine()
     with serving(engine) as endpoint, pytest.raises(openai.BadRequestError, match=said):
         client(endpoint, max_retries=0).chat.completions.create(**{"model": "any", "messages": GUESS, **words})
@@ -138,7 +138,7 @@ def test_what_it_cannot_do_it_says_and_samples_nothing(words: dict[str, Any], sa
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"[" * 100_000, b"\xff"]
 )
-def test_nonsense_is_refused_and_the_endpoint_stays(body: bytes) -> None:
+def test_invalid_request_is_refused_and_endpoint_stays(body: bytes) -> None:
     with serving(Engine()) as endpoint:
         one = client(endpoint)
         request = urllib.request.Request(
@@ -151,7 +151,7 @@ def test_nonsense_is_refused_and_the_endpoint_stays(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_error_of_ours_is_told_with_its_traceback_ends_the_episode_and_is_not_sent_again(
+def test_internal_error_ends_episode_with_traceback_and_no_retry(
     streams: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = Engine()
@@ -173,7 +173,7 @@ def test_an_error_of_ours_is_told_with_its_traceback_ends_the_episode_and_is_not
     assert told.count("in episode 1") == 1 and "Traceback" in told and "test_server.py" in told
 
 
-def test_the_run_overrules_where_it_is_told_to() -> None:
+def test_run_overrides_configured_fields() -> None:
     engine = Engine()
     with serving(engine, SamplingRule(1.0, 1.0, 8, overrule=True)) as endpoint:
         client(endpoint).chat.completions.create(model="any", messages=GUESS, temperature=0.2, max_tokens=500)
@@ -183,7 +183,7 @@ def test_the_run_overrules_where_it_is_told_to() -> None:
 @pytest.mark.parametrize(
     ("bounds", "code"), [(Bounds(1, 200), "turn_limit"), (Bounds(9, 60), "context_length_exceeded")]
 )
-def test_beyond_a_limit_an_episode_is_truncated(bounds: Bounds, code: str) -> None:
+def test_episode_over_limit_is_truncated(bounds: Bounds, code: str) -> None:
     engine = Engine()
     more: Any = [*GUESS, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "<" * 8}]
     with serving(engine, bounds=bounds) as endpoint:
@@ -217,7 +217,7 @@ MALFORMED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), MALFORMED)
-def test_endpoint_refuses_a_malformed_request_which_costs_nothing(path: str, body: Any) -> None:
+def test_malformed_request_is_refused_without_side_effect(path: str, body: Any) -> None:
     with serving(Engine()) as endpoint:
         key = endpoint.open("1", 5)
         assert post(endpoint, key, json.dumps(body).encode(), path) == 400
@@ -226,14 +226,14 @@ def test_endpoint_refuses_a_malformed_request_which_costs_nothing(path: str, bod
 
 
 @pytest.mark.parametrize("retries", ["\xb2", "9" * 5000])
-def test_endpoint_ignores_a_retry_count_that_is_no_number(retries: str) -> None:
+def test_invalid_retry_count_is_ignored(retries: str) -> None:
     with serving(Engine()) as endpoint:
         key, body = endpoint.open("1", 5), json.dumps({"messages": [USER]}).encode()
         assert post(endpoint, key, body, **{"x-stainless-retry-count": retries}) == 200
         assert endpoint.close("1").failure is None
 
 
-def test_endpoint_refuses_a_request_without_a_token() -> None:
+def test_endpoint_refuses_request_without_token() -> None:
     engine = Engine()
     with serving(engine, renderer=make_renderer(chat=False)) as endpoint:
         key = endpoint.open("1", 5)
@@ -242,7 +242,7 @@ def test_endpoint_refuses_a_request_without_a_token() -> None:
     assert engine.asked == [] and episode.failure is None and not episode.is_truncated
 
 
-def test_endpoint_refuses_a_long_text_without_tokenizing_it() -> None:
+def test_long_text_is_refused_before_tokenizing() -> None:
     renderer = make_renderer()
     with serving(Engine(), renderer=renderer) as endpoint:
         key = endpoint.open("1", 5)
@@ -254,7 +254,7 @@ def test_endpoint_refuses_a_long_text_without_tokenizing_it() -> None:
     assert episode.is_truncated and episode.failure is None
 
 
-def test_endpoint_serves_and_closes_others_while_one_text_is_tokenized() -> None:
+def test_tokenizing_does_not_block_other_requests() -> None:
     renderer, gate, begun = make_renderer(), threading.Event(), threading.Event()
     tokenize = renderer.turns.tokenizer
 

@@ -76,7 +76,7 @@ def read(piece: str) -> ToolCall:
         return ToolCall("", piece, error="malformed")
 
 
-def test_a_call_and_its_result_go_on_in_the_tokens_that_were_sampled() -> None:
+def test_call_and_result_continue_sampled_tokens() -> None:
     engine = Engine([f"hm{called(17)}", "It is 7."])
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
         asks = client(endpoint).chat.completions
@@ -104,7 +104,7 @@ def test_a_call_and_its_result_go_on_in_the_tokens_that_were_sampled() -> None:
     assert [(one.name, one.result, one.error) for one in completion.turns[0].calls] == [("add", "7", None)]
 
 
-def test_a_stream_has_the_calls_as_the_package_gathers_them() -> None:
+def test_stream_has_calls_as_collected_by_client() -> None:
     engine = Engine([called(1) + called(2)])
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
         asks = client(endpoint).chat.completions
@@ -143,7 +143,7 @@ def test_responses_have_calls_as_items(streams: bool) -> None:
     assert sorted(map(len, branches)) == [1, 2]
 
 
-def test_both_interfaces_share_a_dialogue_with_tools() -> None:
+def test_both_interfaces_share_dialogue_with_tools() -> None:
     engine = Engine([called(17), "7"])
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
         one = client(endpoint)
@@ -157,7 +157,7 @@ def test_both_interfaces_share_a_dialogue_with_tools() -> None:
         assert len(endpoint.close("7.0.0").conversation.branches()) == 1
 
 
-def test_with_other_tools_or_none_it_is_another_dialogue() -> None:
+def test_other_tools_start_new_dialogue() -> None:
     engine = Engine(["a", "b", "c"])
     more: Any = [*QUESTION, {"role": "assistant", "content": "a"}, {"role": "user", "content": "sure?"}]
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
@@ -169,7 +169,7 @@ def test_with_other_tools_or_none_it_is_another_dialogue() -> None:
     assert sorted(map(len, branches)) == [1, 2] and '"name": "add"' not in engine.contexts[1]
 
 
-def test_where_no_call_is_wanted_the_policy_reads_the_same_and_what_it_writes_is_text() -> None:
+def test_tool_choice_none_returns_text() -> None:
     engine = Engine([called(17), called(17), called(1) + called(2)])
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
         asks = client(endpoint).chat.completions
@@ -181,7 +181,7 @@ def test_where_no_call_is_wanted_the_policy_reads_the_same_and_what_it_writes_is
     assert engine.contexts[0] == engine.contexts[1] and engine.asked[0].tools is None
 
 
-def test_a_call_that_cannot_be_read_is_text_and_all_that_is_wrong_is_counted() -> None:
+def test_malformed_call_is_text_and_errors_are_counted() -> None:
     bad = "<tool_call>{oops"
     engine = Engine([f"so {called(1)}{bad}", called(1, "sub") + called('"x"')])
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
@@ -220,7 +220,7 @@ def test_a_call_that_cannot_be_read_is_text_and_all_that_is_wrong_is_counted() -
         ),
     ],
 )
-def test_what_it_cannot_do_it_says_and_samples_nothing(words: dict[str, Any], said: str) -> None:
+def test_unsupported_request_is_refused_without_sampling(words: dict[str, Any], said: str) -> None:
     engine = Engine([])
     refused = pytest.raises(openai.BadRequestError, match=re.escape(said))
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint, refused:
@@ -229,7 +229,7 @@ def test_what_it_cannot_do_it_says_and_samples_nothing(words: dict[str, Any], sa
 
 
 @pytest.mark.parametrize(("family", "why"), [("gemma3", "nothing of add"), ("gptoss", "env.tool_parser")])
-def test_what_the_template_cannot_do_is_a_refusal_in_words(family: str, why: str) -> None:
+def test_unsupported_template_feature_is_refused(family: str, why: str) -> None:
     engine = Engine(["fine"], family)
     with serving(engine, RULE, BOUNDS, engine.renderer) as endpoint:
         asks = client(endpoint, max_retries=0).chat.completions
@@ -239,7 +239,7 @@ def test_what_the_template_cannot_do_is_a_refusal_in_words(family: str, why: str
         asks.create(model="any", messages=QUESTION)
 
 
-def test_without_a_template_and_of_a_parser_that_cannot_read_it_is_one_too() -> None:
+def test_missing_template_and_unfit_parser_are_refused() -> None:
     engine = Engine([])
     refused = pytest.raises(openai.BadRequestError, match=r"data\.chat_template=false")
     with serving(engine, RULE, BOUNDS, DialogueRenderer(engine.tokenizer, None)) as endpoint, refused:
@@ -254,7 +254,7 @@ def test_without_a_template_and_of_a_parser_that_cannot_read_it_is_one_too() -> 
         client(endpoint).chat.completions.create(model="any", messages=QUESTION, tools=TOOLS)
 
 
-def test_schemas_as_packages_write_them_are_told() -> None:
+def test_schemas_of_client_libraries_are_accepted() -> None:
     properties: Any = {"a": {"type": ["integer", "null"]}, "b": {"$ref": "#/$defs/Item"}, "c": True, "d": {"enum": [1]}}
     defined = {"Item": {"type": "object", "properties": {"of": {"$ref": "#/$defs/Item"}}}}
     tool: Any = {"name": "f", "strict": True, "parameters": {"properties": properties, "$defs": defined}}
@@ -270,12 +270,12 @@ def test_schemas_as_packages_write_them_are_told() -> None:
     assert sorted(str(turn.calls[0].error) for turn in completion.turns) == ["None", "arguments", "arguments"]
 
 
-def test_strict_and_other_keys_of_a_schema_reach_no_template() -> None:
+def test_strict_and_other_keys_of_schema_reach_no_template() -> None:
     [schema] = parse_tools([{"type": "function", "function": {"name": "f", "strict": True, "parameters": None}}])
     assert set(schema["function"]) == {"name", "description", "parameters"}
 
 
-def test_convert_of_a_new_class_in_threads_does_not_crash() -> None:
+def test_convert_of_new_class_is_thread_safe() -> None:
     """Held in a process of its own: without the lock, msgspec ends it with SIGSEGV."""
     module = "tests.unit.rollout.endpoint.convert_in_threads"
     assert subprocess.run([sys.executable, "-m", module], cwd=ROOT, timeout=120).returncode == 0

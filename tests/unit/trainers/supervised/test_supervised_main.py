@@ -10,7 +10,7 @@ from slurm_rl.trainers.supervised.__main__ import main
 @pytest.mark.parametrize(
     ("env", "message"), [({"RANK": "0"}, "no LOCAL_RANK, WORLD_SIZE"), ({}, "RunDirError")], ids=["rank", "run"]
 )
-def test_main_without_all_variables_or_a_run_ends_with_status_2(
+def test_main_without_all_variables_or_run_ends_with_status_2(
     env: dict[str, str],
     message: str,
     tmp_path: Path,

@@ -41,7 +41,7 @@ def logprobs_of(examples: list[Example]) -> list[list[float]]:
     return [[float(s.ref_logprobs[0]) for s in example.sequences] for example in examples]  # type: ignore[index]
 
 
-def test_the_reference_is_asked_once(tmp_path: Path) -> None:
+def test_reference_is_computed_once(tmp_path: Path) -> None:
     engine: Any = Engine()
     for _ in range(3):
         found = add_cached_logprobs(ROWS, engine, 64, tmp_path / "reference")
@@ -50,7 +50,7 @@ def test_the_reference_is_asked_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", OTHERS)
-def test_other_rows_of_the_same_lengths_have_logprobs_of_their_own(rows: list[Example], tmp_path: Path) -> None:
+def test_other_rows_of_same_lengths_have_own_logprobs(rows: list[Example], tmp_path: Path) -> None:
     engine: Any = Engine()
     add_cached_logprobs(ROWS, engine, 64, tmp_path / "reference")
     found = add_cached_logprobs(rows, engine, 64, tmp_path / "reference")
@@ -59,7 +59,7 @@ def test_other_rows_of_the_same_lengths_have_logprobs_of_their_own(rows: list[Ex
 
 
 @pytest.mark.parametrize("rows", [*OTHERS, ROWS[:2]])
-def test_a_supervised_run_goes_on_with_its_own_rows_alone(rows: list[Example], tmp_path: Path) -> None:
+def test_supervised_run_resumes_only_with_its_rows(rows: list[Example], tmp_path: Path) -> None:
     nothing: Any = None
     counts = RowCounts(train=2, held_out=1, overlapping=0, overlong=0)
 
