@@ -16,7 +16,7 @@ from tests.examples.kit import EXAMPLES, HERE, ROOT
 from tests.tiny_models import shrink
 from tests.whole_run import command_line, find_processes
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 _STEPS = ("trainer.num_steps=4", "eval.interval=4", "checkpoint.interval=2")
 _NUM_EVAL = ("data.sources.games.num_eval=10", "data.sources.calculator.num_eval=10")
 SIZES = {
@@ -79,7 +79,7 @@ class Game:
 
     def finish(self) -> None:
         process = self.start()
-        assert process.wait(timeout=PATIENCE_S) == 0, self.output
+        assert process.wait(timeout=TIMEOUT_S) == 0, self.output
 
     def hold(self, step: int, turn: int) -> None:
         """From now on half of this turn's calls wait; `held` says when."""
@@ -117,7 +117,7 @@ class Game:
         file, process = self.seen / "calls", self.start()
         file.touch()
         wanted = file.read_bytes().count(b"\n") + num_calls
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while file.read_bytes().count(b"\n") < wanted and process.poll() is None:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.05)
@@ -138,12 +138,12 @@ class Game:
                     has_killed = True
             if not whole:
                 break
-        code = process.wait(timeout=PATIENCE_S)
+        code = process.wait(timeout=TIMEOUT_S)
         assert code == 0 or has_killed, f"it ended by itself: {self.output}"
         return code != 0
 
     def wait(self, process: subprocess.Popen[bytes], is_there: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not is_there():
             assert process.poll() is None, f"the run is over before {what}: {self.output}"
             assert time.monotonic() < deadline, f"{what} did not come: {self.output}"

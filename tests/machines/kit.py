@@ -28,7 +28,7 @@ from tests.slurm.light_python import make_light_python
 
 ROOT = Path(__file__).parents[2]
 NUM_MACHINES = 3
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 """How long a test waits for what takes seconds."""
 TOKEN = "a-secret-of-these-tests-alone"
 RUNPOD_HEAD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}
@@ -51,7 +51,7 @@ class Node:
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Its exit code; what it wrote when it does not end."""
-        timeout_s = timeout_s or PATIENCE_S
+        timeout_s = timeout_s or TIMEOUT_S
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -62,7 +62,7 @@ class Node:
             assert self.process.poll() is None or words in self.output, self.output
             return words in self.output
 
-        wait_until(is_there, words, timeout_s=PATIENCE_S)
+        wait_until(is_there, words, timeout_s=TIMEOUT_S)
 
 
 class Machines:
@@ -87,18 +87,18 @@ class Machines:
         build_network(self.slot, NUM_MACHINES)
 
     def down(self) -> None:
-        self.end_all()
+        self.stop_all()
         with registry_lock():
             tear_down(self.slot)
 
-    def end_all(self) -> None:
+    def stop_all(self) -> None:
         """What a failed test left: told to stop, since a killed command leaves its run to itself."""
         going = [node for node in self.nodes if node.process.poll() is None]
         for node in going:
             stop(node)
         for node in going:
             try:
-                node.process.wait(PATIENCE_S)
+                node.process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 node.process.kill()
                 node.process.wait()
@@ -153,7 +153,7 @@ class Machines:
         """
         settings = [f"run_dir={run}", f"cluster.python={self.python}", f"cluster.tmp_root={self.root}/t"]
         settings += [] if tiny else ["model=hf", f"model.path={self.root}/model"]
-        settings += [f"job.start_timeout_s={PATIENCE_S:g}", f"cluster.head_port={port}"]
+        settings += [f"job.start_timeout_s={TIMEOUT_S:g}", f"cluster.head_port={port}"]
         return ["join", "+exp=demo", *settings, *extra]
 
 
@@ -173,13 +173,13 @@ class Run:
         def is_there() -> bool:
             for node in nodes:
                 assert node.process.poll() is None, node.output
-            return log.is_file() and "goes on" in log.read_text()
+            return log.is_file() and "resumes after" in log.read_text()
 
-        wait_until(is_there, f"attempt {attempt} to train", timeout_s=PATIENCE_S)
+        wait_until(is_there, f"attempt {attempt} to train", timeout_s=TIMEOUT_S)
 
     def wait_for_attempt(self, attempt: int) -> None:
         """The head is at it: from here on the run is going."""
-        wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=PATIENCE_S)
+        wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=TIMEOUT_S)
 
     def trainer_says(self, attempt: int) -> str:
         return (self.run_dir.attempts / str(attempt) / "logs" / "driver.log").read_text()

@@ -23,7 +23,7 @@ def all_machines() -> Iterator[Machines]:
 @pytest.fixture
 def machines(all_machines: Machines) -> Iterator[Machines]:
     yield all_machines
-    all_machines.end_all()
+    all_machines.stop_all()
 
 
 def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None:
@@ -80,7 +80,7 @@ def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> No
     run.wait_for_attempt(2)
     others = [machines.start(2, worker_env, *resume), machines.start(3, worker_env, *words)]
     run.wait_for_training(head, *others, attempt=2)
-    assert f"goes on after step {saved}" in run.trainer_says(2)
+    assert f"resumes after step {saved}" in run.trainer_says(2)
     run.finish()
     assert [node.wait() for node in (head, *others)] == [0, 0, 0], head.output
     assert "3 nodes now, 2 before" in head.output

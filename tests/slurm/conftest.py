@@ -1,7 +1,7 @@
-"""One real Slurm for all tests below this folder.
+"""Fixtures that start a real Slurm cluster on this machine.
 
-Where it cannot be made, they are skipped with the reason; SLURM_RL_REQUIRE_SLURM=1 makes them fail
-instead, so that a machine that should run them cannot pass by skipping.
+Where that is impossible, tests are skipped with the reason; with SLURM_RL_REQUIRE_SLURM=1 they fail instead, so that a
+machine that should run them cannot pass by skipping.
 """
 
 import shutil
@@ -15,32 +15,32 @@ import pytest
 from tests.machines.kit import Machines, machines_up
 from tests.ray_kit import OthersCluster, ray_up
 from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, is_required, reset
-from tests.slurm.launched import VERSION, Launched, OnMachines, OnRay, OnSlurm, OnThisMachine
+from tests.slurm.launched import VERSION, Launched, OnLocal, OnMachines, OnRay, OnSlurm
 
 NO_SLURM = "no test Slurm here: "
 
 
 @pytest.fixture(scope="session")
 def only_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """4 nodes without accounting, for fixtures that not every test needs a cluster for."""
+    """Cluster of 4 nodes without accounting; for fixtures that only some tests combine with a cluster."""
     yield from _clusters(request, num_nodes=4, accounting=False)
 
 
 @pytest.fixture(scope="session", params=[VERSION])
 def session_cluster(only_cluster: Cluster) -> Cluster:
-    """The same, for fixtures of a wide scope; a test asks for `cluster`."""
+    """Session-wide cluster for fixtures of a wide scope; tests request `cluster`."""
     return only_cluster
 
 
 @pytest.fixture(scope="session", params=[VERSION])
 def session_accounting_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """2 nodes with slurmdbd, beside the other one."""
+    """Cluster of 2 nodes with slurmdbd."""
     yield from _clusters(request, num_nodes=2, accounting=True)
 
 
 @pytest.fixture
 def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
-    """The session's cluster; afterwards its jobs are cancelled and its nodes brought back."""
+    """The session's cluster; cancel its jobs and restore its nodes afterwards."""
     yield session_cluster
     reset(session_cluster)
 
@@ -54,7 +54,7 @@ def accounting_cluster(session_accounting_cluster: Cluster) -> Iterator[Cluster]
 
 @pytest.fixture
 def shared_dir(session_cluster: Cluster) -> Path:
-    """A folder that every node sees; pytest's own tmp_path lies in /tmp, where each node has its own."""
+    """Folder that every node sees; pytest's tmp_path is in /tmp, which is private to each node."""
     return make_shared_dir(session_cluster)
 
 
@@ -72,7 +72,7 @@ def session_ray() -> Iterator[OthersCluster]:
 
 @pytest.fixture
 def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launched]:
-    """A run that is still to be started, by the launcher that the test's parameter `launcher` names."""
+    """A run, not started yet, for the launcher in the test's parameter `launcher`."""
     name, found = request.node.callspec.params["launcher"], request.getfixturevalue
 
     def on_slurm() -> Launched:
@@ -86,17 +86,17 @@ def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
 
     make: dict[str, Callable[[], Launched]] = {
         "slurm": on_slurm,
-        "local": lambda: OnThisMachine(tmp_path),
+        "local": lambda: OnLocal(tmp_path),
         "manual": on_machines,
         "ray": lambda: OnRay(tmp_path, found("session_ray")),
     }
     run = make[name]()
     yield run
-    run.end_all()
+    run.stop_all()
 
 
 def make_shared_dir(cluster: Cluster) -> Path:
-    """The same for a cluster that is not the session's."""
+    """Make a folder that every node of `cluster` sees."""
     return Path(tempfile.mkdtemp(prefix="w", dir=cluster.root))
 
 
@@ -107,9 +107,9 @@ def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: boo
         ensure_packages(accounting=accounting)
     except ClusterError as error:
         _give_up(str(error))
-    # Short, because Unix sockets live below; in /tmp, because every user may pass through that.
+    # Short, because Unix sockets are created below; in /tmp, because every user may traverse it.
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-    # Each node has a /tmp of its own; the checkout and its environment may stand below ours.
+    # Each node has a private /tmp; the checkout and its environment may be below ours.
     shared = [Path(__file__).parents[2], Path(sys.prefix)]
     cluster = Cluster(root, num_nodes=num_nodes, accounting=accounting, shared=shared)
     cluster.up()
@@ -130,7 +130,7 @@ def _give_up(reason: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Lay all skips for want of a Slurm at this file's door, so that the summary shows one line for them."""
+    """Report all skips for a missing Slurm at one line of this file, so that the summary shows them once."""
     report = yield
     if report.skipped and isinstance(report.longrepr, tuple) and NO_SLURM in report.longrepr[2]:
         report.longrepr = (__file__, _give_up.__code__.co_firstlineno, report.longrepr[2])

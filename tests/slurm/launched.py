@@ -1,4 +1,4 @@
-"""One light run on each launcher, with the same things done to it: what users type, and what may befall a run."""
+"""Light runs under each launcher, with the same commands and the same faults."""
 
 import os
 import signal
@@ -17,18 +17,18 @@ from tests.slurm.cluster import Cluster, slurm_version, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import ROOT, cli, quote
 
-PATIENCE_S = 240.0
-# In the name of every test on Slurm; of none yet, where the tests install it first.
+TIMEOUT_S = 240.0
+# Part of the id of every Slurm test; "new" if the tests have yet to install Slurm.
 VERSION = f"slurm-{slurm_version() or 'new'}"
 
 
-def name_cell(launcher: str, what: str) -> str:
-    """A test's id, with the version of a Slurm."""
-    return f"{VERSION if launcher == 'slurm' else launcher}-{what}"
+def cell_id(launcher: str, event: str) -> str:
+    """Return a test id, with the Slurm version if the launcher is slurm."""
+    return f"{VERSION if launcher == 'slurm' else launcher}-{event}"
 
 
 class Launched:
-    """A run; each launcher says how it is started and what may befall it."""
+    """A light run; subclasses implement one launcher each."""
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder / "run")
@@ -37,25 +37,23 @@ class Launched:
     def start(self, *words: str) -> None:
         raise NotImplementedError
 
-    def words_for(self, what: str) -> tuple[str, ...]:
-        """What a run needs so that this can befall it."""
-        # Fifteen seconds of a minute are left to begin and to train; a limit is in whole minutes.
+    def overrides_for(self, event: str) -> tuple[str, ...]:
+        """Return the config overrides that a run needs for this event."""
+        # A limit is in whole minutes; a lead of 40 s leaves 20 s to start and train.
         limit = ("job.time_limit=1", "job.checkpoint_lead_s=40")
-        return {"bad input": ("+cluster.env.LIGHT_TRAINER=refuse",), "time limit": limit}.get(what, ())
+        return {"bad input": ("+cluster.env.LIGHT_TRAINER=refuse",), "time limit": limit}.get(event, ())
 
-    def type(self, *words: str) -> str:
-        """A command of the user's; what it printed."""
+    def run_cli(self, *words: str) -> str:
+        """Run a CLI command of the user; return its output."""
         raise NotImplementedError
 
-    def end_all(self) -> None:
-        """Whatever a failed test left."""
+    def stop_all(self) -> None:
+        """Stop the processes that a failed test left."""
 
     @property
     def trained(self) -> RunDir:
-        """Where the trainer writes."""
+        """Run directory that the trainer writes."""
         return self.run
-
-    # ---- watching ------------------------------------------------------------------------------
 
     def outcomes(self) -> list[str]:
         return [str(row["outcome"]) for row in read_rows(self.trained.events) if row["kind"] == "attempt/ended"]
@@ -64,24 +62,22 @@ class Launched:
         log = self.trained.attempts / str(attempt) / "logs" / "driver.log"
 
         def is_there() -> bool:
-            # Later a queue may have a job wait again that a controller took for cancelled.
+            # Otherwise the controller took the job for cancelled, and the queue may restart it.
             assert attempt > 1 or not self.trained.end.is_file(), read_json(self.trained.end)
-            return log.is_file() and "goes on" in log.read_text()
+            return log.is_file() and "resumes after" in log.read_text()
 
-        wait_until(is_there, f"attempt {attempt} to train", timeout_s=PATIENCE_S)
+        wait_until(is_there, f"attempt {attempt} to train", timeout_s=TIMEOUT_S)
 
     def wait_for_end(self) -> dict[str, Any]:
-        wait_until(self.trained.end.is_file, "the run to end", timeout_s=PATIENCE_S)
+        wait_until(self.trained.end.is_file, "the run to end", timeout_s=TIMEOUT_S)
         found: dict[str, Any] = read_json(self.trained.end)
         return found
 
-    # ---- what befalls it -------------------------------------------------------------------------
-
     def cancel(self) -> None:
-        assert "stopping after a save" in self.type("cancel", str(self.run.path))
+        assert "stopping after a save" in self.run_cli("cancel", str(self.run.path))
 
     def kill_controller(self) -> None:
-        """Of two processes of one command line, the one that was forked."""
+        """Kill the newest forked process with this command line (its parent has the same one)."""
         entry = self._entry()
         found = [pid for pid in find_processes(*entry) if _parent(pid) in find_processes(*entry)]
         assert found, f"no controller among {entry}"
@@ -98,7 +94,7 @@ class Launched:
 
 
 def find_processes(*words: str) -> list[int]:
-    """Those of the whole machine, its namespaces included, whose arguments hold these, by age."""
+    """Return pids with all `words` in their argv, ascending, on the whole machine including namespaces."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -125,23 +121,23 @@ class OnSlurm(Launched):
 
     def start(self, *words: str) -> None:
         settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
-        self.type("+exp=demo", "+cluster=slurm_cpu", *settings, *words)
+        self.run_cli("+exp=demo", "+cluster=slurm_cpu", *settings, *words)
 
-    def type(self, *words: str) -> str:
+    def run_cli(self, *words: str) -> str:
         done = cli(self.cluster, self.run.path.parent, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
-    def words_for(self, what: str) -> tuple[str, ...]:
-        # Its clock looks at limits every 30 s. With a spare node one is lost without a requeue.
-        return {"time limit": (), "lost node": ("job.num_spare_nodes=1",)}.get(what, super().words_for(what))
+    def overrides_for(self, event: str) -> tuple[str, ...]:
+        # No limit to set: Slurm checks limits only every 30 s. A spare node avoids a requeue after a lost node.
+        return {"time limit": (), "lost node": ("job.num_spare_nodes=1",)}.get(event, super().overrides_for(event))
 
     def reach_limit(self) -> None:
-        """What --signal=B:USR2@<lead> sends before it: to the batch step alone."""
+        """Send the signal that Slurm sends before a time limit (--signal=B:USR2@<lead>), to the batch step only."""
         self.cluster.run(["scancel", "--batch", "--signal=USR2", self._job])
 
     def preempt(self) -> None:
-        """A job of the high partition takes a node of the run away for a while."""
+        """Submit a job in the high partition that takes a node from the run for a short time."""
         words = ["-p", "high", "-w", self._hosts()[0], "--exclusive", "--mem=100", "--output=/dev/null"]
         done = self.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
         assert done.returncode == 0, done.stderr
@@ -157,12 +153,12 @@ class OnSlurm(Launched):
         return list(next(row for row in read_rows(self.run.events) if row["kind"] == "preflight/passed")["nodes"])
 
 
-class Here(Launched):
-    """With a command of its own for each process."""
+class LocalCLI(Launched):
+    """Launchers with CLI commands that run on this machine, each in its own process."""
 
     extra_env: Mapping[str, str] = {}
 
-    def type(self, *words: str) -> str:
+    def run_cli(self, *words: str) -> str:
         argv = [sys.executable, "-m", "slurm_rl", *words]
         done = subprocess.run(argv, env=self._env(), cwd=self.run.path.parent, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -172,7 +168,7 @@ class Here(Launched):
         return {**os.environ, "PYTHONPATH": str(ROOT), **self.extra_env}
 
 
-class OnThisMachine(Here):
+class OnLocal(LocalCLI):
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
@@ -180,9 +176,9 @@ class OnThisMachine(Here):
         argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", *settings, *words]
         with (self.run.path.parent / "output").open("wb") as out:
             self.process = subprocess.Popen(argv, env=self._env(), stdout=out, stderr=out, cwd=self.run.path.parent)
-        wait_until(self.run.job.is_file, "the run to begin", timeout_s=PATIENCE_S)
+        wait_until(self.run.job.is_file, "the run to begin", timeout_s=TIMEOUT_S)
 
-    def end_all(self) -> None:
+    def stop_all(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
         if job := find_open_job(self.run):
@@ -190,7 +186,7 @@ class OnThisMachine(Here):
                 os.kill(pid, signal.SIGTERM)
             assert job.launcher == "local"
         if self.process is not None:
-            self.process.wait(PATIENCE_S)
+            self.process.wait(TIMEOUT_S)
 
 
 class OnMachines(Launched):
@@ -201,13 +197,13 @@ class OnMachines(Launched):
     def start(self, *words: str) -> None:
         self.words = self.machines.words(self.run.path, *words, port=self.machines.next_port())
         self.nodes = [self._start_node(rank) for rank in (0, 1)]
-        wait_until(self.run.job.is_file, "the run to begin", timeout_s=PATIENCE_S)
+        wait_until(self.run.job.is_file, "the run to begin", timeout_s=TIMEOUT_S)
 
     def _start_node(self, rank: int) -> Node:
         return self.machines.start(rank + 1, dstack(self.machines, rank), *self.words)
 
-    def type(self, *words: str) -> str:
-        """On the head."""
+    def run_cli(self, *words: str) -> str:
+        """Run the command on the head node."""
         node = self.machines.start(1, {}, *words)
         assert node.wait() == 0, node.output
         return node.output
@@ -219,11 +215,11 @@ class OnMachines(Launched):
         self.nodes[1].process.kill()
         self.nodes[1] = self._start_node(1)
 
-    def end_all(self) -> None:
-        self.machines.end_all()
+    def stop_all(self) -> None:
+        self.machines.stop_all()
 
 
-class OnRay(Here):
+class OnRay(LocalCLI):
     def __init__(self, folder: Path, cluster: OthersCluster) -> None:
         super().__init__(folder)
         self.cluster, self.far = cluster, folder / "far"
@@ -232,7 +228,7 @@ class OnRay(Here):
     def start(self, *words: str) -> None:
         settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
         settings += [f"cluster.address={self.cluster.address}", f"cluster.remote_root={self.far}"]
-        self.type("+exp=demo", "+cluster=ray", *settings, *words)
+        self.run_cli("+exp=demo", "+cluster=ray", *settings, *words)
 
     @property
     def trained(self) -> RunDir:
@@ -241,6 +237,6 @@ class OnRay(Here):
     def _entry(self) -> list[str]:
         return ["slurm_rl.launch.ray.allocation", str(read_json(self.run.job)["job_id"])]
 
-    def end_all(self) -> None:
+    def stop_all(self) -> None:
         if find_open_job(self.run) is not None:
-            self.type("cancel", str(self.run.path))
+            self.run_cli("cancel", str(self.run.path))

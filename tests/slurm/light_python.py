@@ -1,7 +1,7 @@
-"""Stands in for the nodes' Python: the trainer is a loop without torch, and on wish Ray is a listening socket.
+"""Stand-in for the nodes' Python: a trainer loop without torch and, without `--real-ray`, a listening socket as Ray.
 
-`make_light_python` writes it as a program to be given as cluster.python, so that everything else is the real
-thing: command line, plan, sbatch, controller, preflight, node agents.
+`make_light_python` writes it as an executable for cluster.python; everything else is real: command line, plan, sbatch,
+controller, preflight, node agents.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def make_light_python(folder: Path, *, real_ray: bool = False, python: str = sys.executable) -> Path:
-    """An executable in `folder`, which every node must see."""
+    """Write the executable to `folder`, which every node must see."""
     path = folder / "python"
     words = [python, str(Path(__file__).absolute()), "--real-ray" if real_ray else "--fake-ray"]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
@@ -39,8 +39,10 @@ def pretend_ray(words: list[str]) -> None:
     del listening
 
 
-def find_open(folder: str) -> list[str]:
-    """The GPUs of the test cluster that this process may open; there is no driver behind them."""
+def find_accessible_gpus(folder: str) -> list[str]:
+    """Return the GPUs of the test cluster that this process may open (there is no driver, so opening fails with
+    ENXIO).
+    """
     found = []
     for path in sorted(Path(folder).glob("gpu*")):
         try:
@@ -53,7 +55,10 @@ def find_open(folder: str) -> list[str]:
 
 
 def train(run: Path, attempt: int) -> int:
-    """A step each 0.1 s, until `<run>/finish` is there or a signal asks to save; LIGHT_TRAINER=refuse: bad input."""
+    """Run a step every 0.1 s until `<run>/finish` exists or a signal requests a save.
+
+    With LIGHT_TRAINER=refuse, fail at once with bad input.
+    """
     if os.environ.get("LIGHT_TRAINER") == "refuse":
         return end(run, attempt, "failed", 2, cause="line 3 of rows.jsonl must be JSON")
     stopped: list[int] = []
@@ -62,14 +67,15 @@ def train(run: Path, attempt: int) -> int:
     steps = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")]
     step = max(steps, default=0)
     if "DEVICES" in os.environ:
-        print(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')} opens {','.join(find_open(os.environ['DEVICES']))}")
-    print(f"trainer of attempt {attempt} goes on after step {step}", flush=True)
+        gpus = ",".join(find_accessible_gpus(os.environ["DEVICES"]))
+        print(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')} opens {gpus}")
+    print(f"trainer of attempt {attempt} resumes after step {step}", flush=True)
     while not stopped and not (run / "finish").exists():
         step += 1
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "stage": "grpo", "reward/mean": step / 100}) + "\n")
         time.sleep(0.1)
-    # Of an attempt that was asked to end before its first step it is the one that it began from.
+    # If stopped before the first step, this is the step that the attempt started from.
     (run / "checkpoints" / f"step-{step}").mkdir(parents=True, exist_ok=True)
     return end(run, attempt, "checkpointed", 75) if stopped else end(run, attempt, "finished", 0)
 

@@ -1,4 +1,4 @@
-"""podman on the nodes of the test Slurm: an image store that all of them read, storage of each node's own."""
+"""podman on the nodes of the test Slurm: one shared image store, private storage on each node."""
 
 import subprocess
 import sys
@@ -16,13 +16,12 @@ BUSYBOX = "localhost/busybox:1"
 
 
 def make_store(cluster: Cluster, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables for podman here, which fills the store, and for podman on the nodes, which reads it."""
+    """Return podman variables for this machine, which fills the store, and for the nodes, which read it."""
     install_missing(PACKAGES)
     store, node = folder / "store", folder / "node"
     store.mkdir()
     node.mkdir()
     here = podman_environment(store, driver="overlay")
-    # /tmp is each node's own.
     there = podman_environment(node, driver="overlay", graph="/tmp/podman")
     with (node / "storage.conf").open("a") as file:
         file.write(f'[storage.options]\nadditionalimagestores = ["{store}/graph"]\n')
@@ -35,15 +34,15 @@ def make_store(cluster: Cluster, folder: Path) -> tuple[dict[str, str], dict[str
     return here, {name: there[name] for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")}
 
 
-def python_of_this_machine() -> list[str]:
-    """Mounts by which an image without Python has the interpreter that runs this test, and its packages."""
+def host_python_mounts() -> list[str]:
+    """Return mounts that provide this test's interpreter and packages in an image without Python."""
     folders = {Path("/usr"), Path("/lib"), Path("/lib64"), Path(sys.prefix), Path(sys.base_prefix), ROOT / "tests"}
     tops = [folder for folder in folders if folder.is_dir() and not {*folder.parents} & folders]
     return [f"{folder}:{folder}:ro" for folder in sorted(tops)]
 
 
 def containers(cluster: Cluster, node: str, env: dict[str, str]) -> list[str]:
-    """Names of the containers on a node, ended ones too."""
+    """Return the names of all containers on a node, including stopped ones."""
     variables = [f"{name}={value}" for name, value in env.items()]
     done = cluster.run(["env", *variables, "podman", "ps", "--all", "--format={{.Names}}"], node=node)
     assert done.returncode == 0, done.stderr
@@ -51,7 +50,7 @@ def containers(cluster: Cluster, node: str, env: dict[str, str]) -> list[str]:
 
 
 def clean_nodes(cluster: Cluster) -> None:
-    """Remove podman's own storage from the nodes: other tests look at what is left there."""
+    """Remove podman's storage from the nodes, because other tests check for leftovers."""
     script = "umount -l /tmp/podman/overlay; rm -rf /tmp/podman /tmp/podman-run /dev/shm/libpod_lock"
     for node in filter(cluster.is_on, cluster.nodes):
         done = cluster.run(["sh", "-c", script], node=node)

@@ -1,4 +1,4 @@
-"""Sick nodes: a fake nvidia-smi prints a recorded output, changed per node by a file."""
+"""Simulated hardware faults: a fake nvidia-smi prints a recorded output, modified per node by a file."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ REMAP_FAILED = "s/Remapping Failure Occurred        : No/Remapping Failure Occur
 
 
 def make_nvidia_smi(folder: Path) -> Path:
-    """Return a folder for PATH. The file `<folder>/<node>` holds a sed program for that node's output of two GPUs."""
+    """Return a folder for PATH. The file `<folder>/<node>` holds a sed program for that node's output for two GPUs."""
     text = SAMPLE.read_text(encoding="utf-8").replace("Attached GPUs                             : 8", "")
     head, _, rest = text.partition("GPU 0000")
     gpu = f"GPU 0000{rest}"
@@ -32,7 +32,7 @@ exec cat $text
 
 
 def make_slow_python(folder: Path, python: Path, node: str) -> Path:
-    """A cluster.python whose ranks in the test of the fabric get a tenth of their core on this node."""
+    """Make a cluster.python that limits ranks of the fabric test on this node to a tenth of their core."""
     program = folder / "slow-python"
     program.write_text(
         f"""#!/bin/sh
@@ -48,12 +48,12 @@ done
     return program
 
 
-def remembered(run: Path) -> dict[str, str]:
-    """Node -> the check by which the run's own evidence keeps it out."""
+def excluded_by_run(run: Path) -> dict[str, str]:
+    """Return the nodes that the run excludes, with the check that failed."""
     return {node: one.check for node, one in find_bad(read_evidence(RunDir(run)), now=0.0).items()}
 
 
-def excluded(cluster: Cluster, job: str) -> str:
-    """The job's list in Slurm; "(null)" for none."""
+def excluded_by_slurm(cluster: Cluster, job: str) -> str:
+    """Return the job's ExcNodeList in Slurm; "(null)" if empty."""
     shown = cluster.run(["scontrol", "show", "job", job]).stdout
     return next((word.partition("=")[2] for word in shown.split() if word.startswith("ExcNodeList=")), "no job")

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running it on the cluster, and waiting for what a run says."""
+"""Helpers of the command-line tests: run the CLI on the cluster and wait for a run."""
 
 import contextlib
 import io
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 def cli(
     cluster: Cluster, folder: Path, *words: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m slurm_rl <words>` in `folder`, as on the login node."""
+    """Run `python -m slurm_rl <words>` in `folder`, as on the login node."""
     argv = [sys.executable, "-m", "slurm_rl", *words]
     full = {**cluster.env, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=300)
 
 
 def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The same of words that start nothing, in this process: a Python of their own would cost most of the test."""
+    """Run a command that must be refused, in this process: starting Python would take most of the test's time."""
     out, error = io.StringIO(), io.StringIO()
     with (
         patch.dict(os.environ, cluster.env, clear=True),
@@ -40,7 +40,7 @@ def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.Completed
 
 
 def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
-    """Submit a light run over two nodes; its job id."""
+    """Submit a light run on two nodes; return its job id."""
     own = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.python={quote(python)}", f"run_dir={quote(run)}"]
     done = cli(cluster, run.parent, *own, *words, env=env)
     assert done.returncode == 0, done.stderr
@@ -52,25 +52,27 @@ def job_id(run: Path) -> str:
 
 
 def quote(value: object) -> str:
-    """A value in Hydra's grammar, whatever is in it."""
+    """Quote a value in Hydra's grammar."""
     escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def wait_for_step(run: Path, attempt: int = 1) -> None:
-    """Wait until the light trainer of this attempt makes steps and every node's agent hears signals.
+    """Wait until this attempt's light trainer makes steps and every node's agent handles signals.
 
-    The real trainer waits for all nodes itself; an agent that gets SIGTERM while its Python starts dies of it.
+    The real trainer waits for all nodes; an agent that gets SIGTERM while its Python starts dies of it.
     """
     folder = run / "attempts" / str(attempt)
     log = folder / "logs" / "driver.log"
-    wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=240)
+    wait_until(
+        lambda: log.is_file() and "resumes after" in log.read_text(), f"attempt {attempt} to train", timeout_s=240
+    )
     nodes = [folder / f"node-{rank}.json" for rank in range(read_json(run / "plan.json")["num_nodes"])]
     wait_until(lambda: all(path.is_file() for path in nodes), f"{len(nodes)} agents of attempt {attempt} to start")
 
 
 def wait_for_end(run: Path, timeout_s: float = 240) -> dict[str, Any]:
-    """How the run ended by the controller's word."""
+    """Wait for the end of the run; return end.json."""
     wait_until((run / "end.json").is_file, "the run to end", timeout_s=timeout_s)
     found: dict[str, Any] = read_json(run / "end.json")
     return found

@@ -1,4 +1,4 @@
-"""A run that comes after another: Slurm holds it through requeues of the first; what failed first is its cause."""
+"""`job.after`: a successor stays pending through requeues of its predecessor and reports its failure as the cause."""
 
 import sys
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_pipeline_resumes_at_failed_stage(cluster: Cluster, shared_dir: Path) ->
     assert cli(cluster, shared_dir, "resume", str(folder)).stderr == "", "there is nothing left to do"
 
 
-# Of the page, with other sizes: 4 minutes in place of 12.
+# The page's commands with smaller sizes: 4 minutes instead of 12.
 SMALL = {
     "sft": "data.largest_addend=9 data.num_eval=20 supervised.num_epochs=5 supervised.batch_size=32",
     "grpo": "data.largest_addend=9 data.num_eval=20 trainer.num_steps=40 trainer.prompts_per_step=8",
@@ -90,7 +90,7 @@ PAGE = DOCS / "algorithms.md"
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_sft_then_grpo_from_its_export(cluster: Cluster, shared_dir: Path) -> None:
-    """And then a measurement; in the middle `status` shows one stage of each state."""
+    """The pipeline ends with an eval; in the middle, `status` shows one stage in each state."""
     blocks = list(read_blocks(PAGE))
     [pipeline] = [number for number, block in enumerate(blocks) if block.language == "yaml"]
     text = blocks[pipeline].text

@@ -1,4 +1,4 @@
-"""Cancel ends a run within seconds on any disk: see docs/reference/storage.md for the times."""
+"""`cancel` ends a run within seconds on any disk; docs/reference/storage.md has the times."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
 def test_cancel_answers_and_ends_run_on_any_disk(launcher: str) -> None:
-    """Deadlines of the measurement are minutes, so nothing else ends the run."""
+    """The deadlines of the measurement are minutes, so only `cancel` can end the run."""
     found = measure(launcher)
     for state, times in found.items():
         assert "stopping after a save" in times.stderr or state == "broken", (state, times)

@@ -1,4 +1,4 @@
-"""Short storms on the session's cluster: benchmarks/chaos as it is, with a node cut off from slurmctld at their end."""
+"""Short storms of benchmarks/chaos on the session's cluster."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-# Seconds are promised of a machine that is not busy otherwise: docs/reference/chaos.md.
+# docs/reference/chaos.md promises seconds only for an idle machine.
 WORDS = ["--nodes", "2", "--process-s", "600", "--node-s", "600"]
 
 
@@ -24,10 +24,10 @@ def clock(shared_dir: Path) -> Iterator[Path]:
         yield set_clocks(shared_dir)
 
 
-def test_three_faults_of_seed(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
-    """A rank and the trainer are killed; then the controller's node is cut off from slurmctld and called down.
+def test_three_seeded_faults_keep_one_writer(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
+    """Kill a rank and the trainer, then cut the controller's node off from slurmctld until Slurm marks it down.
 
-    So one job has two live starts, and the run one writer.
+    The job then has two live starts, but the run must have one writer.
     """
     names = ["rank/kill", "trainer/kill", "network/down"]
     args = parse([*WORDS, "--seed", "9", "--minutes", "0.25", "--every", "4", "--only", *names])
@@ -36,11 +36,11 @@ def test_three_faults_of_seed(cluster: Cluster, shared_dir: Path, clock: Path) -
     broken, storm = rage(args, cluster, None, clock, shared_dir, faults)
     assert broken == []
     assert [hit.missed for hit in storm.hits] == ["", "", ""]
-    # Slurm has started the job once more, and nobody else did.
+    # Only Slurm has restarted the job.
     run = storm.scene.run
     (job, first), *others = run.starts
     assert others == [(job, first + 1)]
-    # The start that Slurm had given up trained on, until the next one took the run.
+    # The start that Slurm gave up continued to train until the next start took the run's lease.
     own = [row["attempt"] for row in run.events("attempt/started") if row["slurm_restarts"] == first]
     logs = [run.run_dir.attempt(number).path / "steps.jsonl" for number in own]
     steps = [row for log in logs if log.is_file() for row in read_rows(log)]
@@ -48,8 +48,8 @@ def test_three_faults_of_seed(cluster: Cluster, shared_dir: Path, clock: Path) -
 
 
 @pytest.mark.slow
-def test_storm_of_seed_violates_no_guarantee(tmp_path: Path) -> None:
-    """The command as the docs have it, but for the seconds that this machine is held to."""
+def test_seeded_storm_violates_no_guarantee(tmp_path: Path) -> None:
+    """Run the documented command, with time limits for this machine."""
     words = ["--seed", "1", "--minutes", "5", "--every", "12", "--process-s", "60", "--node-s", "120"]
     assert main([*words, "--log", str(tmp_path / "log.jsonl")]) == 0
     assert (tmp_path / "log.jsonl").read_text().count('"what": "fault"') > 10

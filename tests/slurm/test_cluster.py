@@ -1,4 +1,4 @@
-"""The test cluster does what a real one does; every other test here leans on that."""
+"""The test cluster behaves like a real one."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slurm
 
 
 def run_on_first(cluster: Cluster, body: str, num_nodes: int = 2) -> str:
-    """What a step on the first nodes says; without their names a node that still ends another job is passed over."""
+    """Return the output of a step on the first nodes; named, so that srun waits for a completing node."""
     nodes = cluster.nodes[:num_nodes]
     done = cluster.run(["srun", "-Q", f"-N{num_nodes}", "-w", ",".join(nodes), "sh", "-c", body])
     assert (done.returncode, done.stderr) == (0, "")
@@ -25,20 +25,20 @@ def test_nodes_share_only_cluster_folder_in_tmp(cluster: Cluster, shared_dir: Pa
     left = cluster.leftovers(cluster.nodes[0])
     assert (left.tmp, left.shm) == ([f"/tmp/mine-{cluster.nodes[0]}"], ["/dev/shm/mine"])
     run_on_first(cluster, "rm /tmp/mine-$(hostname) /dev/shm/mine")
-    # slurmstepd stays a moment longer than srun.
+    # slurmstepd outlives srun by a moment.
     wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the node to be clean")
 
 
 def test_leftovers_of_job_are_detected(cluster: Cluster) -> None:
-    """Through ssh, so that no cgroup of Slurm ends it."""
+    """Started as over ssh, so that no cgroup of Slurm ends the process."""
     node = cluster.nodes[0]
     listen = "import socket,time; s=socket.create_server(('',4321)); time.sleep(60)"
-    # slurmstepd of the test before outlives its srun by a moment.
+    # slurmstepd of the previous test outlives its srun by a moment.
     wait_until(lambda: not cluster.leftovers(node), "the node to be idle")
     with subprocess.Popen(cluster.on_node(node, ["python3", "-c", listen])) as stray:
         wait_until(lambda: cluster.leftovers(node).ports == [4321], "the port to be seen")
         found = cluster.leftovers(node).processes
-        # python3 may be a wrapper that calls another one by its path.
+        # python3 may be a wrapper that executes another one by its path.
         [cmdline] = [process.cmdline for process in found]
         assert cmdline.endswith(f"python3 -c {listen}")
         cluster.signal(node, found[0].pid, 9)

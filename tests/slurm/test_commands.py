@@ -1,4 +1,4 @@
-"""commands.py against a real Slurm: its words, its states, its silence."""
+"""commands.py against a real Slurm: messages, states, and an unreachable controller."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def wait_for(job: str, state: JobState) -> JobInfo:
 
 @pytest.mark.usefixtures("on_cluster")
 @pytest.mark.parametrize(
-    ("args", "said", "action"),
+    ("args", "expected", "action"),
     [
         (["-p", "nope"], "Invalid partition name", "sinfo"),
         (["--gres=gpu:9"], "node configuration is not available", "sinfo -N -l"),
@@ -51,14 +51,14 @@ def wait_for(job: str, state: JobState) -> JobInfo:
         (["--time=soon"], "Invalid --time specification", "words above"),
     ],
 )
-def test_refusal_quotes_slurm(args: list[str], said: str, action: str) -> None:
+def test_refusal_quotes_slurm(args: list[str], expected: str, action: str) -> None:
     with pytest.raises(SubmitError) as asked:
         commands.test_only([*args, "--wrap", "true"])
-    assert said in str(asked.value) and action in str(asked.value)
-    if args != ["-N5"]:  # sbatch takes that one: a node may be added one day
+    assert expected in str(asked.value) and action in str(asked.value)
+    if args != ["-N5"]:  # sbatch accepts this one: nodes may be added later
         with pytest.raises(SubmitError) as submitted:
             commands.submit([QUIET, *args, "--wrap", "true"])
-        assert said in str(submitted.value) and action in str(submitted.value)
+        assert expected in str(submitted.value) and action in str(submitted.value)
 
 
 def test_test_only_queues_no_job(on_cluster: Cluster) -> None:
@@ -82,7 +82,7 @@ def test_job_states_from_pending_to_end(on_cluster: Cluster, shared_dir: Path) -
     go.touch()
     ended = wait_for(job, JobState.FAILED)
     assert (ended.reason, ended.exit_code) == ("NonZeroExitCode", None)
-    commands.cancel([job])  # nothing to end is no error
+    commands.cancel([job])  # cancelling an ended job is no error
     commands.cancel([job], signal="USR2")
     assert commands.query_jobs(["999999", job]) == {job: ended}
     assert commands.query_jobs(["999999"]) == {}
@@ -95,7 +95,7 @@ def test_accounting_adds_exit_codes_and_forgotten_jobs(
     wait_until(lambda: commands.query_jobs([job])[job].exit_code, "sacct to know the end")
     ended = commands.query_jobs([job])[job]
     assert (ended.state, ended.exit_code) == (JobState.FAILED, "3:0")
-    # Forgetting takes MinJobAge; the rest of the answer is sacct's own.
+    # Slurm forgets a job after MinJobAge; sacct's part of the answer is real.
     monkeypatch.setattr(commands, "_query_squeue", lambda _: {})
     forgotten = commands.query_jobs([job])[job]
     assert (forgotten.state, forgotten.exit_code) == (JobState.FAILED, "3:0")
@@ -108,14 +108,14 @@ def test_accounting_reads_pending_array(with_accounting: Cluster) -> None:
     found = commands.query_jobs([job])
     assert sorted(found) == [f"{job}_{index}" for index in range(3)]
     commands.cancel([f"{job}_2"])
-    # Slurm drops a waiting element in that moment, without a record of it.
+    # Slurm drops a pending element at once, without a record.
     assert commands.query_jobs([f"{job}_2"]) == {}
     commands.cancel([job])
     wait_until(lambda: all(info.state.is_ended for info in commands.query_jobs([job]).values()), "the array to end")
 
 
 def test_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm calls its components 9+0 and 9+1; it is job 9 that was submitted, and that runs the script."""
+    """Slurm calls its components 9+0 and 9+1; job 9 was submitted and runs the script."""
     job = commands.submit([QUIET, "-N1", "--wrap", "sleep 60", ":", "-N1"])
     wait_for(job, JobState.RUNNING)
     assert list(commands.query_jobs([job])) == [job]
@@ -170,7 +170,7 @@ def test_job_name_is_not_interpreted(on_cluster: Cluster, shared_dir: Path) -> N
 
 
 def test_outer_job_does_not_leak(on_cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SBATCH_ARRAY_INX alone would make four jobs of one."""
+    """SBATCH_ARRAY_INX would turn one job into four."""
     outer = {"SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SLURM_MEM_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "3"}
     for key, value in {**outer, "SQUEUE_STATES": "PD", "SLURM_TIME_FORMAT": "relative"}.items():
         monkeypatch.setenv(key, value)
@@ -184,11 +184,11 @@ def test_outer_job_does_not_leak(on_cluster: Cluster, shared_dir: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_unreachable_slurmctld_is_unavailable_then_back(on_cluster: Cluster) -> None:
+def test_unreachable_slurmctld_raises_unavailable(on_cluster: Cluster) -> None:
     job = commands.submit([QUIET, "--wrap", "sleep 60"])
     wait_for(job, JobState.RUNNING)
     on_cluster.stop_controller()
-    # Each command tries for 9 s or 18 s, so one stands for all; more of their wordings are in the unit tests.
+    # Each command retries for 9 s or 18 s, so this checks one of them; unit tests check the other messages.
     with pytest.raises(SlurmUnavailableError, match="Unable to contact slurm controller"):
         max_array_size()
     on_cluster.start_controller()

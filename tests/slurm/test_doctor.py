@@ -1,4 +1,4 @@
-"""`doctor` in an allocation: one srun checks every node, and an all-reduce between them."""
+"""`doctor` in an allocation: one srun checks every node and an all-reduce between them."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.slurm.submitting import ROOT
 
 pytestmark = pytest.mark.slurm
 
-# A task that needs no vLLM, whose import takes longest.
+# This task does not import vLLM, which is slow.
 WORDS = ("doctor", "--json", "+exp=sft_tiny", "+cluster=slurm_cpu")
 
 
@@ -40,7 +40,7 @@ def test_doctor_checks_nodes_of_allocation(cluster: Cluster, shared_dir: Path) -
 
 @pytest.mark.slow
 def test_doctor_names_nodes_without_shared_folder(cluster: Cluster, tmp_path: Path) -> None:
-    """Each node has its own /tmp, where pytest's folder is."""
+    """Each node has a private /tmp, which contains tmp_path."""
     done = run_doctor(cluster, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     nodes = json.loads(done.stdout)["nodes"]

@@ -1,7 +1,4 @@
-"""Somebody else's trainer on several nodes: it starts when all of them have joined, however late one comes.
-
-Or under torchrun, as ranks of one program.
-"""
+"""External trainers on several nodes start after the last node joins; also as ranks under torchrun."""
 
 import sys
 from pathlib import Path
@@ -14,8 +11,8 @@ from tests.slurm.submitting import cli, quote, wait_for_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-# What verl does: count, give up when something is missing, and say the rest in an actor, wherever Ray has it.
-COUNT = """
+# Like verl: count the nodes, fail if one is missing, and run an actor on the last node.
+COUNT_NODES = """
 import os, sys, time, ray
 ray.init()
 num_nodes = sum(node["Alive"] for node in ray.nodes())
@@ -23,18 +20,18 @@ print("nodes:", num_nodes, flush=True)
 
 @ray.remote(num_cpus=0, resources={f"slurm_rl_node_{num_nodes - 1}": 0.1})
 def speak():
-    print("said on", os.uname().nodename, flush=True)
+    print("actor on", os.uname().nodename, flush=True)
 
 ray.get(speak.remote())
 log = os.environ["SLURM_RL_RUN_DIR"] + "/attempts/1/logs/driver.log"
 give_up = time.monotonic() + 120
-while "said on" not in open(log).read() and time.monotonic() < give_up:
+while "actor on" not in open(log).read() and time.monotonic() < give_up:
     time.sleep(0.2)
 """
 
 
-# What trainers without Ray do: meet, compute together, save, and lose a rank.
-SUM = """
+# Like trainers without Ray: all-reduce, save, and lose a rank.
+ALL_REDUCE = """
 import os, sys, torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -52,7 +49,7 @@ dist.destroy_process_group()
 
 def test_ranks_of_any_program_start_and_restart(cluster: Cluster, shared_dir: Path) -> None:
     run, script = shared_dir / "run", shared_dir / "sum.py"
-    script.write_text(SUM)
+    script.write_text(ALL_REDUCE)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
     words += ["external.resume.again=true", "+cluster=slurm_cpu", "job.max_failures=1", f"run_dir={run}"]
     words += [f"checkpoint.upload_url='file://{shared_dir}/bucket'"]
@@ -67,16 +64,16 @@ def test_ranks_of_any_program_start_and_restart(cluster: Cluster, shared_dir: Pa
     events = read_rows(run / "events.jsonl")
     causes = [row["cause"] for row in events if row["kind"] == "attempt/ended"]
     assert "ended with exit status" in causes[0], causes
-    # After a rank's failure Slurm ends the step, and the head's copy with it where KillWait is too short for that.
+    # After a rank's failure Slurm ends the step; the upload from the head may not finish within a short KillWait.
     copies = sorted((shared_dir / "bucket/run").iterdir())
-    told = [row for row in events if row["kind"].startswith("run/cop")]
-    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"], told
+    copy_events = [row for row in events if row["kind"].startswith("run/cop")]
+    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"], copy_events
     assert all((copy / "complete.json").is_file() for copy in copies)
 
 
 def test_program_starts_after_last_node_joins(cluster: Cluster, shared_dir: Path) -> None:
     run, script, last = shared_dir / "run", shared_dir / "count.py", cluster.nodes[1]
-    script.write_text(COUNT)
+    script.write_text(COUNT_NODES)
     program = f"[{quote(sys.executable)},{quote(script)}]"
     words = ["+exp=command", f"external.argv={program}", "+cluster=slurm_cpu", f"run_dir={run}"]
     words += ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
@@ -86,4 +83,4 @@ def test_program_starts_after_last_node_joins(cluster: Cluster, shared_dir: Path
     end = wait_for_end(run, timeout_s=500)
     assert end["state"] == "finished", end
     log = (run / "attempts" / "1" / "logs" / "driver.log").read_text()
-    assert f"said on {last}" in log and "nodes: 2" in log, log
+    assert f"actor on {last}" in log and "nodes: 2" in log, log

@@ -1,4 +1,4 @@
-"""A requeue of somebody else's trainer goes on from its newest whole checkpoint, by its own flags."""
+"""A requeued external trainer resumes from its newest complete checkpoint through its own flags."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tests.unit.plugins.external.layout_files import half, whole
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-PROGRAM = Path(__file__).parent / "light" / "their_trainer.py"
+PROGRAM = Path(__file__).parent / "light" / "external_trainer.py"
 ROWS = [
     ("trl", "trl_sft_capybara", 2),
     *(pytest.param(*row, marks=pytest.mark.slow) for row in [
@@ -35,7 +35,7 @@ def test_requeue_resumes_from_newest_complete_checkpoint(
     steps = {str(step): whole(layout, step) for step in (4, 8, 12)}
     story.write_text(json.dumps({"layout": layout, "whole": steps, "half": half(layout, 12)}))
     words = [f"+exp={experiment}", f"external.argv=[{quote(sys.executable)},{quote(PROGRAM)},{quote(story)}]"]
-    # No Ray, which the stand-in has no use for, so that attempts begin soon.
+    # The stand-in needs no Ray, and attempts start sooner without it.
     words += ["external.start=torchrun", "+cluster=slurm_cpu", f"run_dir={run}", f"cluster.num_nodes={num_nodes}"]
     words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "job.max_failures=0"]
     done = cli(cluster, shared_dir, *words)
@@ -45,13 +45,13 @@ def test_requeue_resumes_from_newest_complete_checkpoint(
         lambda: logs[0].is_file() and "waits to be ended" in logs[0].read_text(), "the stand-in to wait", timeout_s=300
     )
     assert cluster.run(["scontrol", "requeue", job_id(run)]).returncode == 0
-    # The first start of the job may leave an end of its own, which the second removes.
+    # The first start may leave an end.json, which the second removes.
     wait_until(logs[1].is_file, "the second attempt", timeout_s=300)
     end = wait_for_end(run, timeout_s=300)
     assert (end["state"], end["step"]) == ("finished", 12), end
-    assert f"rank 0 of {num_nodes} goes on from step 0" in logs[0].read_text()
-    assert f"rank 0 of {num_nodes} goes on from step 8" in logs[1].read_text()
+    assert f"rank 0 of {num_nodes} resumes from step 0" in logs[0].read_text()
+    assert f"rank 0 of {num_nodes} resumes from step 8" in logs[1].read_text()
     if num_nodes > 1:
-        assert "rank 1 of 2 goes on from step 8" in RunDir(run).attempt(2).log("torchrun-1").read_text()
+        assert "rank 1 of 2 resumes from step 8" in RunDir(run).attempt(2).log("torchrun-1").read_text()
     started = [row["checkpoint"] for row in read_rows(RunDir(run).events) if row["kind"] == "external/started"]
     assert started[0] is None and started[1].rpartition("/")[2].endswith("8")

@@ -1,7 +1,7 @@
-"""Faults on a real Slurm with a real Ray cluster: the run ends by itself, with the numbers of an undisturbed one.
+"""Faults on a real Slurm with a real Ray cluster: the run finishes with the metrics of an undisturbed one.
 
-The trainer is tests/slurm/light/trainer.py. Scenarios run beside each other on one cluster, two jobs a node,
-because most of each is waiting; a test is what its scenario found.
+The trainer is tests/slurm/light/trainer.py. Scenarios mostly wait, so they run concurrently on one cluster, two jobs
+per node; each test reports the result of one scenario.
 """
 
 import signal
@@ -21,17 +21,17 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 CONTROLLER = "submitit.core._submit"
 ONE_NODE = "cluster.num_nodes=1"
-# Two cores bring up two Ray clusters at a time; with more, deadlines would measure this machine.
-AT_ONCE = 2
-# What is told at once takes 2 to 8 s by the load of the machine; what a deadline has to find takes a minute or more.
-SOON_S = 30
+# Two cores can bring up two Ray clusters at a time; with more, the load would exceed the deadlines.
+MAX_CONCURRENT = 2
+# Failures that Slurm reports arrive after 2 to 8 s; those found by a timeout take a minute or more.
+REPORT_S = 30
 
 Scenario = Callable[[Cluster, Path], None]
 SCENARIOS: dict[str, tuple[Scenario, list[pytest.MarkDecorator]]] = {}
 
 
 def scenario(*marks: pytest.MarkDecorator) -> Callable[[Scenario], Scenario]:
-    """Register a scenario. It is slow if CI has one like it, or a unit test checks its decision."""
+    """Register a scenario. Mark it slow if another test in CI covers its path."""
 
     def add(function: Scenario) -> Scenario:
         SCENARIOS[function.__name__] = function, list(marks)
@@ -41,7 +41,7 @@ def scenario(*marks: pytest.MarkDecorator) -> Callable[[Scenario], Scenario]:
 
 
 def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
-    """The run finished, after these attempts, and logged what an undisturbed one logs."""
+    """Check that the run finished after these attempts and logged the rows of an undisturbed one."""
     end = run.wait_for_end()
     assert (end["state"], run.outcomes) == ("finished", outcomes), (end, run.causes)
     assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
@@ -49,12 +49,12 @@ def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
     check_ledger(run)
 
 
-def seconds_from(run: LightRun, moment: float) -> float:
+def seconds_to_end(run: LightRun, moment: float) -> float:
     return float(run.events("attempt/ended")[0]["time"]) - moment
 
 
 @scenario()
-def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
+def two_stop_signals_requeue_once(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
     run.send_stop(times=2)
@@ -63,25 +63,25 @@ def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
 
 
 @scenario(pytest.mark.versions)
-def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
+def killed_agent_resumes(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
     moment, host = time.time(), run.hosts(1)[1]
     run.kill(host, "slurm_rl.node.agent")
     check_end(run, ["failed", "finished"])
     assert run.causes[0].startswith(f"{host}: task 1: Killed")
-    # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
-    assert run.events("node/died")[0]["time"] - moment < SOON_S
-    assert seconds_from(run, moment) < SOON_S
+    # srun reports the death; then the other agents stop Ray, and the node of the dead agent is cleaned.
+    assert run.events("node/died")[0]["time"] - moment < REPORT_S
+    assert seconds_to_end(run, moment) < REPORT_S
 
 
 @scenario()
-def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
-    """What it would have copied to the URL is there all the same."""
+def killed_head_agent_uploads(cluster: Cluster, folder: Path) -> None:
+    """The upload to the URL must happen without the agent."""
     bucket = folder.with_name(f"{folder.name}-bucket")
     run = LightRun(cluster, folder, ONE_NODE, f"checkpoint.upload_url='file://{bucket}'")
     run.wait_for_training(1)
-    # By its number: the srun on this node has its words.
+    # By pid: the srun on this node has the same words.
     cluster.signal(run.hosts(1)[0], read_json(run.run_dir.attempt(1).node(0))["pid"], signal.SIGKILL)
     check_end(run, ["failed", "finished"])
     copies = sorted((bucket / folder.name).iterdir())
@@ -92,8 +92,8 @@ def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
 
 
 @scenario(pytest.mark.slow)
-def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
-    """It imports for longer than Slurm waits with its SIGKILL."""
+def scancel_during_import_interrupts(cluster: Cluster, folder: Path) -> None:
+    """The trainer's import takes longer than Slurm waits before SIGKILL."""
     run = LightRun(cluster, folder, ONE_NODE, import_s=200)
     run.wait_for_events("ray/head_ready")
     cluster.run(["scancel", run.job])
@@ -103,18 +103,18 @@ def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path
 
 
 @scenario()
-def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
+def killed_controller_resumes(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
-    run.kill(run.hosts(1)[0], CONTROLLER, newest_alone=True)
+    run.kill(run.hosts(1)[0], CONTROLLER, newest_only=True)
     check_end(run, ["lost", "finished"])
     assert [event["by"] for event in run.events("controller/killed")] == ["SIGKILL"]
     assert run.starts == [(run.job, 0), (run.job, 0)]
 
 
 @scenario(pytest.mark.slow)
-def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
-    # The same nodes again: Slurm may have killed the agents before they could clean, and the next ones do it.
+def killed_batch_step_resumes(cluster: Cluster, folder: Path) -> None:
+    # Reuse the nodes: Slurm may have killed the agents before they cleaned up, so the next ones do it.
     nodes = ",".join(list(cluster.nodes)[:2])
     run = LightRun(cluster, folder, f"cluster.slurm.nodelist='{nodes}'")
     run.wait_for_training(1)
@@ -128,19 +128,19 @@ def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path
 
 @pytest.fixture(scope="module")
 def results(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
-    """The scenarios whose tests were asked for, started together."""
+    """Start the scenarios of the selected tests together."""
     shared = make_shared_dir(session_cluster)
-    asked = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    selected = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
         yield {
             name: pool.submit(run, session_cluster, shared / name)
             for name, (run, _) in SCENARIOS.items()
-            if name in asked
+            if name in selected
         }
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SCENARIOS.items()])
-def test_fault(name: str, results: dict[str, Future[None]]) -> None:
+def test_fault_scenario(name: str, results: dict[str, Future[None]]) -> None:
     results[name].result()
 
 

@@ -1,6 +1,6 @@
-"""Faults of the cluster itself, one after the other, with a real Ray cluster and the light trainer.
+"""Faults of the cluster, one after the other, with a real Ray cluster and the light trainer.
 
-The slowest wait for Slurm's own clocks: limits are looked at every 30 s, and so long a node may be silent.
+The slowest tests wait for Slurm's timers: it checks limits every 30 s and lets a node be silent for 30 s.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def check_end(run: LightRun, num_steps: int) -> None:
 
 
 def preempt(run: LightRun) -> None:
-    """A job of the high partition takes a node of the run away for a while."""
+    """Submit a job in the high partition that takes a node from the run for a short time."""
     words = ["-p", "high", "-w", run.hosts(1)[0], "--exclusive", "--mem=100", "--output=/dev/null"]
     done = run.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
     assert done.returncode == 0, done.stderr
@@ -62,8 +62,8 @@ def test_node_without_power_is_replaced_by_requeue(cluster: Cluster, shared_dir:
 
 
 @pytest.mark.slow
-def test_spare_nodes_leave_lost_controller(cluster: Cluster, shared_dir: Path) -> None:
-    """Slurm lets such a job go on without its batch step, and the node stays away."""
+def test_lost_controller_node_is_replaced_by_spare(cluster: Cluster, shared_dir: Path) -> None:
+    """Slurm lets such a job continue without its batch step, and the node stays down."""
     run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
     run.wait_for_training(1)
     lost = run.hosts(1)[0]
@@ -76,10 +76,10 @@ def test_spare_nodes_leave_lost_controller(cluster: Cluster, shared_dir: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
-    # Three minutes, the last 30 s of them for saving: by Slurm's clock the signal comes after 120 to 150 s. With two
-    # minutes Ray's start had, on a busy machine, all the time that there was, and a run that saves nothing twice ends.
-    # How many steps an attempt has is the machine's business: more than three have, and the third is ended.
+def test_two_time_limits_keep_metrics(cluster: Cluster, shared_dir: Path) -> None:
+    # With a limit of 3 minutes and a lead of 30 s, Slurm signals after 120 to 150 s. With 2 minutes, a slow start of
+    # Ray could leave no time to train, and a run that saves nothing twice ends. The number of steps depends on the
+    # machine, so the test ends the third attempt.
     words = ("job.time_limit=3", "job.checkpoint_lead_s=30")
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=10_000, step_s=0.5)
     run.wait_for_events("attempt/started", 3, timeout_s=480)

@@ -1,4 +1,4 @@
-"""The goodput ledger against Slurm's own accounting: what each start of a job held, whatever ended it."""
+"""The goodput ledger agrees with Slurm's accounting on the held time of each start of a job."""
 
 import itertools
 from pathlib import Path
@@ -18,18 +18,17 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def read_accounting(cluster: Cluster, job: str) -> list[tuple[float, float, float]]:
-    """Submission, start and end of each start of the job, by slurmdbd."""
+    """Return submission, start and end times of each start of the job from slurmdbd."""
     words = ["sacct", "-n", "-P", "-X", "-D", "-o", "Submit,Start,End", "-j", job]
-    said = cluster.run(["env", "SLURM_TIME_FORMAT=%s", *words]).stdout.split()
-    found = [line.split("|") for line in said]
+    shown = cluster.run(["env", "SLURM_TIME_FORMAT=%s", *words]).stdout.split()
+    found = [line.split("|") for line in shown]
     return sorted((float(row[0]), float(row[1]), float(row[2])) for row in found if all(map(str.isdigit, row)))
 
 
 def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None:
-    """What events say was held is what Slurm billed, to 1 % and a second.
+    """Check that the held time in the events is the billed time to within 1 % and a second.
 
-    Between a start and the next one of a requeue Slurm bills nothing while processes of the first still end
-    (COMPLETING), though nobody else has the nodes: events cannot tell that time.
+    Slurm does not bill the time after a requeue in which processes of the first start still end (COMPLETING).
     """
     wait_until(lambda: len(read_accounting(cluster, job)) == num_starts, "all starts in the accounting", timeout_s=60)
     rows = read_accounting(cluster, job)
@@ -37,18 +36,18 @@ def check_held(cluster: Cluster, run: RunDir, job: str, num_starts: int) -> None
     completing = sum(max(0.0, later[0] - row[2]) for row, later in itertools.pairwise(rows))
     ledger, holds = read_ledger(run), find_allocations(read_events(run), read_steps(run))
     assert ledger is not None
-    # Slurm counts in whole seconds, and ends the job after our last word.
+    # Slurm counts whole seconds and ends the job after our last event.
     slack = 0.01 * billed + 1.0
     assert billed - slack <= ledger.held_s <= billed + completing + slack, (holds, rows)
 
 
 @pytest.mark.slow
 def test_held_seconds_match_slurm_accounting(accounting_cluster: Cluster) -> None:
-    """A killed controller, a requeue without a warning, a node without power."""
+    """With a killed controller, a requeue without warning, and a node without power."""
     folder = make_shared_dir(accounting_cluster) / "run"
     run = LightRun(accounting_cluster, folder, "cluster.num_nodes=1", num_steps=120, save_every=7, step_s=0.15)
     run.wait_for_training(1)
-    run.kill(run.hosts(1)[0], "submitit.core._submit", newest_alone=True)
+    run.kill(run.hosts(1)[0], "submitit.core._submit", newest_only=True)
     run.wait_for_training(2)
     accounting_cluster.run(["scontrol", "requeue", run.job])
     run.wait_for_training(3)
@@ -67,7 +66,7 @@ def test_held_seconds_match_slurm_accounting(accounting_cluster: Cluster) -> Non
 
 @pytest.mark.slow
 def test_slow_save_starts_in_time(cluster: Cluster, shared_dir: Path) -> None:
-    """Slurm would signal 10 s before the end, and a save takes 15 s: the run has learned that when it matters."""
+    """Slurm would signal 10 s before the end, but a save takes 15 s, which the run has measured by then."""
     words = ("cluster.num_nodes=1", "job.time_limit=3")
     hurried: dict[str, Any] = {"num_steps": 400, "step_s": 0.5, "save_every": 4, "save_s": 15.0}
     run = LightRun(cluster, shared_dir / "run", *words, net_s=10, **hurried)

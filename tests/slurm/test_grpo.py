@@ -1,4 +1,4 @@
-"""The real trainer over two nodes of a real Slurm: Ray, vLLM and torch on CPU. Minutes, so marked slow."""
+"""The real trainer on two nodes of a real Slurm: Ray, vLLM and torch on CPU. Takes minutes."""
 
 import json
 import subprocess
@@ -23,8 +23,8 @@ def grpo_rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in exact_rows(run) if row["stage"] == "grpo"]
 
 
-@pytest.mark.timeout(2400)  # two whole demos share the machine
-def test_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(cluster: Cluster, shared_dir: Path) -> None:
+@pytest.mark.timeout(2400)  # two complete demos share the machine
+def test_concurrent_demos_learn_with_equal_metrics(cluster: Cluster, shared_dir: Path) -> None:
     nodes = ",".join(cluster.nodes[:2])
     first, second = shared_dir / "first", shared_dir / "second"
     words = ["+exp=demo", "+cluster=slurm_cpu", "trainer.num_steps=60", "logging.wandb.mode=disabled"]
@@ -33,7 +33,7 @@ def test_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(cluster: 
     submit_plainly(cluster, shared_dir, nodes, *words, f"run_dir={second}")
     for run in (first, second):
         assert wait_for_end(run, timeout_s=1800)["state"] == "finished"
-    # Same seed, same shape: two runs side by side on shared nodes do not touch each other's numbers.
+    # Concurrent runs with the same seed on shared nodes do not affect each other's numbers.
     assert exact_rows(first) == exact_rows(second)
     rows = grpo_rows(first)
     rewards = [row["reward/mean"] for row in rows]
@@ -56,7 +56,7 @@ def test_requeued_run_has_identical_metrics(cluster: Cluster, shared_dir: Path, 
 
 
 def test_reference_and_reward_service_run_on_their_groups(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
-    """Slurm lists the old nodes first, but the head and the policy must stand on the new one."""
+    """Slurm lists the old nodes first, but the head and the policy must run on the new one."""
     run = shared_dir / "pinned"
     words = ["cluster.num_nodes=2", "+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1"]
     words += ["policy.node_group=new", "rollout.node_group=new", "reference.node_group=old", "reference.num_workers=1"]
@@ -64,7 +64,7 @@ def test_reference_and_reward_service_run_on_their_groups(cluster: Cluster, shar
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
     assert done.returncode == 0, done.stderr
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
-    # Both say the same wherever they stand.
+    # Placement does not change the numbers.
     assert exact_rows(run) == exact_rows(whole_run)
     started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "node/started"]
     hosts = {row["rank"]: row["host"] for row in started}

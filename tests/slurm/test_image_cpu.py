@@ -1,7 +1,7 @@
-"""The CPU image itself, built without any registry, and the demo in it on two nodes of a real Slurm.
+"""The CPU image, built without a registry, and the demo in it on two nodes of a real Slurm.
 
-The base is a Debian from its own mirror; Python's packages come from where this machine's pip takes them: ten minutes.
-What the recipe asks for, tests/image/test_busybox_image.py holds; runs in podman on two nodes, test_image_podman.py.
+The base is built from the Debian mirror of this machine; Python packages come from its package index. Takes ten
+minutes. tests/image/test_busybox_image.py checks the recipe, test_image_podman.py runs in podman on two nodes.
 """
 
 import json
@@ -28,13 +28,11 @@ BASE, IMAGE = "localhost/debian:bookworm", "localhost/slurm_rl-cpu:test"
 
 @dataclass(frozen=True)
 class Built:
-    """Where the image is."""
-
     folder: Path
     here: dict[str, str]
-    """Variables for podman that sees the store and may add to it."""
+    """Variables for podman with write access to the store."""
     there: dict[str, str]
-    """The same for podman on the nodes, which only reads it."""
+    """Variables for podman on the nodes, with read access to the store."""
     flags: list[str]
 
     def image(self, *words: str) -> subprocess.CompletedProcess[str]:

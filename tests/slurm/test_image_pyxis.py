@@ -1,11 +1,11 @@
-"""Containers under enroot and pyxis, where they are; test_image_podman.py holds the same of podman everywhere.
+"""Containers under enroot and pyxis, where installed; test_image_podman.py checks the same with podman everywhere.
 
-Neither is in a package index, so CI has none. On a machine with enroot 4 on PATH, a spank_pyxis.so of pyxis 0.24
-built against this Slurm's headers (Debian: libslurm-dev), user namespaces, squashfs-tools, jq, file and bsdmainutils:
+Neither is in a package index, so CI has none. They need enroot 4 on PATH, a spank_pyxis.so of pyxis 0.24 built against
+this Slurm's headers (Debian: libslurm-dev), user namespaces, squashfs-tools, jq, file and bsdmainutils:
 
     SLURM_RL_PYXIS=<path>/spank_pyxis.so pytest tests/slurm/test_image_pyxis.py
 
-The plugin reads enroot from the PATH of slurmd, which is that of the tests.
+The plugin finds enroot on slurmd's PATH, which is that of the tests.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.podman_kit import install_missing, make_busybox_root
 from tests.slurm.cluster import Cluster, ensure_packages, is_possible
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light_python import make_light_python
-from tests.slurm.podman import python_of_this_machine
+from tests.slurm.podman import host_python_mounts
 from tests.slurm.submitting import cli, quote, wait_for_end, wait_for_step
 from tests.whole_run import OVERRIDES
 
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(not PLUGIN or shutil.which("enroot") is None, reason="needs enroot, and SLURM_RL_PYXIS"),
 ]
-# enroot with folders of each node's own, since /root is one for all; it notes what it is asked for, and by whom.
+# enroot with private folders per node, since all nodes share /root; it logs its arguments and caller.
 ENROOT = """#!/bin/sh
 echo "$(hostname) $1" >> {log}
 export ENROOT_DATA_PATH=/tmp/enroot/data ENROOT_CACHE_PATH=/tmp/enroot/cache ENROOT_RUNTIME_PATH=/tmp/enroot/run
@@ -41,14 +41,14 @@ exec {enroot} "$@"
 
 @pytest.fixture(scope="module")
 def pyxis_cluster() -> Iterator[Cluster]:
-    """A cluster of its own, whose srun has pyxis, and whose nodes note in <root>/enroot.log how they use enroot."""
+    """Start a cluster with pyxis in srun; its nodes log their use of enroot in <root>/enroot.log."""
     if reason := is_possible():
         pytest.skip(reason)
     ensure_packages(accounting=False)
     install_missing({"busybox": "busybox-static", "mksquashfs": "squashfs-tools"})
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
     folder = Path(tempfile.mkdtemp(prefix="slrl-pyxis-", dir="/var/tmp"))
-    # Each node has a /tmp of its own; unnamed containers need no epilog.
+    # Each node has a private /tmp; unnamed containers need no epilog.
     (folder / "plugstack.conf").write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis container_scope=global\n")
     (folder / "enroot").write_text(ENROOT.format(log=root / "enroot.log", enroot=shutil.which("enroot")))
     (folder / "enroot").chmod(0o755)
@@ -64,7 +64,7 @@ def pyxis_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def image(pyxis_cluster: Cluster) -> list[str]:
-    """A .sqsh made from a tar, without any engine; its words for the command line."""
+    """Make a .sqsh from a tar, without a container engine; return the config overrides."""
     folder = make_shared_dir(pyxis_cluster)
     make_busybox_root(folder / "root.tar")
     words = ["container.runtime=pyxis", f"container.image={folder}/rl.sqsh"]
@@ -79,12 +79,12 @@ def folder(pyxis_cluster: Cluster) -> Path:
 
 
 def mounts(*more: object) -> str:
-    return f"container.mounts=[{','.join([*python_of_this_machine(), *map(str, more)])}]"
+    return f"container.mounts=[{','.join([*host_python_mounts(), *map(str, more)])}]"
 
 
 def test_wrong_image_is_refused_without_retry(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
     """Debian's own Python has none of the packages."""
-    system = ",".join(word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib")))
+    system = ",".join(word for word in host_python_mounts() if word.startswith(("/usr:", "/lib")))
     words = [*OVERRIDES, *image, "cluster.python=/usr/bin/python3", f"container.mounts=[{system}]"]
     assert cli(pyxis_cluster, folder, *words, f"run_dir={folder}/run").returncode == 0
     end = wait_for_end(folder / "run")
@@ -102,7 +102,7 @@ def test_pyxis_message_is_cause(pyxis_cluster: Cluster, image: list[str], folder
 
 
 def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
-    """With Ray's files on the node's own disk, where the preflight looked."""
+    """Ray's files are on the node's own disk, where the preflight looked."""
     run, log = folder / "run", pyxis_cluster.root / "enroot.log"
     log.write_text("")
     python = make_light_python(folder, real_ray=True)
@@ -118,13 +118,13 @@ def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str
     script = "import ray, socket; ray.init('auto', log_to_driver=False); print(len(ray.nodes()), socket.gethostname())"
     shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", sys.executable, "-c", script)
     assert shell.stdout.splitlines()[-1:] == [f"2 {second}"], shell.stderr
-    # busybox alone has this one, so it is the image; and nothing was unpacked for it.
+    # Only busybox has this program, so it runs in the image; nothing was unpacked for it.
     shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", "/bin/busybox", "ls", "-d", there[0])
     assert shell.stdout.split() == there, shell.stderr
     assert Counter(log.read_text().splitlines())[f"{second} create"] == 1
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
-    assert "trainer of attempt 1 goes on" in cli(pyxis_cluster, folder, "logs", str(run)).stdout
+    assert "trainer of attempt 1 resumes" in cli(pyxis_cluster, folder, "logs", str(run)).stdout
     for node in pyxis_cluster.nodes:
         left = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*; enroot list"], node=node)
         assert left.stdout == "", left.stdout

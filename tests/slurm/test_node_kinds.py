@@ -1,4 +1,4 @@
-"""Nodes of several kinds in one job, a heterogeneous job of Slurm: from submission over a requeue to its end."""
+"""Several node types in one run, as a heterogeneous Slurm job, from submission through a requeue to its end."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from tests.slurm.submitting import cli, job_id, submit, wait_for_end, wait_for_s
 
 pytestmark = pytest.mark.slurm
 
-# Slurm lists the old nodes first, but the head and the policy must stand on the new one. The third kind has no GPU.
+# Slurm lists the old nodes first, but the head and the policy must run on the new one. The third type has no GPU.
 KINDS = [
     "cluster.num_nodes=3",
     "cluster.accelerator=nvidia",
@@ -24,7 +24,7 @@ KINDS = [
     "+cluster.nodes.old={count: 1, gpus_per_node: 1}",
     "+cluster.nodes.new={count: 1, cpus_per_node: 1}",
     "+cluster.nodes.cpu={count: 1, gpus_per_node: 0, partition: main, mem_gb_per_node: 2}",
-    # nvidia-smi is not there.
+    # nvidia-smi is not installed.
     "preflight.level=off",
 ]
 
@@ -45,7 +45,7 @@ def test_three_type_job_requeues_cancels_resumes_and_finishes(cluster: Cluster, 
     for host, number in zip(hosts, (2, 1, 0), strict=True):
         ray = [process.cmdline for process in cluster.processes(host) if "ray_start" in process.cmdline]
         assert ray and all(f"--num-gpus={number} " in cmdline for cmdline in ray), ray
-    # What Slurm sends before the time limit.
+    # The signal that Slurm sends before the time limit.
     cluster.run(["scancel", "--batch", "--signal=USR2", job_id(run)])
     wait_for_step(run, attempt=2)
     assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
@@ -61,7 +61,7 @@ def test_three_type_job_requeues_cancels_resumes_and_finishes(cluster: Cluster, 
 
 @pytest.mark.slow
 def test_ray_spans_types_and_requeue_keeps_metrics(cluster: Cluster, shared_dir: Path) -> None:
-    """With two reward services on the old nodes; one of them is killed."""
+    """Two reward services run on the old nodes; one of them is killed."""
     kinds = ["+cluster.nodes.old={count: 2, cpus_per_node: 2}", "+cluster.nodes.new={count: 1, cpus_per_node: 1}"]
     words = ["cluster.num_nodes=3", *kinds, "policy.node_group=new", "+reward=service"]
     words += ["reward.service.node_group=old", "reward.service.num_replicas=2", "reward.service.address=cluster"]

@@ -1,4 +1,4 @@
-"""Sick nodes are found before an attempt, left out, remembered over requeues, and cleared."""
+"""Preflight finds sick nodes, excludes them, remembers them over requeues, and can clear them."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, make_slow_python, remembered
+from tests.slurm.sick_nodes import REMAP_FAILED, excluded_by_run, excluded_by_slurm, make_nvidia_smi, make_slow_python
 from tests.slurm.submitting import refused, submit, wait_for_end, wait_for_step
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -50,7 +50,7 @@ def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) ->
     assert end["state"] == "failed"
     assert "the check gpus of the preflight" in end["cause"]
     assert "2 of 2 nodes" in end["cause"]
-    assert (remembered(run), excluded(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
+    assert (excluded_by_run(run), excluded_by_slurm(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
 
 
 def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_dir: Path) -> None:
@@ -58,7 +58,7 @@ def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_d
     first, second, *_ = cluster.nodes
     (shared_dir / second).write_text(REMAP_FAILED)
     site = shared_dir / "site"
-    # A node that is not in the cluster, and one that has rebooted since.
+    # One node is not in the cluster, the other has rebooted since.
     for node, at in (("gone", time.time()), (first, 1.0)):
         row = Evidence.new(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
         publish(str(site), [{**row, "time": at}], now=at)
@@ -67,15 +67,15 @@ def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_d
     wait_for_step(run, attempt=2)
     nodes = events(run, "preflight/passed")[0]["nodes"]
     assert second not in nodes
-    assert excluded(cluster, job) == second
+    assert excluded_by_slurm(cluster, job) == second
     cluster.restart_controller()
-    assert excluded(cluster, job) == second, "after a restart of Slurm's controller"
-    ask_to_leave(cluster, nodes[0], run)
+    assert excluded_by_slurm(cluster, job) == second, "after a restart of Slurm's controller"
+    send_stop_signal(cluster, nodes[0], run)
     wait_for_step(run, attempt=3)
     assert second not in events(run, "preflight/passed")[1]["nodes"]
-    assert excluded(cluster, job) == second
+    assert excluded_by_slurm(cluster, job) == second
     other, other_job = start(cluster, shared_dir, f"cluster.site_dir={site}", "cluster.num_nodes=1", name="other")
-    assert excluded(cluster, other_job) == second
+    assert excluded_by_slurm(cluster, other_job) == second
     wait_for_step(other)
     assert second not in events(other, "preflight/passed")[0]["nodes"]
     assert [finish(one)["state"] for one in (run, other)] == ["finished", "finished"]
@@ -106,7 +106,7 @@ def test_sick_node_of_one_type_is_excluded_by_one_requeue(cluster: Cluster, shar
     assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
 
 
-def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
+def send_stop_signal(cluster: Cluster, node: str, run: Path) -> None:
     """Send the signal that Slurm sends before a time limit."""
     words = f"submitit.core._submit {run / 'submitit'}"
     (pid, *_) = [process.pid for process in cluster.processes(node) if words in process.cmdline]
@@ -120,7 +120,7 @@ def list_nodes(cluster: Cluster, folder: Path, site: Path, *words: str) -> str:
 
 
 def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
-    """The operator lists the node, clears it, and adds another one."""
+    """List the node, clear it, and add another one with the verb `nodes`."""
     shown = list_nodes(cluster, folder, site)
     assert f"{node}  " in shown and "ecc" in shown
     list_nodes(cluster, folder, site, "--clear", node)
@@ -131,7 +131,7 @@ def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
 
 @pytest.mark.slow
 def test_pending_job_excludes_bad_node_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
-    """A node is marked bad while the job waits for it."""
+    """A node is marked bad while the job is pending on it."""
     make_nvidia_smi(shared_dir)
     site = shared_dir / "site"
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}", "+cluster.slurm.extra.hold=true")
@@ -144,7 +144,7 @@ def test_pending_job_excludes_bad_node_by_one_requeue(cluster: Cluster, shared_d
     wait_until(lambda: cluster.run(clear).returncode == 0, "Slurm to take any node")
     wait_until(lambda: (run / "end.json").is_file() or events(run, "preflight/passed"), "the second start")
     assert bad not in events(run, "preflight/passed")[0]["nodes"]
-    assert excluded(cluster, job) == bad
+    assert excluded_by_slurm(cluster, job) == bad
     assert finish(run)["state"] == "finished"
     assert len(events(run, "nodes/avoided")) == 1
 
@@ -160,13 +160,13 @@ def test_node_with_missing_gpus_or_full_shm_is_excluded(cluster: Cluster, shared
     assert passed["nodes"] == [first, fourth]
     assert passed["left_out"][second].endswith("not 2")
     assert "/dev/shm has" in passed["left_out"][third]
-    assert remembered(run) == {second: "gpus", third: "files"}
+    assert excluded_by_run(run) == {second: "gpus", third: "files"}
     assert finish(run)["state"] == "finished"
 
 
 @contextmanager
 def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
-    """Remount it small: filling it would take as much of this machine's memory."""
+    """Remount /dev/shm with a small size: filling it would use as much of this machine's memory."""
     full = "mount -o remount,size=64k /dev/shm && head -c 100000 /dev/zero > /dev/shm/full"
     cluster.run(["sh", "-c", full], node=node)
     yield
@@ -185,7 +185,7 @@ def test_node_with_slow_disk_is_excluded(cluster: Cluster, shared_dir: Path) -> 
     (passed,) = events(run, "preflight/passed")
     assert list(passed.get("left_out", {})) == [slow], passed
     assert "writes to tmp_root at" in passed["left_out"][slow]
-    assert remembered(run) == {slow: "disks"}
+    assert excluded_by_run(run) == {slow: "disks"}
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
     done = cluster.run(["sh", "-c", f"{mount} && chmod 1777 {place}"], node=node)
     if done.returncode:
         pytest.skip(f"no loop device here: {done.stderr.strip()}")
-    # A process that waits for a frozen file system cannot be killed, so the loop ends by a file.
+    # A process that waits for a frozen file system cannot be killed, so a file ends the loop.
     beat = f"fsfreeze -f {place}; sleep 4; fsfreeze -u {place}"
     loop = f"trap '' INT TERM HUP; while [ ! -e {folder}/thaw ]; do {beat}; done; umount -l {place}"
     with subprocess.Popen(cluster.on_node(node, ["sh", "-c", loop]), start_new_session=True):
@@ -208,7 +208,7 @@ def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_level_full_leaves_out_slow_processor_and_network(cluster: Cluster, shared_dir: Path) -> None:
+def test_level_full_excludes_slow_cpu_and_network(cluster: Cluster, shared_dir: Path) -> None:
     _, second, third, _ = cluster.nodes
     python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
     words = ["preflight.level=full", "job.num_spare_nodes=2"]
@@ -221,7 +221,7 @@ def test_level_full_leaves_out_slow_processor_and_network(cluster: Cluster, shar
     (passed,) = events(run, "preflight/passed")
     assert sorted(passed["left_out"]) == [second, third], passed
     assert "its all-reduce is slow" in passed["left_out"][second]
-    assert remembered(run) == {second: "fabric", third: "matmul"}
+    assert excluded_by_run(run) == {second: "fabric", third: "matmul"}
     assert sorted(passed["fabric"]["nodes"]) == cluster.nodes
 
 
@@ -239,7 +239,7 @@ def test_cut_link_between_two_nodes_excludes_neither(cluster: Cluster, shared_di
     (passed,) = events(run, "preflight/passed")
     assert f"fabric: the link between {first} and {second}: no answer" in passed["warned"]
     assert "left_out" not in passed
-    assert remembered(run) == {}
+    assert excluded_by_run(run) == {}
 
 
 @contextmanager

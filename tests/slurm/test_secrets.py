@@ -1,4 +1,4 @@
-"""A canary in the secrets' variables reaches the trainer and stands nowhere else."""
+"""Secrets reach the trainer and no command line, file or Slurm record."""
 
 import os
 import time
@@ -17,13 +17,13 @@ CANARY = {"WANDB_API_KEY": "canary-5b1d7c52e0", "HF_TOKEN": "canary-9f4e2a7713"}
 
 
 def command_lines() -> dict[str, str]:
-    """Command lines of every process on this machine, the nodes' included."""
+    """Return the command lines of all processes on this machine, including those of the nodes."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             found[entry.name] = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return found
 
 
@@ -33,14 +33,14 @@ def files_with_canary(folder: Path) -> list[Path]:
     return [path for path in files if any(needle in path.read_bytes() for needle in needles)]
 
 
-def test_secrets_stand_nowhere(cluster: Cluster, shared_dir: Path) -> None:
+def test_secrets_reach_only_trainer(cluster: Cluster, shared_dir: Path) -> None:
     run, python = shared_dir / "run", make_light_python(shared_dir, real_ray=True)
     job = submit(cluster, run, python, "name=secret", env=CANARY)
     seen: dict[str, str] = {}
     deadline = time.monotonic() + 240
     log = run / "attempts" / "1" / "logs" / "driver.log"
-    # From the first moment on: what is short-lived (sbatch, srun, ray start) counts as well.
-    while time.monotonic() < deadline and not (log.is_file() and "goes on" in log.read_text()):
+    # Poll from the start, to see short-lived processes (sbatch, srun, ray start) too.
+    while time.monotonic() < deadline and not (log.is_file() and "resumes after" in log.read_text()):
         seen |= command_lines()
         time.sleep(0.02)
     wait_for_step(run)
@@ -53,18 +53,18 @@ def test_secrets_stand_nowhere(cluster: Cluster, shared_dir: Path) -> None:
     cluster.run(["scontrol", "write", "batch_script", job, str(shared_dir / "script")])
     assert "submitit" in (shared_dir / "script").read_text()
     assert not any(value in shown for value in CANARY.values())
-    # They did arrive where they are needed.
+    # The trainer must have them.
     trainer = [entry for entry in trainers() if entry.read_bytes().count(b"canary-") >= len(CANARY)]
     assert trainer
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
-    wait_until_clean(cluster)  # until then files go
+    wait_until_clean(cluster)  # files disappear until then
     assert files_with_canary(shared_dir) == []
     private = [path for path in (run / "submitit").rglob("*.pkl") if path.stat().st_mode & 0o077]
     assert private == []
 
 
 def trainers() -> list[Path]:
-    """/proc/<pid>/environ of the light trainers."""
+    """Return /proc/<pid>/environ of the light trainers."""
     pids = [pid for pid, line in command_lines().items() if "slurm_rl.trainers.grpo.main" in line]
     return [Path("/proc") / pid / "environ" for pid in pids if os.access(f"/proc/{pid}/environ", os.R_OK)]

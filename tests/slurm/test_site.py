@@ -1,4 +1,4 @@
-"""`site` on a login node of a real Slurm: the preset that it writes is planned, taken by sbatch, and run, as it is."""
+"""`site` on a login node of a real Slurm writes a preset that plans, submits and runs unmodified."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 
 
 def write_preset(cluster: Cluster, folder: Path, *words: str) -> str:
-    """Its text. The folder is that of the user's presets, and where commands are typed."""
+    """Write a preset to `folder` and return its text."""
     done = cli(cluster, folder, "site", "--name", "mysite", *words, env={"XDG_CONFIG_HOME": str(folder)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "slurm   takes a job of it (sbatch --test-only)" in done.stdout
@@ -28,7 +28,7 @@ def test_preset_describes_cluster_and_plans(cluster: Cluster, shared_dir: Path) 
     text = write_preset(cluster, shared_dir)
     found = yaml.safe_load(text)["cluster"]
     assert (found["launcher"], found["slurm"]["partition"], found["slurm"]["account"]) == ("slurm", "main", None)
-    # Its GPUs are of a type that no vendor has.
+    # Its GPUs have a type of no known vendor.
     assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
     assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
     words = ["plan", "--script", "+exp=demo", "+cluster=mysite"]

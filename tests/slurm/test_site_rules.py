@@ -1,4 +1,4 @@
-"""What a site allows: QOS and accounts, requeues, the commands of its login nodes, the file systems of its jobs."""
+"""Site restrictions: QOS and accounts, requeues, missing commands and file systems on login nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +19,12 @@ GPUS = ["cluster.accelerator=nvidia", "cluster.gpus_per_node=2", "cluster.num_no
 
 @pytest.fixture
 def strict_cluster(accounting_cluster: Cluster) -> Iterator[Cluster]:
-    """Limits are enforced; of GPUs, `tight` lets a user have one at a time, and `deny` says so at once."""
+    """Cluster that enforces limits; QOS `tight` allows one GPU per user, `deny` refuses at submission."""
     for name, *flags in (("tight",), ("deny", "Flags=DenyOnLimit")):
         change(accounting_cluster, "add", "qos", name, "set", "MaxTRESPerUser=gres/gpu=1", *flags)
     change(accounting_cluster, "modify", "user", "root", "set", "qos+=tight,deny")
     with accounting_cluster.changed({"AccountingStorageEnforce": "associations,limits,qos"}):
-        # Until the nodes have reported to the new controller, it knows none that fits.
+        # Until the nodes register with the new controller, it finds no matching node.
         wait_until(lambda: is_idle(accounting_cluster), "the nodes to report")
         yield accounting_cluster
 
@@ -36,11 +36,11 @@ def change(cluster: Cluster, *words: str) -> None:
 
 def test_refusing_qos_is_reported_at_submission(strict_cluster: Cluster) -> None:
     folder = make_shared_dir(strict_cluster)
-    for qos, said in (("nope", "Invalid qos specification"), ("deny", "QOSMaxGRESPerUser")):
+    for qos, expected in (("nope", "Invalid qos specification"), ("deny", "QOSMaxGRESPerUser")):
         words = ["+exp=demo", "+cluster=slurm_cpu", "run_dir=run", f"cluster.slurm.account={ACCOUNT}", *GPUS]
         done = cli(strict_cluster, folder, *words, f"cluster.slurm.qos={qos}")
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-        assert said in done.stderr
+        assert expected in done.stderr
         assert list(folder.iterdir()) == []
     assert queue(strict_cluster) == ""
 
@@ -49,7 +49,7 @@ def test_forbidden_requeue_names_next_command(cluster: Cluster, shared_dir: Path
     run = shared_dir / "run"
     job = submit(cluster, run, make_light_python(shared_dir))
     wait_for_step(run)
-    # As sites do whose jobs never come back: by --no-requeue in a plugin of theirs.
+    # Some sites do this to every job, for example with --no-requeue in a plugin.
     cluster.run(["scontrol", "update", f"job={job}", "Requeue=0"])
     cluster.run(["scancel", "--batch", "--signal=USR2", job])
     end = wait_for_end(run)
@@ -63,12 +63,12 @@ def test_forbidden_requeue_names_next_command(cluster: Cluster, shared_dir: Path
     assert wait_for_end(run)["state"] == "finished"
 
 
-def test_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) -> None:
-    """Some sites give their users no more than sbatch, squeue, scancel and sinfo."""
+def test_login_node_without_scontrol_and_sacct_runs_job(accounting_cluster: Cluster) -> None:
+    """Some sites offer only sbatch, squeue, scancel and sinfo on login nodes."""
     folder = make_shared_dir(accounting_cluster)
     env = {"PATH": str(make_bin(folder, "sbatch", "squeue", "scancel", "sinfo"))}
     run, python = folder / "run", make_light_python(folder)
-    # The nodes have them all.
+    # The nodes have all commands.
     words = [f"cluster.slurm.account={ACCOUNT}", 'cluster.setup=["export PATH=/usr/bin:/bin"]']
     first = submit(accounting_cluster, run, python, *words, env=env)
     wait_for_step(run)
@@ -85,7 +85,7 @@ def test_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) -> N
 
 
 def make_bin(folder: Path, *programs: str) -> Path:
-    """A folder for PATH with these programs of Slurm's, and what every login node has."""
+    """Make a folder for PATH with these Slurm programs and the tools of any login node."""
     path = folder / "bin"
     path.mkdir()
     for program in (*programs, "sh", "env"):
@@ -95,7 +95,7 @@ def make_bin(folder: Path, *programs: str) -> Path:
 
 @pytest.mark.slow
 def test_run_root_missing_on_login_node_is_refused(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
-    """Home is not mounted on the nodes: nothing of the folder that one submits from may be needed there."""
+    """Home is not mounted on the nodes; they need nothing from the folder of submission."""
     words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.run_root={shared_dir}/runs", "name=far"]
     done = cli(cluster, tmp_path, *words, f"cluster.python={make_light_python(shared_dir)}")
     assert done.returncode == 0, done.stderr

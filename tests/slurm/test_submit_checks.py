@@ -1,4 +1,4 @@
-"""What a cluster would refuse, or never start, is an error before anything is written or queued."""
+"""`submit` refuses jobs that the cluster would reject or never start, before it writes or queues anything."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ CPU, H100 = "+cluster=slurm_cpu", "+cluster=nvidia_h100"
 
 
 def refuse(cluster: Cluster, *words: str) -> str:
-    """Submit; nothing may be left behind. The error."""
+    """Submit, check that nothing was left behind, and return the error."""
     folder = make_shared_dir(cluster)
     done = refused(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 2, done.stderr
@@ -26,7 +26,7 @@ def refuse(cluster: Cluster, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([CPU, "cluster.slurm.partition=mian"], ["Invalid partition", "choose one of: main, high"]),
         ([H100], ["h100", "the nodes have 2 fake", "cluster.gpu_type"]),
@@ -40,9 +40,11 @@ def refuse(cluster: Cluster, *words: str) -> str:
         ([CPU, "cluster.slurm.dependency=soon"], ["dependency"]),
     ],
 )
-def test_slurm_would_refuse(session_cluster: Cluster, words: list[str], said: list[str]) -> None:
+def test_invalid_request_is_refused_before_submission(
+    session_cluster: Cluster, words: list[str], expected: list[str]
+) -> None:
     error = refuse(session_cluster, *words)
-    for text in said:
+    for text in expected:
         assert text in error
 
 
@@ -59,8 +61,8 @@ def test_gpu_type_uses_spelling_of_site(cluster: Cluster) -> None:
     assert json.loads((folder / "waits" / "plan.json").read_text())["sbatch"]["gres"] == "gpu:fake:2"
 
 
-def test_longer_than_partition_allows(cluster: Cluster) -> None:
-    """Slurm itself would let such a job wait for ever."""
+def test_time_limit_above_partition_is_refused(cluster: Cluster) -> None:
+    """Slurm itself would leave such a job pending forever."""
     cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=60"])
     try:
         assert "120 min > 60 min" in refuse(cluster, CPU, "job.time_limit=2:00:00")
@@ -72,7 +74,7 @@ def test_unknown_account_is_refused(accounting_cluster: Cluster) -> None:
     assert "nvalid account" in refuse(accounting_cluster, CPU, "cluster.slurm.account=nobody")
 
 
-def test_machine_without_slurm_points_home(cluster: Cluster, tmp_path: Path) -> None:
+def test_submit_without_slurm_suggests_local_cluster(cluster: Cluster, tmp_path: Path) -> None:
     done = cli(cluster, tmp_path, "+exp=demo", CPU, env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert "must be on PATH" in done.stderr

@@ -1,4 +1,4 @@
-"""Plain sbatch: the template, what it takes from the allocation, and that a requeue goes on with the run."""
+"""Plain sbatch: the template, settings taken from the allocation, and resume after a requeue."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.mark.versions
-def test_allocation_decides_and_requeue_resumes(cluster: Cluster, shared_dir: Path) -> None:
+def test_plain_sbatch_uses_allocation_and_resumes(cluster: Cluster, shared_dir: Path) -> None:
     job = sbatch(cluster, shared_dir, "-N3", "--mem=2G", str(TEMPLATE), *overrides(shared_dir), "cluster.num_nodes=9")
     run = shared_dir / "runs" / f"plain-{job}"
     wait_for_step(run)
@@ -59,13 +59,13 @@ def test_failed_start_is_explained_in_job_log(cluster: Cluster, shared_dir: Path
 
 @pytest.mark.slow
 def test_job_runs_snapshot_not_working_directory(cluster: Cluster, shared_dir: Path) -> None:
-    """Submitted from a checkout, edited while the job waits: the run keeps the code it was given."""
+    """The checkout is edited while the job is pending: the run keeps the submitted code."""
     (shared_dir / "slurm_rl").mkdir()
     (shared_dir / "slurm_rl" / "__init__.py").write_text("raise RuntimeError('the working directory')")
     done = cli(cluster, ROOT, "run-in-job", "--print-template")
     assert done.stdout == TEMPLATE.read_text()
     script = shared_dir / "job.sbatch"
-    # As the installed command would: it is not looked for in the working directory.
+    # Like the installed command, which is not imported from the working directory.
     script.write_text(done.stdout.replace("python -m slurm_rl", "python -P -m slurm_rl"))
     job = sbatch(cluster, shared_dir, "-N2", "--mem=2G", str(script), *overrides(shared_dir))
     run = shared_dir / "runs" / f"plain-{job}"

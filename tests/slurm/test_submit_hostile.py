@@ -1,4 +1,4 @@
-"""Names that a shell, Slurm or Hydra would read as something else: they work, or are a clear error."""
+"""Names with shell, Slurm or Hydra syntax work or give a clear error."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.slurm.submitting import cli, queue, quote, refused, submit, wait_for_
 pytestmark = pytest.mark.slurm
 
 
-def test_run_in_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
+def test_run_in_hostile_folder_finishes(cluster: Cluster, shared_dir: Path) -> None:
     """Spaces, quotes, `$()` and more in the run directory, the comment and the path of Python."""
     folder = shared_dir / """a b'c"d;$(touch pwned)`touch pwned`&|<>*?[x]{y}~#!é"""
     folder.mkdir()
@@ -20,12 +20,11 @@ def test_run_in_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
     submit(cluster, run, make_light_python(folder), f"cluster.slurm.comment={quote(comment)}")
     wait_for_step(run)
     assert "running" in cli(cluster, folder, "status", str(run)).stdout
-    assert "goes on" in cli(cluster, folder, "logs", str(run)).stdout
+    assert "resumes after" in cli(cluster, folder, "logs", str(run)).stdout
     shown = cluster.run(["scontrol", "show", "job", "-o"]).stdout
     assert comment.replace("\\\\", "\\") in shown or "it's" in shown
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
-    # Every node's log is where it belongs, under the name it was given.
     assert {path.stem for path in (run / "attempts" / "1" / "logs").glob("node-*.log")} == {"node-0", "node-1"}
     assert list(shared_dir.rglob("pwned")) == []
 

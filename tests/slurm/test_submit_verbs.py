@@ -1,4 +1,4 @@
-"""status, logs, cancel and resume on jobs of a real Slurm."""
+"""`status`, `logs`, `cancel` and `resume` on jobs of a real Slurm."""
 
 import json
 import subprocess
@@ -22,8 +22,8 @@ def state_of(cluster: Cluster, run: Path) -> str:
 
 
 @pytest.mark.versions
-def test_life_of_run(cluster: Cluster, shared_dir: Path) -> None:
-    """Running, followed, cancelled, resumed, finished: every verb tells the same story."""
+def test_verbs_agree_through_run(cluster: Cluster, shared_dir: Path) -> None:
+    """Run, follow, cancel, resume and finish; all verbs agree on the state."""
     run, python = shared_dir / "run", make_light_python(shared_dir)
     first = submit(cluster, run, python)
     wait_for_step(run)
@@ -32,24 +32,24 @@ def test_life_of_run(cluster: Cluster, shared_dir: Path) -> None:
     refused = cli(cluster, shared_dir, "resume", str(run))
     assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
     there = start_on_other_host("elsewhere", RESUME, str(run), env=cluster.env)
-    said, _ = there.communicate(timeout=120)
-    assert there.returncode == 2 and f"got slurm job {first} (process" in said and f"cancel {run}" in said, said
+    output, _ = there.communicate(timeout=120)
+    assert there.returncode == 2 and f"got slurm job {first} (process" in output and f"cancel {run}" in output, output
     follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
     env = {**cluster.env, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
         out, err = following.communicate(timeout=120)
-    assert "trainer of attempt 1 goes on after step 0" in out
+    assert "trainer of attempt 1 resumes after step 0" in out
     assert err.splitlines()[-1].startswith("# interrupted: cancelled by the user (SIGTERM)")
     assert wait_for_end(run)["state"] == "interrupted"
     resume_twice_at_once(cluster, run)
     assert job_id(run) != first
-    # The first may still be leaving.
+    # The first job may still be completing.
     assert {*queue(cluster).split()[::2]} - {first} == {job_id(run)}
     wait_for_step(run, attempt=2)
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
-    # Without a name, and by name and job id, from a folder that knows nothing of the run.
+    # Without a name, and by name and job id from an unrelated folder.
     elsewhere = shared_dir / "elsewhere"
     elsewhere.mkdir()
     for words in ([], [run.name], [job_id(run)]):
@@ -61,18 +61,18 @@ def test_life_of_run(cluster: Cluster, shared_dir: Path) -> None:
 
 
 def resume_twice_at_once(cluster: Cluster, run: Path) -> None:
-    """From two hosts: one gets the run, the other is refused."""
+    """Resume from two hosts: one gets the run, the other is refused."""
     resumes = [start_on_other_host(name, RESUME, str(run), env=cluster.env) for name in ("here", "there")]
-    said = [resume.communicate(timeout=240)[0] for resume in resumes]
-    assert sorted(resume.returncode for resume in resumes) == [0, 2], said
-    won, lost = sorted(said, key=lambda text: "the same plan" not in text)
+    outputs = [resume.communicate(timeout=240)[0] for resume in resumes]
+    assert sorted(resume.returncode for resume in resumes) == [0, 2], outputs
+    won, lost = sorted(outputs, key=lambda text: "the same plan" not in text)
     assert "the same plan" in won
     assert f"cancel {run}" in lost, lost
 
 
 @pytest.mark.slow
 def test_running_job_accepts_verbs(cluster: Cluster, shared_dir: Path) -> None:
-    """A shell on the second node, with the run's environment; the tunnel to the first."""
+    """`attach` opens a shell on the second node with the run's environment, and a tunnel to the first."""
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir))
     wait_for_step(run)
@@ -86,7 +86,7 @@ def test_running_job_accepts_verbs(cluster: Cluster, shared_dir: Path) -> None:
 
 def test_pending_run_names_reason_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
-    # Only Slurm's own words reach status, so any reason will do.
+    # `status` quotes Slurm's reason, so any reason will do.
     submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
     assert state_of(cluster, run).startswith("pending: JobHeldUser")
     missing = cli(cluster, shared_dir, "logs", str(run))

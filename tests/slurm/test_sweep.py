@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm: one array, its elements, and the verbs for the whole of it."""
+"""A sweep on a real Slurm: one array, its elements, and the verbs for all of it."""
 
 import json
 import threading
@@ -17,13 +17,13 @@ from tests.slurm.submitting import cli, job_id, queue, refused, wait_for_end, wa
 
 pytestmark = pytest.mark.slurm
 
-# Runs small enough that the test cluster has room for all of them at once.
+# Small enough that all runs fit on the test cluster at once.
 ON_SLURM = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=1"]
 SMALL = ["+exp=demo", *ON_SLURM]
 
 
 def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) -> Path:
-    """Submit a sweep of light runs; its directory."""
+    """Submit a sweep of light runs; return its directory."""
     path = folder / "sweep"
     python = make_light_python(folder)
     words = ("-m", *SMALL, f"cluster.python={python}", f"hydra.sweep.dir={path}", *words)
@@ -39,7 +39,7 @@ def ledger(path: Path) -> dict[str, Any]:
 
 
 def make_spy(folder: Path, *programs: str) -> Path:
-    """A folder for PATH where these programs of Slurm write down that they were called."""
+    """Make a folder for PATH with versions of these Slurm programs that log their calls."""
     spy = folder / "bin"
     spy.mkdir()
     for program in programs:
@@ -52,8 +52,8 @@ def calls(folder: Path) -> list[str]:
     return (folder / "calls").read_text().split()
 
 
-def test_life_of_sweep(cluster: Cluster, shared_dir: Path) -> None:
-    """The example's commands with light runs: one array, of which one is requeued and one cancelled; a table of all."""
+def test_sweep_requeues_cancels_and_lists_results(cluster: Cluster, shared_dir: Path) -> None:
+    """The example's commands with light runs: one array, one element requeued, one cancelled, and a table of all."""
     spy = make_spy(shared_dir, "sbatch", "squeue")
     (shared_dir / "examples").symlink_to(EXAMPLES)
     start, results, report = (words[3:] for words in read_commands("sweep") if words[3] != "plan")
@@ -62,7 +62,7 @@ def test_life_of_sweep(cluster: Cluster, shared_dir: Path) -> None:
     assert done.returncode == 0, done.stderr
     path = shared_dir / "runs" / "rates"
     runs = [path / str(index) for index in range(3)]
-    # One --test-only, one for all runs.
+    # One --test-only call and one for all runs.
     assert calls(shared_dir) == ["sbatch", "sbatch"]
     array = ledger(path)["runs"][0]["array_job"]
     assert [job_id(run) for run in runs] == [f"{array}_{index}" for index in range(3)]
@@ -72,7 +72,7 @@ def test_life_of_sweep(cluster: Cluster, shared_dir: Path) -> None:
     keys = [json.loads((run / "events.jsonl").read_text().splitlines()[1])["job"] for run in runs]
     assert len(set(keys)) == 3
 
-    # The last element has the array's own number: requeueing by that would restart all three.
+    # The last element has the array's own number: requeueing by that number would restart all three.
     cluster.run(["scancel", "--batch", "--signal=USR2", f"{array}_2"])
     wait_for_step(runs[2], attempt=2)
     log = (runs[2] / "attempts" / "2" / "logs" / "driver.log").read_text()
@@ -105,7 +105,7 @@ def test_life_of_sweep(cluster: Cluster, shared_dir: Path) -> None:
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_large_sweep_is_submitted_in_few_calls(cluster: Cluster, shared_dir: Path, number: int) -> None:
-    """One --test-only and one sbatch; `-s` prints the time."""
+    """One --test-only call and one sbatch; `-s` prints the time."""
     spy = make_spy(shared_dir, "sbatch")
     start = time.monotonic()
     words = ["optim.lr=range(1,101)", f"seed=range({number // 100})", "+cluster.slurm.extra.hold=true"]
@@ -121,9 +121,9 @@ def test_large_sweep_is_submitted_in_few_calls(cluster: Cluster, shared_dir: Pat
     assert queue(cluster) == ""
 
 
-def test_more_runs_than_array_holds(session_cluster: Cluster, cluster: Cluster, shared_dir: Path) -> None:
+def test_large_sweep_is_split_into_arrays(session_cluster: Cluster, cluster: Cluster, shared_dir: Path) -> None:
     with session_cluster.changed({"MaxArraySize": "4"}):
-        # Until the nodes have reported to the new controller, it knows none that fits.
+        # Until the nodes register with the new controller, it finds no matching node.
         wait_until(lambda: is_idle(cluster), "the nodes to report")
         words = ["optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", "cluster.cpus_per_node=1,2", "cluster.max_parallel_runs=1"]
         path = sweep(cluster, shared_dir, *words, "+cluster.slurm.extra.hold=true")
@@ -134,14 +134,14 @@ def test_more_runs_than_array_holds(session_cluster: Cluster, cluster: Cluster, 
         for entry in entries:
             link = path / "arrays" / str(sorted({e["array_job"] for e in entries}, key=int).index(entry["array_job"]))
             assert (link / str(entry["array_index"])).resolve() == path / str(entry["index"])
-        # One at a time, over all arrays: each waits for the one before it.
+        # One at a time over all arrays: each depends on the previous one.
         last = max({entry["array_job"] for entry in entries}, key=int)
         assert f"afterany:{int(last) - 1}" in cluster.run(["scontrol", "show", "job", last]).stdout
         assert cli(cluster, shared_dir, "cancel", str(path)).returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["optim.lr=1e-6,-1", "algorithm.group_size=2,-3"], ["3 of 4 are not", "optim.lr=-1 algorithm.group_size=2"]),
         (["cluster.slurm.partition=main,mian"], ["cluster.slurm.partition=mian", "Invalid partition"]),
@@ -150,11 +150,11 @@ def test_more_runs_than_array_holds(session_cluster: Cluster, cluster: Cluster, 
     ],
 )
 def test_refused_sweep_leaves_no_files(
-    session_cluster: Cluster, shared_dir: Path, words: list[str], said: list[str]
+    session_cluster: Cluster, shared_dir: Path, words: list[str], expected: list[str]
 ) -> None:
     done = refused(session_cluster, shared_dir, "-m", *SMALL, *words)
     assert done.returncode == 2, done.stderr
-    for text in said:
+    for text in expected:
         assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert list(shared_dir.iterdir()) == []
@@ -169,7 +169,7 @@ def test_adaptive_sweeper_waits_for_values(cluster: Cluster, shared_dir: Path) -
     def finish_runs() -> None:
         while not stop.wait(0.2):
             for log in path.glob("*/attempts/1/logs/driver.log"):
-                if "goes on" in log.read_text():
+                if "resumes after" in log.read_text():
                     (log.parents[3] / "finish").touch()
 
     thread = threading.Thread(target=finish_runs)

@@ -1,4 +1,4 @@
-"""Ranks follow the switches and blocks that a real Slurm tells of, and a run gets its nodes from where it asked."""
+"""Ranks follow Slurm's switches and blocks, and a run gets its nodes from the requested ones."""
 
 import shutil
 import sys
@@ -19,8 +19,8 @@ from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
 pytestmark = pytest.mark.slurm
 
 
-class Wired(Cluster):
-    """A topology from the first start: neighbours are every second node, which no order of names gives."""
+class TopologyCluster(Cluster):
+    """Cluster with a topology in which neighbours are every second node, unlike in any order by name."""
 
     lines = ""
 
@@ -31,11 +31,11 @@ class Wired(Cluster):
 
 
 @contextmanager
-def wired(plugin: str, lines: str) -> Iterator[tuple[Cluster, Path]]:
-    """The cluster, and a folder that its nodes see."""
+def topology_cluster(plugin: str, lines: str) -> Iterator[tuple[Cluster, Path]]:
+    """Yield the cluster and a folder that its nodes see."""
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
     shared = [Path(__file__).parents[2], Path(sys.prefix)]
-    cluster = Wired(root, num_nodes=4, shared=shared, settings={"TopologyPlugin": plugin})
+    cluster = TopologyCluster(root, num_nodes=4, shared=shared, settings={"TopologyPlugin": plugin})
     cluster.lines = lines
     with cluster:
         yield cluster, make_shared_dir(cluster)
@@ -43,7 +43,7 @@ def wired(plugin: str, lines: str) -> Iterator[tuple[Cluster, Path]]:
 
 
 def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
-    """The hosts of a run to its end, by rank."""
+    """Run to the end; return the hosts by rank."""
     submit(cluster, folder, make_light_python(folder.parent), *words)
     wait_for_step(folder)
     num_nodes = read_json(folder / "plan.json")["num_nodes"]
@@ -56,10 +56,10 @@ def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
 @pytest.mark.usefixtures("session_cluster")
 def test_ranks_follow_switches_and_run_stays_under_one() -> None:
     lines = "SwitchName=s1 Nodes={first}\nSwitchName=s2 Nodes={second}\nSwitchName=top Switches=s[1-2]\n"
-    with wired("topology/tree", lines) as (cluster, folder):
+    with topology_cluster("topology/tree", lines) as (cluster, folder):
         a, b, c, d = cluster.nodes
         assert run_on(cluster, folder / "all", "cluster.num_nodes=4") == [a, c, b, d]
-        # Slurm waits a day for one switch rather than take two.
+        # Slurm waits up to a day for one switch rather than take two.
         words = ["cluster.num_nodes=2", "cluster.topology.switches=1@1-00"]
         assert set(run_on(cluster, folder / "two", *words)) in ({a, c}, {b, d})
 
@@ -68,14 +68,14 @@ def test_ranks_follow_switches_and_run_stays_under_one() -> None:
 def test_ranks_follow_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
     words = ["cluster.num_nodes=4", "cluster.topology.segment=2"]
     if VERSION.startswith("slurm-22"):
-        # Its plugins are older than blocks.
+        # This Slurm's plugins predate blocks.
         refused = cli(cluster, shared_dir, "+exp=demo", "+cluster=slurm_cpu", f"run_dir={shared_dir}/run", *words)
         assert refused.returncode == 2 and "segment" in refused.stderr, refused.stderr
         return
     lines = "BlockName=b1 Nodes={first}\nBlockName=b2 Nodes={second}\nBlockSizes=2\n"
-    with wired("topology/block", lines) as (of_blocks, folder):
-        a, b, c, d = of_blocks.nodes
-        hosts = run_on(of_blocks, folder / "all", *words)
+    with topology_cluster("topology/block", lines) as (cluster, folder):
+        a, b, c, d = cluster.nodes
+        hosts = run_on(cluster, folder / "all", *words)
         assert [set(hosts[:2]), set(hosts[2:])] in ([{a, c}, {b, d}], [{b, d}, {a, c}])
-        pair = run_on(of_blocks, folder / "two", "cluster.num_nodes=2", "cluster.topology.segment=2")
+        pair = run_on(cluster, folder / "two", "cluster.num_nodes=2", "cluster.topology.segment=2")
         assert set(pair) in ({a, c}, {b, d})

@@ -1,4 +1,4 @@
-"""Ranks under torchrun on a real Slurm: 2 nodes x 2 ranks, harmed, end with the numbers of an undisturbed run.
+"""Faults of ranks under torchrun on a real Slurm (2 nodes x 2 ranks) do not change the metrics.
 
 The ranks are tests/slurm/light/ranks.py: real torch.distributed, real checkpoints, no model.
 """
@@ -16,7 +16,7 @@ NUM_STEPS = 60
 
 
 def kill_a_rank(run: LightRun, host: str) -> None:
-    """kill -9 of one rank; torchrun's own command line names the program too."""
+    """SIGKILL one rank, not torchrun (its command line names the program too)."""
     found = [p for p in run.cluster.processes(host) if f"light/ranks.py {run.run_dir.path}" in p.cmdline]
     ranks = [p for p in found if "bound_torchrun" not in p.cmdline]
     assert len(ranks) == 2
@@ -55,7 +55,7 @@ def test_requeue_and_stop_keep_metrics(cluster: Cluster, shared_dir: Path) -> No
     run.wait_for_training(1)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
     run.wait_for_events("attempt/started", 2)
-    # Twice, while the ranks import torch: they save nothing, and nothing is lost.
+    # Twice, while the ranks import torch: they save nothing, and the run continues.
     run.wait_for_events("torchrun/started", 2)
     run.send_stop(times=2)
     run.wait_for_training(3)

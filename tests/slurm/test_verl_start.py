@@ -1,7 +1,7 @@
-"""verl itself, as released, in an environment of its own, started by us over two and four nodes.
+"""verl, as released, in its own environment, started on two and four nodes.
 
-Without GPUs it goes as far as asking Ray for them: its config is read and checked, the tokenizer and the rows are read
-by its own code, its queue is up on the run's Ray, and its resource pool finds that GPUs are missing.
+Without GPUs it runs until it requests them from Ray: it validates its config, reads tokenizer and rows, starts its
+queue on the run's Ray, and its resource pool finds that GPUs are missing.
 """
 
 import os
@@ -28,7 +28,7 @@ RELEASE = RELEASES["verl"]
 
 @pytest.fixture(scope="module")
 def verl_python() -> Path:
-    """The Python of an environment with verl and its own pins, made once; nodes see the user's cache, not /tmp."""
+    """Python of an environment with verl and its pins, created once in the user's cache (nodes do not see /tmp)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "slurm_rl" / "trainers" / RELEASE.replace("==", "-")
     python = folder / "bin/python"
@@ -36,7 +36,7 @@ def verl_python() -> Path:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    # One after the other: all at once pip looks for versions for a quarter of an hour.
+    # In separate steps: for all at once, pip searches versions for 15 minutes.
     pins = [f"torch=={version('torch').partition('+')[0]}", f"ray[default]=={version('ray')}"]
     for wanted in (pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")]):
         install = [str(python), "-m", "pip", "install", "--quiet", *wanted]
@@ -48,7 +48,7 @@ def verl_python() -> Path:
 
 
 def read_logs(attempt: AttemptDir) -> str:
-    """What its driver and its actors said; of the last lines before its end Ray may have handed on none."""
+    """Return the logs of driver and actors; Ray may not have forwarded the last lines."""
     logs = [attempt.log("driver"), *attempt.logs.glob("ray-*/worker-*")]
     return "\n".join(log.read_text() for log in logs)
 
@@ -67,12 +67,12 @@ def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl
         "actor_rollout_ref.actor.ppo_mini_batch_size": num_nodes,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
         "critic.ppo_micro_batch_size_per_gpu": 1,
-        # It wants eight, of a core each.
+        # The default is eight, one core each.
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "trainer.n_gpus_per_node": 1,
     }
     words = ["+exp=verl_ppo_gsm8k", "+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", f"run_dir={run.path}"]
-    # Four of its processes import torch, most of them beside Ray's own on the head: that is more than two gigabytes.
+    # Four of its processes import torch, most of them on the head with Ray's own: more than 2 GB.
     words += ["cluster.cpus_per_node=2", "cluster.mem_gb_per_node=8", "ray.object_store_gb=0.2"]
     words += [f"cluster.python={quote(verl_python)}", f"external.model={model}", "job.max_failures=0"]
     words += [f"external.argv=[{quote(verl_python)},-m,verl.trainer.main_ppo]"]

@@ -1,4 +1,4 @@
-"""Another user of the same machine: nobody, with a Python that he may read."""
+"""Another user of the same machine: `nobody`, with a readable Python."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class OtherUser:
-    """How to run something as him."""
+    """Command prefix, Python and environment of the other user."""
 
     prefix: list[str]
     python: str
     env: dict[str, str]
 
     def own(self, folder: Path) -> Path:
-        """A folder of his, in one that he may pass through."""
+        """Make a folder that the other user owns, below one that the user can traverse."""
         folder.parent.chmod(0o755)
         folder.mkdir()
         os.chown(folder, NOBODY, NOBODY)
@@ -31,8 +31,8 @@ class OtherUser:
 
 
 def find_other_user() -> OtherUser:
-    """Skips where he may read no Python of this version or not its packages."""
-    # A virtual environment's interpreter may be a link into root's home.
+    """Return the other user; skip the test if the user cannot read a Python of this version and its packages."""
+    # The interpreter of a virtual environment may be a link into root's home.
     python = shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
     packages = [path for path in sys.path if path.endswith("site-packages")]
     prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]

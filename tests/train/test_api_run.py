@@ -65,7 +65,7 @@ def test_local_run_outlives_its_script(folder: Path) -> None:
     steps = len(run.metrics())
     assert run.resume().job_id != first
     log = RunDir(run.path).attempt(2).log("driver")
-    wait_until(lambda: log.is_file() and "goes on after step" in log.read_text(), "the second job", timeout_s=240)
+    wait_until(lambda: log.is_file() and "resumes after step" in log.read_text(), "the second job", timeout_s=240)
     (run.path / "finish").touch()
     assert run.wait(timeout_s=240).word == "finished"
     assert len(run.metrics()) >= steps

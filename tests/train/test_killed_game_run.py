@@ -11,7 +11,7 @@ import pytest
 
 from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
-from tests.killed_game.game import PATIENCE_S, Game
+from tests.killed_game.game import TIMEOUT_S, Game
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.story import Left
 from tests.train.test_engine_run import find_beats
@@ -82,7 +82,7 @@ def test_run_stopped_in_turn_resumes_to_same_digits(
     game.wait(process, lambda: game.held is not None, "the third step")
     game.ask_to_stop()
     game.release()
-    if process.wait(timeout=PATIENCE_S) != 0:
+    if process.wait(timeout=TIMEOUT_S) != 0:
         game.finish()
     outcomes = [row["outcome"] for row in read_rows(game.run.events) if row["kind"] == "attempt/ended"]
     assert outcomes == ["checkpointed", "finished"]
@@ -101,7 +101,7 @@ def test_game_continues_after_engine_is_replaced(name: str, tmp_path: Path, undi
     [engine] = [beat.pid for beat in read_beats(folder, time.monotonic()) if beat.name == "rollout-0"]
     game.release()
     os.kill(engine, signal.SIGKILL)
-    assert process.wait(timeout=PATIENCE_S) == 0, game.output
+    assert process.wait(timeout=TIMEOUT_S) == 0, game.output
     assert game.run.attempt_numbers() == [1]
     assert [row["engine"] for row in read_rows(game.run.events) if row["kind"] == "engine/replaced"] == ["rollout-0"]
     mode.check(game, [], undisturbed(mode))

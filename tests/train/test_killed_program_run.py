@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
-from tests.killed_game.game import PATIENCE_S
+from tests.killed_game.game import TIMEOUT_S
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.program_game import ProgramGame
 from tests.whole_run import exact_rows
@@ -41,7 +41,7 @@ def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed:
     process = game.start()
     game.wait(process, lambda: game.held is not None, "the third step")
     game.ask_to_stop()
-    assert process.wait(timeout=PATIENCE_S) != 0
+    assert process.wait(timeout=TIMEOUT_S) != 0
     left = FREE.left(game)
     game.release()
     assert left.saved == 2 and left.sampled

@@ -1,8 +1,7 @@
-"""A real multi-node Slurm on one machine, for tests and for trying things out.
+"""A multi-node Slurm cluster on one machine, for tests and experiments.
 
-Debian's slurmctld and slurmd run as they are; each node is a set of Linux namespaces, with its own
-IP, hostname, processes, /tmp, /run and /dev/shm. Root is needed; nothing outside the cluster's own
-directory, network names and cgroups is touched.
+It runs Debian's unmodified slurmctld and slurmd. Each node is a set of Linux namespaces with its own IP, hostname,
+processes, /tmp, /run and /dev/shm. It needs root and touches nothing outside its directory, network names and cgroups.
 
     with Cluster(Path("/tmp/demo"), num_nodes=2) as cluster:
         cluster.run(["srun", "-N2", "hostname"])

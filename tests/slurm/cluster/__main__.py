@@ -1,8 +1,8 @@
-"""Try Slurm on this machine, or run the tests on another version of it.
+"""Start a Slurm cluster on this machine, or run the tests on another Slurm version.
 
-python -m tests.slurm.cluster shell --nodes 2      a shell in which sbatch, srun and squeue work; ends with the shell
-python -m tests.slurm.cluster on trixie COMMAND    COMMAND where Slurm is that of another Debian suite
-python -m tests.slurm.cluster install              this machine's own Slurm, as the tests do by themselves
+python -m tests.slurm.cluster shell --nodes 2      open a shell with sbatch, srun and squeue; the cluster ends with it
+python -m tests.slurm.cluster on trixie COMMAND    run COMMAND with the Slurm of another Debian suite
+python -m tests.slurm.cluster install              install this machine's Slurm packages
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _shell(args: argparse.Namespace) -> int:
 
 
 def _run_on_suite(args: argparse.Namespace) -> int:
-    """The command's exit code. Where it cannot run: 0, as the tests are skipped then, or 1 where they must not be."""
+    """Return the exit code of the command; if it cannot run, return 0, or 1 if the machine must have a test Slurm."""
     try:
         if reason := is_suite_possible(args.suite):
             raise ClusterError(reason)

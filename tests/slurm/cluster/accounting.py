@@ -1,4 +1,4 @@
-"""slurmdbd with a MariaDB of its own, made anew for each cluster: an old database remembers old job ids."""
+"""slurmdbd with a new MariaDB for each cluster: an old database would remember old job ids."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ACCOUNT = "lab"
 
 
 def start_accounting(root: Path, slot: Slot, daemons: Daemons, env: Mapping[str, str]) -> None:
-    """Start MariaDB and slurmdbd, and enter this cluster, one account and root as its user."""
+    """Start MariaDB and slurmdbd; add this cluster, one account, and root as its user."""
     _start_database(root, daemons)
     config = root / "slurmdbd.conf"
     config.touch(mode=0o600)
@@ -29,8 +29,7 @@ def start_accounting(root: Path, slot: Slot, daemons: Daemons, env: Mapping[str,
 
 
 def start_slurmdbd(root: Path, daemons: Daemons, env: Mapping[str, str]) -> None:
-    """Start it, and wait until it answers."""
-    # StorageHost=localhost means MariaDB's default socket; this names ours instead.
+    # StorageHost=localhost means MariaDB's default socket; this variable selects ours.
     socket_env = {**env, "MYSQL_UNIX_PORT": str(root / "db.sock")}
     log = root / "log" / "slurmdbd.out"
     daemons.start("slurmdbd", ["slurmdbd", "-D"], log=log, env=socket_env)
@@ -45,7 +44,7 @@ def _start_database(root: Path, daemons: Daemons) -> None:
         raise ClusterError(f"mariadb-install-db failed: {(done.stdout + done.stderr)[-500:]}")
     server = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={socket}"]
     tuning = ["--skip-networking", "--innodb-buffer-pool-size=32M", "--innodb-lock-wait-timeout=900"]
-    # Nobody needs this data after a crash.
+    # This data need not survive a crash.
     fast = ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"]
     log = root / "log" / "mariadbd.out"
     daemons.start("mariadbd", [*server, *tuning, *fast, f"--pid-file={data}/pid"], log=log)

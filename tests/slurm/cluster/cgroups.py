@@ -1,7 +1,7 @@
-"""Cgroups that slurmd makes for its jobs: are there any, and removing those of a node that lost its power.
+"""Cgroups that slurmd makes for its jobs.
 
-Debian's slurmd is built for several on one machine: it works below /slurm_<node> in each controller, and no
-two clusters of ours have a node name in common.
+Debian's slurmd is built with multiple-slurmd support: it works below /slurm_<node> in each controller, and clusters
+never share a node name.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ CONTROLLERS = ("freezer", "memory", "devices", "cpuacct")
 
 
 def has_cgroup_v1() -> bool:
-    """Slurm's v2 plugin needs systemd; without v1 the nodes run with no cgroups (proctrack/linuxproc)."""
+    """Return whether cgroup v1 is mounted; without it (v2 needs systemd), nodes use proctrack/linuxproc."""
     return all((MOUNT / controller / "cgroup.procs").exists() for controller in CONTROLLERS)
 
 
 def remove_cgroups(node: str) -> None:
-    """Remove what slurmd made for this node. The kernel lets go a moment after the last process."""
+    """Remove the cgroups of a node; retry, because the kernel frees them shortly after the last process ends."""
     for top in MOUNT.glob(f"*/slurm_{node}"):
         wait_until(functools.partial(_is_removed, top), f"{top} to be free of processes", timeout_s=60)
 

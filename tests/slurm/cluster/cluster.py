@@ -1,5 +1,3 @@
-"""The cluster itself: up, down, and what happens to it in between."""
-
 from __future__ import annotations
 
 import os
@@ -17,7 +15,7 @@ from tests.slurm.cluster.node import Node, NodeProcess
 from tests.slurm.cluster.packages import ClusterError
 from tests.slurm.cluster.teardown import remove_stale, tear_down
 
-# slurmstepd's Unix sockets lie below the root, and such a path holds 107 bytes.
+# slurmstepd puts Unix sockets below the root, and a socket path holds at most 107 bytes.
 MAX_ROOT_LENGTH = 60
 
 
@@ -25,9 +23,9 @@ class Cluster:
     """A Slurm cluster of `num_nodes` nodes with files under `root`, which every node sees.
 
     Args:
-        root: a directory of the cluster's own, absolute and short; made when it does not exist.
-        shared: folders under /tmp that every node sees; the rest of its /tmp is the node's own.
-            Outside /tmp, /run and /dev/shm the nodes see this machine's files.
+        root: private directory of the cluster; absolute, short, created if missing.
+        shared: folders under /tmp that every node sees; the rest of /tmp is private to each node. Outside /tmp, /run
+            and /dev/shm the nodes see this machine's files.
         settings: keys of slurm.conf to add or replace, for example {"MaxArraySize": "101"}.
     """
 
@@ -58,7 +56,7 @@ class Cluster:
         self.down()
 
     def up(self) -> None:
-        """Bring the cluster up and wait until every node is idle; what a dead owner left goes first."""
+        """Remove stale clusters, start this one, and wait until every node is idle."""
         if reason := packages.is_possible():
             raise ClusterError(reason)
         packages.ensure_packages(accounting=self.shape.accounting)
@@ -75,7 +73,7 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """End everything; only `root/log` stays."""
+        """Stop the cluster and delete its files except `root/log`."""
         with slots.registry_lock():
             tear_down(self.slot)
 
@@ -97,7 +95,7 @@ class Cluster:
             node.boot(self.env)
 
     def _start_munge(self) -> None:
-        """munge of our own: another munge on this machine, and its key, stay as they are."""
+        """Start a private munged; the machine's own munge and its key stay untouched."""
         home = self.root / "munge"
         key = home / "key"
         key.touch(mode=0o600)
@@ -110,14 +108,14 @@ class Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """This process's environment with SLURM_CONF set and no trace of a Slurm around it."""
+        """This process's environment with SLURM_CONF set and without the variables of an outer Slurm job."""
         outer = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
         return {**kept, "SLURM_CONF": str(self.root / "slurm.conf")}
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the nodes, in order; their addresses are `ip(name)`."""
+        """Node names, in order; see `ip(name)` for addresses."""
         return [self.slot.node(index) for index in range(1, self.shape.num_nodes + 1)]
 
     def ip(self, node: str) -> str:
@@ -126,37 +124,37 @@ class Cluster:
     def run(
         self, argv: Sequence[str], *, node: str | None = None, timeout_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as on the login node, or on `node` as by ssh; its exit code is for the caller to judge."""
+        """Run a command on the login node, or on `node` as over ssh; do not check its exit code."""
         command = self.on_node(node, argv) if node else list(argv)
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s)
 
     def on_node(self, node: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` on the node, outside any job."""
+        """Return the command that runs `argv` on the node, outside any job."""
         return self._nodes[node].enter(argv)
 
     def power_off(self, node: str) -> None:
-        """Cut the power: every process on the node dies at once. Slurm notices after 10 to 30 s."""
+        """Kill every process on the node at once. Slurm notices after 10 to 30 s."""
         self._nodes[node].power_off()
 
     def boot(self, node: str, *, wait: bool = True) -> None:
-        """Start a node that is off, with an empty /tmp; returns when Slurm has it back, or at once."""
+        """Start a node that is off, with an empty /tmp; if `wait`, return when Slurm has it back."""
         self._nodes[node].boot(self.env)
         if wait:
             self._nodes[node].wait_up(self.env)
 
     def hold_slurmd(self, node: str) -> Callable[[], None]:
-        """Kill the node's slurmd, whose jobs go on, and keep it down; what lets it start again."""
+        """Kill the node's slurmd (its jobs continue) and keep it down; return a function that lets it start again."""
         return self._nodes[node].hold_slurmd()
 
     def is_on(self, node: str) -> bool:
         return self.daemons.pid(node) is not None
 
     def node_state(self, node: str) -> str:
-        """Slurm's word for the node: idle, allocated, down*, ..."""
+        """Return Slurm's state of the node: idle, allocated, down*, ..."""
         return self.run(["sinfo", "-h", "-p", "main", "-n", node, "-o", "%T"]).stdout.strip()
 
     def start_controller(self) -> None:
-        """Start slurmctld from its saved state, and wait until it answers."""
+        """Start slurmctld from its saved state and wait until it answers."""
         log = self.root / "log" / "slurmctld.out"
         self.daemons.start("slurmctld", ["slurmctld", "-D"], log=log, env=self.env)
         self.daemons.wait_ready("slurmctld", lambda: self.is_controller_up, log=log)
@@ -166,11 +164,11 @@ class Cluster:
         return "UP" in self.run(["scontrol", "ping"]).stdout
 
     def stop_controller(self, *, kill: bool = False) -> None:
-        """End slurmctld, with SIGKILL where asked; running jobs go on, commands fail."""
+        """Stop slurmctld, with SIGKILL if `kill`; running jobs continue, commands fail."""
         self.daemons.stop("slurmctld", kill=kill, patience_s=30)
 
     def hold_accounting(self) -> Callable[[], None]:
-        """Kill slurmdbd; what starts it again."""
+        """Kill slurmdbd; return a function that starts it again."""
         self.daemons.stop("slurmdbd", kill=True)
         return lambda: accounting.start_slurmdbd(self.root, self.daemons, self.env)
 
@@ -180,7 +178,7 @@ class Cluster:
 
     @contextmanager
     def changed(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Other keys in slurm.conf for a while; the controller restarts to read them, jobs go on."""
+        """Change keys in slurm.conf within the context; the controller restarts to read them, jobs continue."""
         self._reconfigure({**self.settings, **settings})
         try:
             yield
@@ -192,19 +190,19 @@ class Cluster:
         self.restart_controller()
 
     def processes(self, node: str) -> list[NodeProcess]:
-        """(pid, cmdline) of what runs on the node, pids as the node sees them."""
+        """Return the processes on the node, with pids of the node's namespace."""
         return self._nodes[node].processes()
 
     def signal(self, node: str, pid: int, number: int) -> None:
-        """Send a signal to a process of `processes(node)`."""
+        """Send a signal to a process from `processes(node)`."""
         self._nodes[node].signal(pid, number)
 
     def clear_tmp(self, node: str) -> None:
-        """Remove what jobs left in the node's own /tmp."""
+        """Delete the files that jobs left in the node's private /tmp."""
         inside = self._nodes[node].init / "root"
         for path in self.leftovers(node).tmp:
             subprocess.run(["rm", "-rf", "--one-file-system", str(inside / path.lstrip("/"))], check=True)
 
     def leftovers(self, node: str) -> Leftovers:
-        """What is on the node beyond an idle one's own; false when nothing is."""
+        """Return everything on the node that an idle node does not have; falsy if nothing."""
         return find_leftovers(self._nodes[node])

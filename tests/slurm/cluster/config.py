@@ -1,4 +1,4 @@
-"""The cluster's configuration files. Each line that looks odd was needed; the reason stands beside it."""
+"""Configuration files of the cluster."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from tests.slurm.cluster.slots import Slot
 
 @dataclass(frozen=True)
 class Shape:
-    """How big the cluster is."""
+    """Size of the cluster."""
 
     num_nodes: int
     cpus: int
@@ -22,7 +22,7 @@ class Shape:
 
 
 def write_config(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, str]) -> None:
-    """Write slurm.conf and what it leans on; `settings` replace or add keys of slurm.conf."""
+    """Write slurm.conf and the files it refers to; `settings` replace or add keys of slurm.conf."""
     (root / "slurm.conf").write_text(render_slurm_conf(root, slot, shape, settings))
     (root / "gres.conf").write_text(
         f"Name=gpu Type=fake File={root}/dev/gpu[0-{shape.gpus - 1}]\n" if shape.gpus else ""
@@ -37,13 +37,12 @@ def write_config(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, st
 
 
 def render_slurm_conf(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, str]) -> str:
-    """The text of slurm.conf."""
     keys = {**_daemon_keys(root, slot), **_behaviour_keys(shape), **_accounting_keys(root, slot, shape), **settings}
     lines = [f"{key}={value}" for key, value in keys.items()]
     gres = f" Gres=gpu:fake:{shape.gpus}" if shape.gpus else ""
     for index in range(1, shape.num_nodes + 1):
         name = slot.node(index)
-        # As on a cluster that grew: the nodes bought first have a feature of their own.
+        # Mixed hardware: the first half of the nodes has another feature than the second.
         feature = "old" if index <= shape.num_nodes // 2 else "new"
         lines.append(
             f"NodeName={name} NodeAddr={slot.ip(index)} NodeHostname={name} CPUs={shape.cpus} "
@@ -63,7 +62,7 @@ def _daemon_keys(root: Path, slot: Slot) -> dict[str, str]:
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
-        # A requeued job may not start again before the credential of its last start expires (default 120 s).
+        # A requeued job cannot restart before the credential of its last start expires (default 120 s).
         "AuthInfo": f"socket={root}/munge/socket,cred_expire=5",
         "CredType": "cred/munge",
         "MpiDefault": "none",
@@ -74,7 +73,7 @@ def _daemon_keys(root: Path, slot: Slot) -> dict[str, str]:
         "SlurmctldLogFile": f"{root}/log/slurmctld.log",
         "SlurmdLogFile": f"{root}/log/slurmd-%n.log",
         "PlugStackConfig": f"{root}/plugstack.conf",
-        # The nodes read slurm.conf when they boot, the controller may have been given another one since.
+        # The nodes read slurm.conf when they boot; the controller's file may have changed since.
         "DebugFlags": "NO_CONF_HASH",
     }
 
@@ -82,31 +81,31 @@ def _daemon_keys(root: Path, slot: Slot) -> dict[str, str]:
 def _behaviour_keys(shape: Shape) -> dict[str, str]:
     cgroups = has_cgroup_v1()
     return {
-        # Without cgroups, a process that daemonised (Ray's do) outlives its job.
+        # Without cgroups, a daemonised process (Ray's are) outlives its job.
         "ProctrackType": "proctrack/cgroup" if cgroups else "proctrack/linuxproc",
         "TaskPlugin": "task/cgroup" if cgroups else "task/none",
         "JobAcctGatherType": "jobacct_gather/cgroup" if cgroups else "jobacct_gather/linux",
         "JobAcctGatherFrequency": "5",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
-        # A job with every CPU and no word on memory gets half the node, so that two such jobs' nodes fit.
+        # A job that requests all CPUs and no memory gets half a node, so that two such jobs fit on one node.
         "DefMemPerCPU": str(max(1, shape.mem_mb // (2 * shape.cpus))),
         "GresTypes": "gpu",
-        # The nodes claim more CPUs and memory than this machine may have.
+        # The nodes may claim more CPUs and memory than this machine has.
         "SlurmdParameters": "config_overrides",
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
         "PriorityType": "priority/basic",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
-        # Preemption sends the signal of --signal. Later Slurms take this old spelling too.
+        # Preemption sends the signal of --signal. Later Slurm versions accept this old spelling too.
         "SlurmctldParameters": "preempt_send_user_signal",
         "JobRequeue": "1",
         "ReturnToService": "2",
         "SlurmctldTimeout": "30",
         "SlurmdTimeout": "10",
         "InactiveLimit": "0",
-        # Half of Slurm's default: on a busy machine a node's agent needs seconds to clean up.
+        # Half of Slurm's default; a shorter wait would kill a node's agent during cleanup on a busy machine.
         "KillWait": "15",
         "MinJobAge": "300",
         "MessageTimeout": "10",
@@ -122,19 +121,19 @@ def _accounting_keys(root: Path, slot: Slot, shape: Shape) -> dict[str, str]:
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": "127.0.0.1",
         "AccountingStoragePort": str(slot.accounting_port),
-        # Towards slurmdbd this, not AuthInfo, names munge's socket.
+        # For slurmdbd, this key (not AuthInfo) names munge's socket.
         "AccountingStoragePass": f"{root}/munge/socket",
         "AccountingStorageTRES": "gres/gpu",
-        # Else an account that does not exist is accepted without a word.
+        # Without this, sbatch silently accepts an account that does not exist.
         "AccountingStorageEnforce": "associations",
     }
 
 
 def make_gpus(root: Path, gpus: int) -> None:
-    """Fake GPUs: devices of a major number that Linux leaves to experiments."""
+    """Make fake GPUs: device files with a major number reserved for experiments."""
     (root / "dev").mkdir()
     for index in range(gpus):
-        # Each its own number: Slurm denies by number, and would deny a job its own GPU with the others'.
+        # One minor number per GPU: Slurm's device cgroup filters by number.
         os.mknod(root / "dev" / f"gpu{index}", 0o20666, os.makedev(240, index))
 
 

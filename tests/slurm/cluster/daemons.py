@@ -1,6 +1,6 @@
-"""Processes recorded by pid and start time, so that they can be ended later, by anyone, safely.
+"""Background processes, recorded by pid and start time so that any process can stop them later.
 
-A pid alone may have been given to a stranger since; pid and start time together name one process.
+The kernel may reuse a pid; pid and start time together identify one process.
 """
 
 import contextlib
@@ -15,27 +15,27 @@ from tests.slurm.cluster.waiting import wait_until
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of `pid`; None when there is none or it is a zombie."""
+    """Return the start time of `pid` in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
-        # The command's name stands in parentheses and may hold anything; the fields follow the last one.
+        # The command name is in parentheses and may contain anything; the fields follow the last parenthesis.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] == "Z" else int(fields[19])
 
 
-# What this very process started: it must wait for them, or they stay as zombies.
+# Children of this process, to be reaped so that they do not remain as zombies.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 class Daemons:
-    """The processes of one cluster; `<directory>/<name>.pid` holds pid and start time of each."""
+    """Processes of one cluster; `<directory>/<name>.pid` holds pid and start time of each."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def start(self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> int:
-        """Start `argv` in the background, in a session of its own."""
+        """Start `argv` in the background in a new session; return its pid."""
         with log.open("ab") as out:
             process = subprocess.Popen(
                 argv, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -45,7 +45,11 @@ class Daemons:
         return process.pid
 
     def wait_ready(self, name: str, check: Callable[[], bool], *, log: Path) -> None:
-        """Wait until `check` holds; when the process dies meanwhile, say what it said last."""
+        """Wait until `check` returns true.
+
+        Raises:
+            ClusterError: the process died; with the end of its log.
+        """
 
         def look() -> bool:
             if self.pid(name) is None:
@@ -55,7 +59,7 @@ class Daemons:
         wait_until(look, f"{name} to be ready (see {log})", every_s=0.02)
 
     def pid(self, name: str) -> int | None:
-        """The pid of `name` if it lives."""
+        """Return the pid of `name`, or None if it is not running."""
         _reap()
         try:
             pid, started = (self.directory / f"{name}.pid").read_text().split()
@@ -64,7 +68,7 @@ class Daemons:
         return int(pid) if str(start_time(int(pid))) == started else None
 
     def stop(self, name: str, *, kill: bool = False, patience_s: float = 10.0) -> None:
-        """End `name`: SIGTERM, then SIGKILL when it does not go in time; `kill` goes straight to SIGKILL."""
+        """Stop `name`: SIGTERM, then SIGKILL after `patience_s`; with `kill`, SIGKILL at once."""
         if (pid := self.pid(name)) is not None:
             signals = [signal.SIGKILL] if kill else [signal.SIGTERM, signal.SIGKILL]
             for number in signals:
@@ -76,7 +80,7 @@ class Daemons:
         (self.directory / f"{name}.pid").unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Every recorded process, the last started first."""
+        """Return the names of all recorded processes, the newest first."""
         files = sorted(self.directory.glob("*.pid"), key=lambda file: file.stat().st_mtime_ns)
         return [file.stem for file in reversed(files)]
 

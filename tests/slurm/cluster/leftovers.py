@@ -1,4 +1,4 @@
-"""What a job left on a node: the question every "ends clean" test asks."""
+"""Files and processes that a job left on a node."""
 
 import os
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ LISTEN = "0A"
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Everything on a node beyond what an idle one has; false when there is nothing."""
+    """Everything on a node that an idle node does not have; falsy if empty."""
 
     processes: list[NodeProcess] = field(default_factory=list)
-    """slurmstepd of a job that still runs counts too."""
+    """Includes the slurmstepd of a running job."""
     ports: list[int] = field(default_factory=list)
-    """TCP ports listened on, other than slurmd's."""
+    """Listening TCP ports other than slurmd's."""
     shm: list[str] = field(default_factory=list)
     """Paths in /dev/shm."""
     tmp: list[str] = field(default_factory=list)
-    """Paths in the node's own /tmp, outside the shared folders."""
+    """Paths in the node's private /tmp, outside the shared folders."""
 
     def __bool__(self) -> bool:
         return bool(self.processes or self.ports or self.shm or self.tmp)
 
 
 def find_leftovers(node: Node) -> Leftovers:
-    """Look into the node from outside, so that looking adds nothing."""
+    """Inspect the node from outside, so that the inspection leaves nothing there."""
     inside = node.init / "root"
     shared = [Path(os.path.relpath(folder, "/")) for folder in (node.root, *node.shared)]
     return Leftovers(
@@ -42,7 +42,7 @@ def find_leftovers(node: Node) -> Leftovers:
 
 def _is_own(process: NodeProcess) -> bool:
     program = process.cmdline.split()[0]
-    # While slurmd starts, pid 1 is still the shell that sets the node up; then it keeps one that starts slurmd again.
+    # While slurmd starts, pid 1 is the shell that sets up the node; later that shell restarts slurmd.
     is_shell = process.cmdline.startswith("sh -c while slurmd ")
     return process.pid == 1 or is_shell or Path(program).name == "slurmd"
 
@@ -57,7 +57,7 @@ def _listening(net: Path) -> Iterator[int]:
 
 
 def _strays(directory: Path, shared: list[Path]) -> Iterator[Path]:
-    """Entries of `directory` that neither are nor lead to a shared folder."""
+    """Yield entries of `directory` that neither are nor contain a shared folder."""
     for entry in directory.iterdir():
         if entry in shared:
             continue

@@ -1,6 +1,6 @@
-"""One bridge in the machine's own network namespace, one namespace with one address per node.
+"""Network of a cluster: one bridge on the machine, one namespace with one address per node.
 
-The bridge lets plain shells on the machine play the login node: srun and sbatch reach every node.
+The bridge makes plain shells on the machine login nodes: srun and sbatch reach every node.
 """
 
 import subprocess
@@ -30,13 +30,13 @@ def _build_node(slot: Slot, index: int) -> None:
 
 
 def remove_network(slot: Slot) -> None:
-    """Remove every interface and namespace that bears this slot's name."""
-    # The interfaces first: those that a dying namespace takes with it linger a moment and block their names.
+    """Remove every interface and namespace of this slot."""
+    # Interfaces first: those of a dying namespace remain for a moment and block their names.
     for path in Path("/sys/class/net").glob(f"{slot.namespace(slot.letter)}*"):
         try:
             _ip("link", "del", path.name)
         except ClusterError:
-            if path.exists():  # else its namespace took it meanwhile
+            if path.exists():  # may have been removed with its namespace
                 raise
     for path in Path("/run/netns").glob(f"{slot.namespace(slot.letter)}*"):
         _ip("netns", "del", path.name)

@@ -1,5 +1,3 @@
-"""Booting one node, cutting its power, and looking into it from outside."""
-
 import os
 import re
 import signal
@@ -18,14 +16,14 @@ SHM_MB = 6000
 
 
 class NodeProcess(NamedTuple):
-    """A process of a node; `pid` is the number that the node itself sees."""
+    """A process of a node; `pid` is the number in the node's namespace."""
 
     pid: int
     cmdline: str
 
 
 class Node:
-    """One virtual machine of the cluster."""
+    """One node of the cluster."""
 
     def __init__(self, root: Path, slot: Slot, index: int, shared: Sequence[Path], daemons: Daemons) -> None:
         self.name = slot.node(index)
@@ -35,7 +33,7 @@ class Node:
         self.daemons = daemons
 
     def boot(self, env: Mapping[str, str]) -> None:
-        """Start the node with empty /tmp, /run and /dev/shm; its slurmd then registers by itself."""
+        """Start the node with empty /tmp, /run and /dev/shm; its slurmd registers with the controller."""
         if self.daemons.pid(self.name) is not None:
             raise ClusterError(f"node {self.name} is running already")
         (self.tmp.parent).mkdir(parents=True, exist_ok=True)
@@ -49,12 +47,12 @@ class Node:
         self.daemons.start(self.name, argv, log=self.log, env=env)
 
     def power_off(self) -> None:
-        """Every process of the node dies at once, unwarned."""
+        """Kill every process of the node at once."""
         self.daemons.stop(self.name, kill=True)
         remove_cgroups(self.name)
 
     def hold_slurmd(self) -> Callable[[], None]:
-        """Kill its slurmd and keep it down; what lets it start again."""
+        """Kill the node's slurmd and keep it down; return a function that lets it start again."""
         hold = self.tmp.with_name("hold")
         hold.touch()
         for process in self.processes():
@@ -63,7 +61,7 @@ class Node:
         return lambda: hold.unlink(missing_ok=True)
 
     def wait_up(self, env: Mapping[str, str]) -> None:
-        """Wait until Slurm can give jobs to the node."""
+        """Wait until Slurm can schedule jobs on the node."""
         sinfo = ["sinfo", "-h", "-p", "main", "-n", self.name, "-t", "idle,mixed,allocated", "-o", "%D"]
 
         def is_up() -> bool:
@@ -81,7 +79,7 @@ class Node:
 
     @property
     def init(self) -> Path:
-        """/proc entry of the node's first process, as this machine sees it."""
+        """/proc entry on this machine of the node's first process."""
         pid = self.daemons.pid(self.name)
         if pid is None:
             raise ClusterError(f"node {self.name} is off")
@@ -89,7 +87,7 @@ class Node:
         return Path("/proc") / wait_until(lambda: children.read_text().split(), f"{self.name} to start")[0]
 
     def host_processes(self) -> dict[int, Path]:
-        """Pid inside the node -> /proc entry on this machine."""
+        """Return a map from pid inside the node to /proc entry on this machine."""
         namespace = (self.init / "ns" / "pid").readlink()
         found: dict[int, Path] = {}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -99,11 +97,11 @@ class Node:
                     if pids:
                         found[int(pids[1].split()[-1])] = entry
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended while we looked, or is none of ours
+                continue  # it ended meanwhile, or belongs to another user
         return found
 
     def processes(self) -> list[NodeProcess]:
-        """What runs on the node; zombies, which have no command line, are left out."""
+        """Return the node's processes without zombies (they have no command line)."""
         found = []
         for pid, entry in sorted(self.host_processes().items()):
             try:
@@ -115,12 +113,12 @@ class Node:
         return found
 
     def signal(self, pid: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process that the node knows as `pid`."""
+        """Send a signal to the process with this pid inside the node."""
         entry = self.host_processes().get(pid)
         if entry is None:
             raise ClusterError(f"node {self.name} has no process {pid}")
         os.kill(int(entry.name), number)
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` on the node, beside Slurm (as an ssh would)."""
+        """Return the command that runs `argv` on the node outside Slurm (as ssh would)."""
         return ["nsenter", f"--target={self.init.name}", "--all", "--", *argv]

@@ -1,4 +1,4 @@
-"""What the machine must have: root, namespaces and Debian's Slurm packages."""
+"""Requirements of a cluster: root, namespaces and Debian's Slurm packages."""
 
 import os
 import shutil
@@ -24,11 +24,11 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 class ClusterError(Exception):
-    """The test cluster could not be brought up, or does not do what it was asked."""
+    """The test cluster failed to start or to carry out a request."""
 
 
 def is_possible() -> str | None:
-    """None when a cluster can be made here, else the reason in one line. Changes nothing."""
+    """Return None if this machine can run a cluster, else the reason in one line. Changes nothing."""
     if os.geteuid() != 0:
         return "root is needed (namespaces, bridges, device cgroups)"
     probe = ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "ip", "link", "add", "br0"]
@@ -43,32 +43,32 @@ def is_possible() -> str | None:
 
 
 def is_required() -> bool:
-    """Whether this machine must have a test Slurm, so that tests which need it may not be skipped."""
+    """Return whether this machine must have a test Slurm: tests that need it fail instead of being skipped."""
     return os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1"
 
 
 def slurm_version() -> str | None:
-    """Of the Slurm on PATH, `22.05.8`; None without one."""
+    """Return the version of the Slurm on PATH, for example `22.05.8`; None without Slurm."""
     if shutil.which("slurmd") is None:
         return None
-    # "slurm-wlm 22.05.8" as Debian builds it, "slurm 25.11.7" as SchedMD does.
+    # Debian prints "slurm-wlm 22.05.8", SchedMD "slurm 25.11.7".
     return subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout.strip().rpartition(" ")[2] or None
 
 
 def missing(*, accounting: bool) -> list[str]:
-    """Packages whose programs are not on PATH."""
+    """Return the packages with programs missing on PATH."""
     wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
     return sorted({package for program, package in wanted.items() if shutil.which(program) is None})
 
 
 def ensure_packages(*, accounting: bool) -> None:
-    """Install what is missing; nothing is downloaded when all is there."""
+    """Install missing packages; download nothing if none is missing."""
     packages = missing(accounting=accounting)
     if not packages:
         return
     keep_services_stopped = not POLICY.exists()
     if keep_services_stopped:
-        # The packages would start daemons of their own; the cluster starts each with its own config.
+        # The packages would start their daemons; the cluster starts each with its own config.
         POLICY.write_text("#!/bin/sh\nexit 101\n")
         POLICY.chmod(0o755)
     try:

@@ -1,7 +1,7 @@
-"""Places for clusters beside each other: each has a number, and from it its names and addresses.
+"""Slots for concurrent clusters: each number gives unique node names, network names, addresses and ports.
 
-Claims are directories under /run, made under a lock. A claim whose owner is dead (a test session that
-was killed) is torn down by the next one that claims, so a crash never blocks.
+A claim is a directory under /run, made under a lock. The next claimer tears down the claims of dead owners (killed test
+sessions), so a crash never blocks a slot.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LETTERS = "abcdefghijklmnop"
 
 @dataclass(frozen=True)
 class Slot:
-    """One place: node names, network names, addresses and ports, none of which another slot has."""
+    """Names, addresses and ports that no other slot uses."""
 
     number: int
 
@@ -51,7 +51,7 @@ class Slot:
         return self.controller_port + 1
 
     def node(self, index: int) -> str:
-        """Name of the node with this index, from 1."""
+        """Return the name of node `index`, counted from 1."""
         return f"{self.letter}{index}"
 
     def ip(self, index: int) -> str:
@@ -62,7 +62,7 @@ class Slot:
 
     @property
     def root(self) -> Path | None:
-        """The directory of the cluster that holds this slot."""
+        """Directory of the cluster that holds this slot."""
         claim = self._read_claim()
         return Path(claim["root"]) if claim else None
 
@@ -75,7 +75,7 @@ class Slot:
         return bool(start_time(pid) != started)
 
     def _read_claim(self) -> dict[str, Any] | None:
-        """What `claim` wrote; None when the claimer died before it could."""
+        """Return the content written by `claim`; None if the claimer died before it wrote it."""
         try:
             content: dict[str, Any] = json.loads((self.directory / "claim.json").read_text())
         except (FileNotFoundError, ValueError):
@@ -89,7 +89,7 @@ def claimed_slots() -> list[Slot]:
 
 @contextlib.contextmanager
 def registry_lock() -> Iterator[None]:
-    """Claims and teardowns of stale claims happen one at a time on this machine."""
+    """Lock the registry of slots on this machine."""
     REGISTRY.mkdir(exist_ok=True)
     with (REGISTRY / "lock").open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -97,7 +97,7 @@ def registry_lock() -> Iterator[None]:
 
 
 def claim(root: Path) -> Slot:
-    """Take the first free slot; call under `registry_lock`."""
+    """Take the first free slot. The caller must hold `registry_lock`."""
     for number in range(len(LETTERS)):
         slot = Slot(number)
         if not slot.directory.exists():

@@ -1,10 +1,10 @@
-"""Another Slurm than this machine's: that of another Debian suite, unpacked beside it. Nothing is built or installed.
+"""Run a command with the Slurm of another Debian suite, unpacked into a folder; nothing is built or installed.
 
     python -m tests.slurm.cluster on trixie python -m pytest -m "not slow" tests/slurm/test_commands.py
 
-The command, and with it every daemon and node of its clusters, runs in a mount namespace whose / is the suite's.
-Network, processes, cgroups, /run, /tmp and the checkout are the machine's, so clusters of two suites stand beside
-each other. A suite is made once a machine, in some 12 s; remove its folder to have a newer one.
+The command and all daemons and nodes of its clusters run in a mount namespace with the suite as root. Network,
+processes, cgroups, /run, /tmp and the checkout are the machine's, so clusters of several suites can run concurrently. A
+suite is unpacked once per machine (about 12 s); delete its folder to update it.
 """
 
 import fcntl
@@ -20,18 +20,18 @@ from tests.slurm.cluster.packages import ACCOUNTING_PROGRAMS, PROGRAMS, ClusterE
 
 HOME = Path("/var/tmp/slurm-rl-suites")
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# What is essential to a Debian, what the cluster needs, and what the tests themselves call.
+# Debian's essential packages, those of the cluster, and programs that the tests call.
 PACKAGES = (
     "?essential",
     *sorted({*PROGRAMS.values(), *ACCOUNTING_PROGRAMS.values()}),
     *("git", "hostname", "libstdc++6", "mount", "openssh-client", "procps", "python3"),
 )
-# Files of /etc by which users and names are found: this machine's.
+# Files copied from this machine's /etc for user and host names.
 NAMES = ("passwd", "group", "shadow", "gshadow", "nsswitch.conf", "resolv.conf", "hosts", "hostname", "localtime")
 
 
 def is_suite_possible(suite: str) -> str | None:
-    """None when this suite's Slurm can be had here, else the reason in one line. Changes nothing."""
+    """Return None if this machine can run the suite's Slurm, else the reason in one line. Changes nothing."""
     if reason := is_possible():
         return reason
     if is_made(suite):
@@ -42,23 +42,23 @@ def is_suite_possible(suite: str) -> str | None:
 
 
 def run_in(root: Path, argv: Sequence[str]) -> int:
-    """Run a command where / is that of `ensure_suite`; its exit code."""
+    """Run a command with `root` (from `ensure_suite`) as /; return its exit code."""
     enter = ["unshare", "--mount", "--propagation", "private", "sh", str(Path(__file__).with_name("suite.sh"))]
     return subprocess.run([*enter, str(root), *argv]).returncode
 
 
 def ensure_suite(suite: str) -> Path:
-    """The folder that is / for this suite, made when it is not there yet.
+    """Return the root folder of this suite; create it if missing.
 
     Raises:
-        ClusterError: its packages cannot be had.
+        ClusterError: its packages cannot be downloaded.
     """
     if re.fullmatch(r"[a-z]+", suite) is None:
         raise ClusterError(f"a suite is one of Debian's names, such as trixie or sid; got {suite!r}")
     HOME.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time():
         if not is_made(suite):
-            # Beside, and renamed when it is whole.
+            # Renamed when complete, so that an interrupted download leaves no suite.
             part = HOME / f"{suite}.part"
             subprocess.run(["rm", "-rf", "--one-file-system", str(part)], check=True)
             _make(suite, part)
@@ -71,7 +71,7 @@ def is_made(suite: str) -> bool:
 
 
 def find_mirror() -> str | None:
-    """The mirror that this machine's own apt takes Debian from."""
+    """Return the Debian mirror configured in this machine's apt."""
     argv = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]
     rows = [line.split() for line in subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()]
     mirrors = [row[0] for row in rows if len(row) == 2 and row[0].rstrip("/").endswith("/debian")]
@@ -79,16 +79,16 @@ def find_mirror() -> str | None:
 
 
 def _make(suite: str, root: Path) -> None:
-    """Unpack what apt would install on an empty machine; no maintainer script runs."""
+    """Unpack the packages that apt would install on an empty machine, without maintainer scripts."""
     apt = root / ".apt"
     (root / ".old").mkdir(parents=True)
     archives = _download(suite, apt)
-    # base-files first: it holds the links /bin -> usr/bin and so on that the others are unpacked through.
+    # base-files first: it holds links such as /bin -> usr/bin through which the others are unpacked.
     for archive in sorted(archives, key=lambda path: (not path.name.startswith("base-files_"), path.name)):
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as content:
             subprocess.run(["tar", "-x", "--keep-directory-symlink", "-C", str(root)], stdin=content.stdout, check=True)
     shutil.rmtree(apt)
-    # What maintainer scripts would have done: alternatives, and /etc's users and names.
+    # Replaces the maintainer scripts: alternatives, users and names.
     for program in (root / "usr").glob("*bin/*-wlm"):
         program.with_name(program.name.removesuffix("-wlm")).symlink_to(program.name)
     (root / "usr/bin/awk").symlink_to("mawk")
@@ -99,7 +99,7 @@ def _make(suite: str, root: Path) -> None:
 
 
 def _download(suite: str, apt: Path) -> list[Path]:
-    """The packages and all they depend on, by an apt with lists and a cache of its own."""
+    """Download the packages and their dependencies with private apt lists and cache."""
     for folder in ("lists/partial", "cache/archives/partial"):
         (apt / folder).mkdir(parents=True)
     (apt / "status").touch()
@@ -111,7 +111,7 @@ def _download(suite: str, apt: Path) -> list[Path]:
         "Dir::Etc::sourcelist": apt / "sources",
         "Dir::Etc::sourceparts": "-",
         "APT::Install-Recommends": "false",
-        # Its own user for downloads may not enter here.
+        # apt's download user cannot read this folder.
         "APT::Sandbox::User": "root",
     }
     argv = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]

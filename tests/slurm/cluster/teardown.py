@@ -1,4 +1,4 @@
-"""Taking a cluster down from its claim alone, so that any process can do it."""
+"""Tear down a cluster from its claim, so that any process can do it."""
 
 import subprocess
 
@@ -8,13 +8,13 @@ from tests.slurm.cluster.network import remove_network
 from tests.slurm.cluster.slots import Slot, claimed_slots
 
 CENTRAL = ("slurmctld", "slurmdbd", "mariadbd", "munged")
-# What is removed of the root, by name: the logs stay, and so does anything that is not ours.
+# Entries of the root that are removed; logs and unknown files remain.
 MADE = ("state", "spool", "nodes", "munge", "dev", "db", "db.sock", "hosts", "slurmdbd.conf")
 CONFIG = ("slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf")
 
 
 def tear_down(slot: Slot) -> None:
-    """End the recorded processes, then remove network, cgroups and files; harmless when done already."""
+    """Stop the recorded processes, then remove network, cgroups and files. Idempotent."""
     if not slot.directory.is_dir():
         return
     daemons = Daemons(slot.directory)
@@ -24,7 +24,7 @@ def tear_down(slot: Slot) -> None:
         daemons.stop(name, kill=True)
     for name in nodes:
         remove_cgroups(name)
-    # slurmctld first: it saves its state through munge and to slurmdbd.
+    # slurmctld first: it saves its state through munge and slurmdbd.
     for name in CENTRAL:
         daemons.stop(name, kill=name == "slurmctld")
     remove_network(slot)
@@ -33,7 +33,7 @@ def tear_down(slot: Slot) -> None:
 
 
 def remove_stale() -> None:
-    """Tear down every cluster whose owner is dead; call under the registry's lock."""
+    """Tear down the clusters of dead owners. The caller must hold the registry's lock."""
     for slot in claimed_slots():
         if slot.is_stale:
             tear_down(slot)
@@ -42,5 +42,5 @@ def remove_stale() -> None:
 def _remove_files(slot: Slot) -> None:
     if (root := slot.root) is not None:
         mine = [str(root / name) for name in (*MADE, *CONFIG)]
-        # One file system: a folder that is still mounted somewhere below must not be emptied.
+        # --one-file-system: never empty a folder that is still mounted below.
         subprocess.run(["rm", "-rf", "--one-file-system", *mine], check=True)

@@ -1,5 +1,3 @@
-"""Waiting with a deadline."""
-
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,7 +6,7 @@ Result = TypeVar("Result")
 
 
 def wait_until(check: Callable[[], Result], what: str, *, timeout_s: float = 120.0, every_s: float = 0.05) -> Result:
-    """Call `check` until it returns something true, and return that; TimeoutError says what did not come."""
+    """Call `check` until it returns a truthy value and return that; raise TimeoutError at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = check()

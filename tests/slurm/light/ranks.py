@@ -1,8 +1,8 @@
-"""The light trainer under torchrun: every rank counts, real torch.distributed (gloo) sums, rank 0 writes.
+"""The light trainer under torchrun: every rank counts, sums go through torch.distributed (gloo), rank 0 writes.
 
     torchrun ... ranks.py <run> --attempt <n> --num-steps 30 --step-s 0.2 --save-every 5
 
-Its rows are those of trainer.py, with a value of each rank, so the same expectation holds.
+Its metrics rows are those of trainer.py with one value per rank, so `expected_metrics` fits both.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from slurm_rl.trainers.common.metrics_log import MetricsLogger
 
 
 class Ranks:
-    """The loop, the same on every rank."""
+    """Training loop of one rank."""
 
     def __init__(self, run: RunDir, args: argparse.Namespace) -> None:
         self.run_dir, self.args = run, args

@@ -1,4 +1,4 @@
-"""Runs of the light trainer on the test cluster: submitting, watching, harming, comparing."""
+"""Runs of the light trainer on the test cluster: submit, watch, inject faults, compare metrics."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _one_at_a_time = threading.Lock()
 
 
 class LightRun:
-    """One run: its directory, its job, what became of it."""
+    """One run of the light trainer and its job."""
 
     script = TRAINER
     settings: Mapping[str, float] = {"num_steps": 60, "step_s": 0.1, "save_every": 5}
 
     def __init__(self, cluster: Cluster, folder: Path, *words: str, net_s: int | None = None, **trainer: float) -> None:
-        """Make the run directory as submit does, with the light trainer in its plan, and submit it.
+        """Create the run directory as `submit` does, with the light trainer in its plan, and submit it.
 
         Args:
-            net_s: how long before the limit Slurm signals, in place of what the config plans.
+            net_s: seconds before the limit at which Slurm signals; replaces the planned value.
         """
         self.cluster, self.run_dir = cluster, RunDir(folder)
         settings = {**self.settings, **trainer}
-        # A dashboard would be a third of the CPU time of each bring-up, and these runs need none.
+        # A dashboard would take a third of the CPU time of each bring-up.
         small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "ray.dashboard=false"]
-        what = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
+        experiment = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
         with _one_at_a_time:  # Hydra has one global state
-            config = load_config([*what, *small, *words])
+            config = load_config([*experiment, *small, *words])
         plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
         argv = [sys.executable, str(self.script), "--run-dir", str(folder)]
         if plan.torchrun is not None:
@@ -64,7 +64,7 @@ class LightRun:
 
     @classmethod
     def open(cls, cluster: Cluster, folder: Path) -> LightRun:
-        """A run that another process submitted."""
+        """Open a run that another process submitted."""
         run = cls.__new__(cls)
         run.cluster, run.run_dir = cluster, RunDir(folder)
         run.plan = JobPlan.from_json(read_json(run.run_dir.plan))
@@ -72,11 +72,9 @@ class LightRun:
         return run
 
     def submit(self) -> None:
-        """Submit; the second time it is what `resume` does."""
+        """Submit the run; a second call acts like `resume`."""
         with slurm_environment(self.cluster):
             self.job = submit_run(self.run_dir, self.plan).job_id
-
-    # ---- watching ------------------------------------------------------------------------------
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_rows(self.run_dir.events) if row["kind"] == kind]
@@ -92,7 +90,7 @@ class LightRun:
         wait_until(is_there, f"step {step}", timeout_s=timeout_s)
 
     def wait_for_training(self, attempt: int) -> None:
-        """Until this attempt has trained and has a checkpoint."""
+        """Wait until this attempt has trained and saved a checkpoint."""
 
         def is_there() -> bool:
             started = [row["time"] for row in self.events("trainer/started") if row["attempt"] == attempt]
@@ -101,7 +99,7 @@ class LightRun:
         wait_until(is_there, f"attempt {attempt} to save", timeout_s=240)
 
     def wait_for_end(self, timeout_s: float = 300) -> dict[str, Any]:
-        """end.json, once Slurm too is through with the job."""
+        """Wait until the run has ended and its job has left Slurm; return end.json."""
 
         def is_over() -> bool:
             state = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T"]).stdout.strip()
@@ -120,7 +118,7 @@ class LightRun:
 
     @property
     def starts(self) -> list[tuple[str, int]]:
-        """Job and restart of each controller that had the run, by epoch."""
+        """Job id and restart count of each controller that held the run's lease, by epoch."""
         found = sorted(self.run_dir.lease.glob("*.json"), key=lambda path: int(path.stem))
         return [(holder["job"], holder["restart"]) for holder in map(read_json, found)]
 
@@ -136,38 +134,34 @@ class LightRun:
         passed = [row for row in self.events("preflight/passed") if row["attempt"] == attempt]
         return list(passed[0]["nodes"])
 
-    # ---- harming -------------------------------------------------------------------------------
-
-    def kill(self, host: str, words: str, *, newest_alone: bool = False) -> None:
-        """kill -9 of this run's processes on a node whose command line holds the words."""
+    def kill(self, host: str, words: str, *, newest_only: bool = False) -> None:
+        """SIGKILL the processes of this run on `host` with `words` in their command line."""
         found = [p for p in self.cluster.processes(host) if words in p.cmdline and self.is_ours(p.cmdline)]
         assert found, f"no {words} on {host}"
         found.sort(key=lambda process: process.pid)
-        for process in found[-1:] if newest_alone else found:
-            with contextlib.suppress(Exception):  # it may go with another of them
+        for process in found[-1:] if newest_only else found:
+            with contextlib.suppress(Exception):  # may have died with another of them
                 self.cluster.signal(host, process.pid, 9)
 
     def is_ours(self, cmdline: str) -> bool:
-        # Ray's own processes name their session folder, everything of ours the run directory.
+        # Ray's processes name their session folder, ours the run directory.
         path = self.run_dir.path
         names = [f"{path} ", f"{path}/", tmp_stem(self.plan)]
         return any(name in f"{cmdline} " for name in names)
 
     def send_stop(self, times: int = 1) -> None:
-        """What --signal=B:USR2@<lead> sends before the time limit: to the batch step alone."""
+        """Send the signal that Slurm sends before a time limit (--signal=B:USR2@<lead>), to the batch step only."""
         for _ in range(times):
             self.cluster.run(["scancel", "--batch", "--signal=USR2", self.job])
 
-    # ---- comparing -----------------------------------------------------------------------------
-
     def metrics(self) -> list[str]:
-        """All that was logged and is not a time, in the digits it was written with."""
+        """Return all logged rows without times, with the digits as written."""
         lines = self.run_dir.metrics.read_text().splitlines()
         rows = [json.loads(line, parse_float=str) for line in lines]
         return [json.dumps({key: row[key] for key in row if not key.startswith("time/")}) for row in rows]
 
     def leftovers(self) -> dict[str, Any]:
-        """What lies on the nodes that are on and names this run."""
+        """Return the processes and files of this run on each node that is on."""
         found: dict[str, Any] = {}
         for host in filter(self.cluster.is_on, self.cluster.nodes):
             left = self.cluster.leftovers(host)
@@ -179,7 +173,7 @@ class LightRun:
 
 
 def check_ledger(run: LightRun) -> Ledger:
-    """Every second held is explained, and `redone` is the time of the steps that a later attempt made again."""
+    """Check that every held second is explained and that `redone` is the time of the repeated steps."""
     ledger = read_ledger(run.run_dir)
     assert ledger is not None and not ledger.unknown, ledger
     assert abs(sum(ledger.buckets.values()) - ledger.held_s) <= 1e-6 * ledger.held_s
@@ -196,7 +190,7 @@ def check_ledger(run: LightRun) -> Ledger:
 
 
 def wait_until_clean(cluster: Cluster) -> None:
-    """No process, port, shared memory or file of any job on any node that is on."""
+    """Wait until no node that is on has a process, port, shared memory or file of a job."""
     for host in filter(cluster.is_on, cluster.nodes):
 
         def is_clean(host: str = host) -> bool:
@@ -222,7 +216,7 @@ def expected_metrics(num_steps: int, num_nodes: int) -> list[str]:
 
 @contextlib.contextmanager
 def slurm_environment(cluster: Cluster) -> Iterator[None]:
-    """This process's environment as on the cluster's login node; one thread at a time."""
+    """Set this process's environment as on the cluster's login node; one thread at a time."""
     with _one_at_a_time:
         saved = os.environ.get("SLURM_CONF")
         os.environ["SLURM_CONF"] = cluster.env["SLURM_CONF"]

@@ -1,11 +1,10 @@
-"""A trainer that only counts, for tests of everything around a trainer.
+"""A trainer without a model, for tests of everything around a trainer.
 
     python trainer.py --run-dir <run> --attempt <n> --num-steps 30 --step-s 0.2 --save-every 5
 
-It stands for slurm_rl.trainers.grpo.main: a Ray driver with one actor on each node, a loop of steps whose
-numbers depend on all steps before, checkpoints, metrics, a stop flag, and outcome.json at the end. All of
-that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what is missing is the model:
-no torch, no vLLM. An actor's step is arithmetic and a sleep. Where the plan places reward services, each step asks one.
+It replaces slurm_rl.trainers.grpo.main: a Ray driver with one actor per node and a loop in which the values of a step
+depend on all earlier steps. Cluster, StopFlag, CheckpointStore and MetricsLogger are the real ones; there is no torch
+and no vLLM: a step is arithmetic and a sleep. If the plan places reward services, each step sends one request.
 """
 
 import argparse
@@ -32,7 +31,7 @@ _STEP_TIMEOUT_S = 120.0
 
 
 class Counter:
-    """One node's share of a step."""
+    """The part of a step that one node computes."""
 
     def add(self, step: int, value: float, seconds: float) -> float:
         time.sleep(seconds)
@@ -40,7 +39,7 @@ class Counter:
 
 
 class LightTrainer:
-    """Counts on from the newest checkpoint."""
+    """Training loop that resumes from the newest checkpoint."""
 
     def __init__(
         self, run: RunDir, args: argparse.Namespace, cluster: Cluster, metrics: MetricsLogger, scorer: Scorer | None
@@ -121,11 +120,11 @@ def train(run: RunDir, args: argparse.Namespace) -> None:
 
 @contextmanager
 def open_placed(run: RunDir, args: argparse.Namespace, cluster: Cluster) -> Iterator[Scorer | None]:
-    """The reward services that the plan has on nodes of their own."""
+    """Open the reward services that the plan places on separate nodes."""
     if all(actor.role != "reward" for actor in cluster.plan.actors):
         yield None
         return
-    # Late: hydra and httpx cost every other bring-up a second.
+    # Imported here, because hydra and httpx would delay every other bring-up by a second.
     import yaml
 
     from slurm_rl.config.parse import parse_config
@@ -142,7 +141,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--save-s", type=float, default=0.0)
-    # Stands for the seconds that torch takes to import, in which a trainer has no handlers yet.
+    # Simulates the import of torch, during which a trainer has no signal handlers yet.
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()
     run, attempt = open_attempt(args)

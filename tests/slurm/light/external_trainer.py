@@ -1,9 +1,9 @@
-"""A stand-in for trainers that need GPUs: it saves in their layouts, resumes by their flags, and trains nothing.
+"""Stand-in for external trainers that need GPUs: writes checkpoints in their layouts and resumes by their flags.
 
-    their_trainer.py <story.json> <the trainer's own arguments>
+    external_trainer.py <story.json> <the trainer's own arguments>
 
-The story says, for each step, the files of a whole checkpoint, and the files of one that a kill cuts short. In its
-first attempt it saves steps 4 and 8 whole and 12 in half, and waits to be ended; a later one goes on to the end.
+The story lists the files of a complete checkpoint for each step, and those of an incomplete one. The first attempt
+saves steps 4 and 8, half of step 12, and waits to be ended; a later attempt runs to the end.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-# How each is told where to begin; of the others the newest name counts, as in their own code.
+# Flag that sets the start step of each trainer; the other trainers pick the newest name, as their own code does.
 FLAGS = {
     "verl": r'trainer\.resume_from_path="?.*global_step_(\d+)"?',
     "trl": r"--resume_from_checkpoint .*checkpoint-(\d+)",
@@ -41,7 +41,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 def main() -> None:
     story, root = json.loads(Path(sys.argv[1]).read_text()), Path(os.environ["SLURM_RL_CHECKPOINTS"])
     start = find_start(story["layout"], root, " ".join(sys.argv[2:]))
-    print(f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} goes on from step {start}", flush=True)
+    print(f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} resumes from step {start}", flush=True)
     if os.environ.get("RANK", "0") != "0":
         while not (root / "done").exists():
             time.sleep(0.1)

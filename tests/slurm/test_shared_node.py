@@ -1,4 +1,4 @@
-"""A node that is shared: by runs of one user, by runs of two; each with its ports, its folder and its GPUs."""
+"""Runs of one or two users on one node have separate ports, folders and GPUs."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 
 
 def words(cluster: Cluster, *, num_gpus: int) -> list[str]:
-    """A run on the first node, which has two GPUs: others get the rest of it."""
+    """Config overrides for a run on the first node that leaves room for others."""
     small = [f"cluster.slurm.nodelist={cluster.nodes[0]}", "cluster.num_nodes=1", "cluster.cpus_per_node=1"]
     small += ["cluster.mem_gb_per_node=2", f"+cluster.env.DEVICES={cluster.root}/dev"]
     if num_gpus:
@@ -26,7 +26,7 @@ def words(cluster: Cluster, *, num_gpus: int) -> list[str]:
 
 
 def submit_as(other: OtherUser, cluster: Cluster, folder: Path, *more: str) -> Path:
-    """A run that the other user submits, with a Python of his own."""
+    """Submit a run as the other user, with that user's Python."""
     run, python = folder / "run", make_light_python(folder, python=other.python)
     argv = [*other.prefix, other.python, "-m", "slurm_rl", "+exp=demo", "+cluster=slurm_cpu", f"run_dir={quote(run)}"]
     env = {**cluster.env, **other.env, "HOME": str(folder)}
@@ -49,7 +49,7 @@ def test_runs_of_two_users_share_node(cluster: Cluster, shared_dir: Path) -> Non
     folders = [cluster.root / "nodes" / node / path.lstrip("/") for path in cluster.leftovers(node).tmp]
     assert sorted(path.stat().st_uid for path in folders) == [0, 0, NOBODY]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
-    check_gpus(*[seen_gpus(run) for run in runs])
+    check_gpus(*[visible_gpus(run) for run in runs])
     for run in runs:
         assert job_id(run) in cluster.run(["squeue", "-h", "-w", node, "-t", "RUNNING", "-o", "%i"]).stdout.split()
         (run / "finish").touch()
@@ -58,8 +58,8 @@ def test_runs_of_two_users_share_node(cluster: Cluster, shared_dir: Path) -> Non
     wait_until_clean(cluster)
 
 
-def seen_gpus(run: Path) -> tuple[str, str]:
-    """The mask of a run's trainer, and the devices that it can open."""
+def visible_gpus(run: Path) -> tuple[str, str]:
+    """Return the GPU mask of a run's trainer, and the devices that it can open."""
     lines = (run / "attempts" / "1" / "logs" / "driver.log").read_text().splitlines()
     _, mask, _, *devices = next(line for line in lines if line.startswith("sees ")).split()
     return mask, " ".join(devices)
@@ -67,7 +67,7 @@ def seen_gpus(run: Path) -> tuple[str, str]:
 
 def check_gpus(first: tuple[str, str], without: tuple[str, str], theirs: tuple[str, str]) -> None:
     if has_cgroup_v1():
-        # Slurm counts within what it lets the job open, which is one GPU.
+        # Slurm numbers GPUs within the job's cgroup, which holds one GPU.
         assert {first[1], theirs[1]} == {"gpu0", "gpu1"}
         assert (first[0], theirs[0], without[1]) == ("0", "0", "")
     else:
