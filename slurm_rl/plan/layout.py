@@ -13,7 +13,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.fit import Setting, describe_nearest, fill_in, find_fitting, find_misfit, host_memory, list_choices
 from slurm_rl.plan.job import ActorPlan, LayoutPlan
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.node_groups import group_of, groups_for, list_groups
+from slurm_rl.plan.node_groups import groups_for, list_nodes
 from slurm_rl.plan.placement import gpu_memory
 from slurm_rl.plan.policy_memory import PolicyMemory
 from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, engine_memory
@@ -124,9 +124,9 @@ def build_layout(
     found = replace(setting, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(setting)
     if found is None:
         raise _refuse(setting)
-    hosts, groups = _host_memory_by_node(found, actors), list_groups(config)
+    hosts, nodes = _host_memory_by_node(found, actors), list_nodes(config)
     for node, phases in hosts.items():
-        limit = group_of(groups, node).mem_gb_per_node if groups else config.cluster.mem_gb_per_node
+        limit = nodes[node].mem_gb_per_node
         if isinstance(limit, int) and max(phases.values()) > limit:
             raise ConfigError(
                 "host memory of a node must fit cluster.mem_gb_per_node",

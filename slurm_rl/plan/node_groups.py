@@ -52,6 +52,13 @@ def list_groups(config: RunConfig) -> tuple[NodeGroup, ...]:
     )
 
 
+def list_nodes(config: RunConfig, cpus: int | None = None) -> list[NodeGroup]:
+    """Return the group of each node by rank; equal nodes are one group without a name, with `cpus` cores each."""
+    cluster = config.cluster
+    equal = NodeGroup("", cluster.num_nodes, cluster.gpus_per_node, cpus, cluster.gpu_mem_gb, cluster.mem_gb_per_node)
+    return [group for group in list_groups(config) or (equal,) for _ in range(group.count)]
+
+
 def group_of(groups: Sequence[NodeGroup], rank: int) -> NodeGroup:
     """Return the group of the node with this rank.
 

@@ -17,7 +17,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.launch.runs.find import remember
 from slurm_rl.launch.runs.start import start_run
-from slurm_rl.plan.placement import Demand, place_engines
+from slurm_rl.plan.placement import place_actors
 from slurm_rl.run_dir.run_dir import RunDir
 
 WORDS = ["+exp=demo", "+eval.sets.sums.data=addition", "data.train=''"]
@@ -180,7 +180,8 @@ def test_evaluation_needs_sets_and_judge(words: list[str], message: str) -> None
 
 
 def test_engines_use_all_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    places = place_engines(Demand(2, 4, None, None, None, None, 2, False))
+    words = [*WORDS, "eval.only=true", "+cluster=nvidia_h100", "cluster.num_nodes=2", "cluster.gpus_per_node=4"]
+    places = place_actors(load_config(words), None, 2)
     assert [(actor.role, actor.node, actor.gpus) for actor in places] == [
         ("rollout", node, gpus) for node in (0, 1) for gpus in ((0, 1), (2, 3))
     ]
