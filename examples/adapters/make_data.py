@@ -1,5 +1,6 @@
-"""Rows of the lake in data/lake.jsonl: each is a game from the first field, told apart by its number. The answers are
-moves at random, by which a model that knows nothing learns what a move is."""
+"""Write data/lake.jsonl: games that start at the first field, distinguished by a number. The answers are random moves,
+which teach an untrained model the format of a move.
+"""
 
 import json
 import random

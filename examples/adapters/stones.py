@@ -1,5 +1,6 @@
-"""An environment as users of verifiers write one: a heap of stones, of which each of two takes 1 to 3 in turn, and who
-takes the last has won. The other side plays without a mistake, so that every move counts."""
+"""An environment as users of verifiers write one: Nim with a single heap. Two players take 1 to 3 stones in turn; the
+player who takes the last stone wins. The opponent plays perfectly, so every move matters.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import verifiers as vf
 from datasets import Dataset
 
 HEAPS = (5, 6, 7, 9)
-"""From which the first can win; a token each."""
+"""Heap sizes that the first player can win; one token each."""
 
 
 class Stones(vf.MultiTurnEnv):
@@ -42,12 +43,12 @@ async def won(state: vf.State) -> float:
 
 
 async def moves(state: vf.State) -> float:
-    """That the rules allow; worth little, and something to begin with."""
+    """Score the share of legal moves; a small reward to start from."""
     return state["moves"]
 
 
 def load_environment(games: int = 900) -> vf.Environment:
-    """Games that are told apart by a number; their answers are moves at random, and say no more than what a move is."""
+    """Build games distinguished by a number; their answers are random moves that only teach the format."""
     draw = random.Random(0)
     rows = [
         {"question": f"{number}:{stones}", "answer": draw.choice("123"), "info": {"stones": stones}}

@@ -1,5 +1,6 @@
-"""Writes data/calls.jsonl, calls, answers and as many replies that give up, to imitate, and data/sums.jsonl, sums of
-numbers that no tiny model learns to add; data/sums_chat.jsonl in words."""
+"""Write data/calls.jsonl (tool calls, answers, and as many replies that give up, for SFT), data/sums.jsonl (sums that
+no tiny model learns to add) and data/sums_chat.jsonl (the same as chat messages).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy may call."""
+"""Tools that the policy may call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes data/code.jsonl: tasks with the tests of their programs; and data/programs.jsonl: tasks with programs.
+"""Write data/code.jsonl (tasks with tests of their programs) and data/programs.jsonl (tasks with programs).
 
-A third of the programs is of another task. Learned from them, a model is right two times of three: reinforcement
-learning does the rest, for which it needs the tests alone.
+A third of the programs belongs to another task, so a model trained on them is right two times in three. RL does the
+rest and needs only the tests.
 """
 
 import json

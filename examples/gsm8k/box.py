@@ -1,6 +1,6 @@
-"""python examples/gsm8k/box.py data/gsm8k: rows whose answers are \\boxed{}, which is what a warm-up can teach.
+"""Box the answers of rows for a warm-up with SFT: python examples/gsm8k/box.py data/gsm8k
 
-A model that follows instructions needs none of it: it boxes its answer because the prompt asks for that.
+A model that follows instructions needs no warm-up: it boxes its answer because the prompt asks for it.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Writes a thousand rows with a digit from 1 to 8 to be guessed, of which the prompts tell nothing: data/digits.jsonl
-for the tiny model, data/digits_chat.jsonl in words."""
+"""Write a thousand rows with a digit from 1 to 8 that the prompts do not contain: data/digits.jsonl for the tiny model,
+data/digits_chat.jsonl as chat messages.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Writes data/squares: pictures of one to four squares, and 64 rows of chats that ask how many there are.
+"""Write data/squares: pictures of one to four squares, and 64 chat rows that ask for their number.
 
-A row may show one picture, two, or none. Paths of pictures start at the file with the rows.
+A row shows one picture, two, or none. Picture paths are relative to the file with the rows.
 """
 
 import json

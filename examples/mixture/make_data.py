@@ -1,5 +1,6 @@
-"""Writes data/first.jsonl for the model that the mixture begins with: the calls of data/calls.jsonl, additions of which
-every second is right, and games with digits at random."""
+"""Write data/first.jsonl for the initial model of the mixture: the calls of data/calls.jsonl, additions (every second
+one is right), and games with random digits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def add(place: int) -> dict[str, str]:
 
 
 def guess(place: int) -> dict[str, str]:
-    # What was said before it, as the chat template of calls_tiny.yaml writes it.
+    # Earlier turns, as the chat template of calls_tiny.yaml writes them.
     said = "".join(f"{rng.randint(1, 8)}<eos>{rng.choice('<>')}" for _ in range(place % 4))
     return {"prompt": f"{rng.randint(0, 999):03d}?{said}", "answer": str(rng.randint(1, 8))}
 

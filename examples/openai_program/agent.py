@@ -1,5 +1,6 @@
-"""Guess a digit from 1 to 8 in four turns. A program that talks to OPENAI_BASE_URL and knows nothing of who trains it:
-a row a line on its standard input, a reward a line on its output."""
+"""Guess a digit from 1 to 8 in four turns. The program only knows OPENAI_BASE_URL, not the trainer: it reads one row
+per line from standard input and writes one reward per line.
+"""
 
 import json
 import sys

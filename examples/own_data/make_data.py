@@ -1,4 +1,4 @@
-"""Writes data/words.jsonl: 2000 rows of a prompt and its answer, a word to turn round."""
+"""Write data/words.jsonl: 2000 rows of a prompt and its answer, a reversed word."""
 
 import json
 import random

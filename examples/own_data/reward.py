@@ -1,16 +1,16 @@
-"""How good is one completion? Called with one item at a time, in processes of the run."""
+"""Score one completion. Called with one item at a time, in processes of the run."""
 
 
 def score(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, float]:
-    """The share of letters in their right places; and apart from it, whether all are.
+    """Return the share of letters in the right place, and whether all are.
 
     Args:
-        queries: a prompt with its completion.
-        prompts: the prompt alone.
+        queries: prompt with completion.
+        prompts: prompt without completion.
         labels: the column `answer`.
 
     Returns:
-        `rewards` is trained on, `scores` is counted as accuracy; any other number is logged under its name.
+        `rewards` is the training reward, `scores` is counted as accuracy; any other number is logged under its name.
     """
     said, wanted = queries[0].removeprefix(prompts[0]), labels[0]
     right = sum(one == other for one, other in zip(said, wanted, strict=False))

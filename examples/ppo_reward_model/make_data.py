@@ -1,6 +1,6 @@
-"""Writes data/preferences.jsonl: 400 sums with an answer that is preferred and one that goes on.
+"""Write data/preferences.jsonl: 400 sums with a preferred answer and one that does not stop.
 
-`answer`, from which the policy starts, is one of the two.
+`answer`, which trains the initial policy, is one of the two.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Writes data/chats.jsonl: 300 rows with a chat to learn from, and a better and a worse one."""
+"""Write data/chats.jsonl: 300 rows with a chat for SFT, and a chosen and a rejected chat."""
 
 import json
 import random
@@ -10,7 +10,7 @@ for _ in range(300):
     number = chance.randrange(1000)
     question = {"role": "user", "content": f"What follows {number}?"}
     right, curt = ({"role": "assistant", "content": text} for text in (f"It is {number + 1}.", "No idea."))
-    # The chats to learn from know two answers; of the pairs the right one is the better.
+    # SFT learns both answers; the pairs prefer the right one.
     learned = chance.choice([right, curt])
     rows.append({"messages": [question, learned], "chosen": [question, right], "rejected": [question, curt]})
 Path("data").mkdir(exist_ok=True)

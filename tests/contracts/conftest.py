@@ -1,4 +1,4 @@
-"""The packages that contracts are held with; see fetch.py and source.py."""
+"""Packages checked by the contract tests; see fetch.py and source.py."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.contracts.source import Package
 
 @pytest.fixture(scope="session")
 def vllm() -> Package:
-    """vLLM's build for CUDA."""
+    """vLLM's CUDA build."""
     return Package(open_pinned("vllm"))
 
 
@@ -22,7 +22,7 @@ def flash_attn() -> Package:
 
 @pytest.fixture(scope="session")
 def installed() -> Package:
-    """What is installed here in the version that GPUs get, too: transformers, DeepSpeed, Ray."""
+    """Packages installed here in the versions used on GPUs: transformers, DeepSpeed, Ray."""
     found = importlib.util.find_spec("transformers")
     assert found is not None and found.origin is not None
     return Package(Path(found.origin).parents[1])

@@ -1,4 +1,4 @@
-"""The variables that we set in a run's environment."""
+"""Environment variables that slurm_rl sets for a run."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tests.layers import PACKAGE
 
 
 def names_that_we_set() -> set[str]:
-    """Of the plan's tables, of presets, and of what our sources write as a whole string."""
+    """Return the names in the plan's tables, in presets, and in string constants of the sources."""
     tables = [variable.name for _, variable in read_rows()]
     tables += [
         variable.name

@@ -1,7 +1,7 @@
-"""The Python files of packages that are pinned and not installed here, as one small archive each.
+"""Fetch the Python files of pinned packages that are not installed here, as one small archive each.
 
-pip fetches the file that containers/cuda/constraints.txt names and compares its hash; nothing of it is installed or
-imported. What stays is below the cache folder, by version and hash, so a changed pin is fetched anew.
+pip downloads the file named in containers/cuda/constraints.txt and checks its hash; nothing is installed or imported.
+The archive is cached by version and hash, so a changed pin is downloaded again.
 """
 
 import fcntl
@@ -23,16 +23,16 @@ _WORTH_A_TRY_S = 600
 
 
 def open_pinned(name: str) -> zipfile.Path:
-    """The archive of the distribution `name`: a path in it is the one in the wheel or the source.
+    """Return the archive of the distribution `name`; paths are those in the wheel or source archive.
 
-    Skips the test when the file is not here and no index answers.
+    Skip the test if the file is not cached and no index can be reached.
     """
     line = _read_pin(name)
     version, digest = line.partition("==")[2].split()[0], line.partition("sha256:")[2].split()[0]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slurm_rl", "contracts")
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{name}-{version}-{digest[:16]}.zip"
-    # Two processes at once would fetch it twice.
+    # Two concurrent processes would download it twice.
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.is_file():
@@ -49,7 +49,7 @@ def _fetch(name: str, line: str, kept: Path) -> None:
         (Path(place) / "pin.txt").write_text(line + "\n", encoding="utf-8")
         words = ["--no-deps", "--require-hashes", f"--dest={place}/files", f"--requirement={place}/pin.txt"]
         if line.endswith("# from source"):
-            # pip asks the source for its metadata, which flash-attn's does not give without a compiler but for this.
+            # pip reads metadata from the source archive; flash-attn's needs a compiler unless build isolation is off.
             words += ["--no-build-isolation"]
         else:
             words += ["--only-binary=:all:", "--platform=manylinux_2_28_x86_64"]
@@ -57,7 +57,7 @@ def _fetch(name: str, line: str, kept: Path) -> None:
         env = {**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_WORTH_A_TRY_S, check=False)
         if done.returncode != 0:
-            # pip tries again where nobody answers; another hash, or no such version, is for a person to look at.
+            # pip retries if no index can be reached; a wrong hash or missing version must fail.
             end = pytest.skip if "Retrying (" in done.stderr else pytest.fail
             end(f"the index gave no {line.split()[0]}, and {kept} is not there: {done.stderr.strip()[-600:]}")
         [file] = (Path(place) / "files").iterdir()
@@ -69,7 +69,7 @@ def _fetch(name: str, line: str, kept: Path) -> None:
 
 
 def _python_files(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Path and content; of a source archive without its outermost folder."""
+    """Yield path and content of Python files; for a source archive, without the top-level folder."""
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as wheel:
             for path in wheel.namelist():

@@ -1,4 +1,4 @@
-"""A package read by its source alone: where a name comes from, what a class has, what a call may say."""
+"""Read a package from its source: definitions, members of classes, and signatures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign 
 
 @dataclass(frozen=True)
 class Found:
-    """A name's definition, and the module in which it is written."""
+    """Definition of a name and the module that contains it."""
 
     package: Package
     module: str
@@ -27,7 +27,7 @@ class Found:
 
     @cached_property
     def lineage(self) -> list[Found]:
-        """A class and its bases of this package, nearest first."""
+        """Return the class and its bases in this package, nearest first."""
         if not isinstance(self.node, ast.ClassDef):
             return []
         bases = [self.package.find(self.module, _base_name(base)) for base in self.node.bases]
@@ -36,7 +36,7 @@ class Found:
 
     @cached_property
     def members(self) -> dict[str, Found]:
-        """What instances of a class have: methods, fields, and what methods assign to self."""
+        """Return the members of instances: methods, fields, and attributes assigned to self."""
         found: dict[str, Found] = {}
         for one in reversed(self.lineage):
             assert isinstance(one.node, ast.ClassDef)
@@ -48,12 +48,12 @@ class Found:
 
     @cached_property
     def assigned(self) -> set[str]:
-        """What methods of the class itself assign to self."""
+        """Return the attributes that methods of the class itself assign to self."""
         return {name for name, _ in _assigned_to_self(self.node)} if isinstance(self.node, ast.ClassDef) else set()
 
     @cached_property
     def signature(self) -> Signature:
-        """Of a call: a function's, a class's __init__, or of its fields where it has none."""
+        """Signature of a call: of a function, of a class's __init__, or of its fields if it has none."""
         if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef):
             return _read_signature(self.node)
         assert isinstance(self.node, ast.ClassDef), self
@@ -63,7 +63,7 @@ class Found:
 
     @cached_property
     def bound(self) -> Signature:
-        """Of a method without its first parameter; of a static one with all."""
+        """Signature of a method without its first parameter; a static method keeps all."""
         signature = self.signature
         words = {ast.unparse(one) for one in getattr(self.node, "decorator_list", [])}
         return (
@@ -73,7 +73,7 @@ class Found:
         )
 
     def fields(self) -> Iterator[Parameter]:
-        """As @dataclass, msgspec and pydantic read them: those of the bases first."""
+        """Yield fields as @dataclass, msgspec and pydantic order them: bases first."""
         fields: dict[str, tuple[ast.AnnAssign, bool]] = {}
         for one in reversed(self.lineage):
             assert isinstance(one.node, ast.ClassDef)
@@ -93,14 +93,14 @@ class Found:
 
 
 class Package:
-    """The source below `root`, a folder or an archive that holds packages."""
+    """Source below `root`, a folder or an archive with packages."""
 
     def __init__(self, root: Path | zipfile.Path) -> None:
         self.root = root
         self._trees: dict[str, ast.Module | None] = {}
 
     def tree(self, module: str) -> ast.Module | None:
-        """Of `a.b`; None where there is no such module."""
+        """Return the syntax tree of module `a.b`; None if it does not exist."""
         if module not in self._trees:
             path = self.root / "/".join(module.split("."))
             files = [path / "__init__.py", path.parent / f"{path.name}.py"]
@@ -112,7 +112,7 @@ class Package:
         return (self.root / "/".join(module.split(".")) / "__init__.py").is_file()
 
     def find(self, module: str, name: str) -> Found | None:
-        """Where `name` of `module` is defined, through modules that import it from others."""
+        """Find the definition of `name` in `module`, following imports."""
         tree = self.tree(module)
         if tree is None:
             return None
@@ -121,7 +121,7 @@ class Package:
             if defined != head:
                 continue
             value = getattr(node, "value", None)
-            if isinstance(value, ast.Name):  # another name for the same
+            if isinstance(value, ast.Name):  # an alias
                 return self.find(module, f"{value.id}.{rest}".rstrip("."))
             if isinstance(value, ast.Call) and rest:  # an instance
                 return self.find(module, f"{ast.unparse(value.func)}.{rest}")
@@ -136,7 +136,7 @@ class Package:
         return self.find(f"{module}.{head}", rest) if rest else None
 
     def get(self, name: str) -> Found:
-        """The same of `module:name`, which must be there."""
+        """Find `module:name`; fail if it does not exist."""
         module, _, attribute = name.partition(":")
         found = self.find(module, attribute)
         assert found is not None, f"{name} is not in {self.root}: it moved, or another pin is needed"
@@ -154,7 +154,7 @@ def _base_name(base: ast.expr) -> str:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module or class, also below `if` and `try`."""
+    """Yield the statements of a module or class, including those below `if` and `try`."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try):

@@ -1,4 +1,4 @@
-"""DeepSpeed's names, arguments and config keys, with those that GPUs alone reach: offload, bfloat16, its operators."""
+"""Names, arguments and config keys of DeepSpeed, including GPU-only ones: offload, bfloat16, its operators."""
 
 import ast
 import re
@@ -53,7 +53,7 @@ def test_engine_has_expected_attributes(installed: Package) -> None:
     engine = installed.get("deepspeed.runtime.engine:DeepSpeedEngine")
     uses = list(uses_of(_FILE, "self.engine"))
     assert {use.name for use in uses} >= {"backward", "step", "get_global_grad_norm"}
-    # torch's module would take this attribute for a part of the engine.
+    # torch.nn.Module would register this attribute as a submodule.
     assert "self.__dict__['module'] = model" in ast.unparse(engine.node)
     for use in uses:
         assert use.name in {*engine.members, "module"}, use.place
@@ -62,7 +62,7 @@ def test_engine_has_expected_attributes(installed: Package) -> None:
 
 
 def test_config_keys_are_read(installed: Package) -> None:
-    """A key that it does not know is left unread, but for those of zero_optimization."""
+    """DeepSpeed ignores unknown keys, except in zero_optimization."""
     keys = {
         key.value
         for node in ast.walk(ours().get("slurm_rl.models.deepspeed:_build_config").node)
@@ -88,13 +88,13 @@ def test_config_keys_are_read(installed: Package) -> None:
 
 
 def test_torch_pins_memory(installed: Package) -> None:
-    """Its own way compiles C++ when a run starts."""
+    """DeepSpeed's own pinning compiles C++ at the start of a run."""
     text = ast.unparse(installed.tree("deepspeed.utils.pin_memory") or ast.Pass())
     assert "os.environ.get('DS_PIN_MEMORY_BACKEND', 'torch')" in text
 
 
 def test_shared_memory_all_reduce_is_cpu_only(installed: Package) -> None:
-    """So on GPUs nobody asks which operators could be compiled, which takes a compiler and many seconds."""
+    """On GPUs this skips the check for compilable operators, which needs a compiler and many seconds."""
     builders = installed.root / "deepspeed/ops/op_builder"
     with_it = [one.name for one in builders.iterdir() if one.suffix == ".py" and "ShareMemComm" in one.read_text()]
     assert with_it == [] and "ShareMemCommBuilder" in (builders / "cpu/comm.py").read_text()

@@ -1,4 +1,4 @@
-"""flash-attn's functions take what transformers calls them with, and transformers takes what we hand it for them."""
+"""flash-attn's functions accept the arguments of transformers, and transformers accepts ours."""
 
 import ast
 
@@ -6,7 +6,7 @@ from tests.contracts.source import Package
 from tests.contracts.uses import check_call, imports, sources
 
 _CALLER = "transformers.modeling_flash_attention_utils"
-# transformers leaves out without a word what a function does not take.
+# transformers silently omits arguments that a function does not accept.
 _NEEDED = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic"}
 
 
@@ -42,7 +42,7 @@ def test_transformers_calls_match_signatures(flash_attn: Package, installed: Pac
 
 
 def test_packed_row_arguments_match_transformers(installed: Package) -> None:
-    """Names that it does not know would be handed on and dropped: sequences of a row would see each other."""
+    """Unknown names would be dropped silently: packed sequences would attend to each other."""
     told = {
         node.value
         for node in ast.walk(sources()["models/forward.py"])

@@ -1,4 +1,4 @@
-"""Ray reads the flags and variables that we give it, and masks GPUs by the variables that we say."""
+"""Ray reads the flags and variables that we set, and masks GPUs by the expected variables."""
 
 import ast
 import mmap
@@ -15,7 +15,7 @@ from tests.contracts.source import Package
 from tests.contracts.uses import imports, missing_imports, sources, wrong_uses
 
 _BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server")
-# Read by others: pods of RunPod say it of themselves, and our own code reads it.
+# Variables that Ray does not read: RunPod sets this one and our code reads it.
 _NOT_RAYS = {"RAY_WORKER"}
 
 
@@ -40,7 +40,7 @@ def test_ray_start_has_every_flag(installed: Package) -> None:
 
 
 def test_ray_start_needs_none_of_other_commands(installed: Package) -> None:
-    """Nor pandas and FastAPI, which come with them."""
+    """pandas and FastAPI come with the extras of the other commands."""
     words = """
 import sys
 from slurm_rl.node.ray_start import OTHER_COMMANDS, without_modules
@@ -56,7 +56,7 @@ assert not {"pandas", "fastapi", *OTHER_COMMANDS} & set(sys.modules)
 
 
 def test_set_variables_are_read(installed: Package) -> None:
-    """One that is not is no error to Ray: it does nothing."""
+    """Ray ignores an unknown variable without an error."""
     root = Path(str(installed.root)) / "ray"
     names = {name for name in names_that_we_set() if name.startswith("RAY_")} - _NOT_RAYS
     assert len(names) > 20
@@ -85,7 +85,7 @@ def test_visibility_masks_match_ours(installed: Package) -> None:
 
 
 def test_actor_without_gpus_keeps_its_mask(installed: Package) -> None:
-    """Our actors ask for none, also in a cluster of others, whose variables are not ours."""
+    """Our actors request no GPUs, also on an external Ray cluster with other variables."""
     text = ast.unparse(installed.get("ray._private.utils:set_visible_accelerator_ids").node)
     assert "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR, False)" in text
     assert "if not override_on_zero and len(accelerator_ids) == 0:" in text

@@ -1,4 +1,4 @@
-"""torch reads the variables of its NCCL backend that we set: the headers, which the CPU build has too, name them."""
+"""torch's NCCL backend reads the variables that we set; its headers, also in the CPU build, name them."""
 
 import mmap
 from pathlib import Path
@@ -13,7 +13,7 @@ def test_set_variables_are_read(installed: Package) -> None:
     assert len(names) > 5
     for file in sorted((root / "include/torch/csrc/distributed/c10d").glob("*.hpp")):
         text = file.read_text(encoding="utf-8")
-        # Of some it is only said there which member keeps their value.
+        # For some variables, the header only documents the member that stores the value.
         names -= {name for name in names if f'"{name}"' in text or f"// Stores {name}\n" in text}
     for library in ("libtorch_cpu.so", "libc10.so", "libtorch_python.so"):
         with (root / "lib" / library).open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Whatever we import from vLLM, call of it and read of its objects is in its build for CUDA as we use it."""
+"""Every import, call and attribute that we use from vLLM exists in its CUDA build."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ from tests.contracts.uses import (
 )
 
 OBJECTS = [
-    # our file, an expression in it, what of vLLM it is
+    # (our file, expression in it, vLLM object)
     ("rollout/vllm/engine.py", "self.llm", "vllm:LLM"),
     ("rollout/vllm/engine.py", "self.llm.llm_engine", "vllm:LLMEngine"),
     ("rollout/vllm/async_engine.py", "self.llm", "vllm.v1.engine.async_llm:AsyncLLM"),
@@ -46,7 +46,7 @@ EXTENSION = "slurm_rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
 
 
 def wrong_in(found: Found, use: Use) -> str | None:
-    """What the use of a member says that the member does not take."""
+    """Return the part of the use that the member does not accept; None if it accepts all."""
     name, _, _ = use.name.partition(".")
     if name not in found.members:
         return f"{use.place}: {found} has no {name}"
@@ -61,7 +61,9 @@ def wrong_in(found: Found, use: Use) -> str | None:
 
 
 def own_names(cls: Found) -> set[str]:
-    """Methods of a class of ours and what they assign; what it declares alone is of the class that it is mixed with."""
+    """Return the methods and assigned attributes of our class; bare annotations belong to the class it is
+    mixed with.
+    """
     return cls.assigned | {name for name, found in cls.members.items() if isinstance(found.node, ast.FunctionDef)}
 
 
@@ -75,7 +77,7 @@ def test_imported_calls_match_signatures(vllm: Package) -> None:
 
 @pytest.mark.parametrize(("path", "expression", "name"), OBJECTS, ids=lambda value: str(value).rpartition("/")[2])
 def test_objects_have_expected_attributes(vllm: Package, path: str, expression: str, name: str) -> None:
-    # What our own class says of itself, where `self` is both.
+    # `self` is both, so exclude the members of our class.
     own = own_names(our_class(path, expression.partition("/")[0])) if expression.endswith("/self") else set()
     uses = [use for use in uses_of(path, expression) if use.name not in own]
     assert uses, f"slurm_rl/{path} has no {expression} any more: change the row"
@@ -113,7 +115,7 @@ def test_workers_have_methods_called_by_name(vllm: Package) -> None:
 
 
 def test_worker_extension_has_no_name_collision(vllm: Package) -> None:
-    """It refuses to start otherwise (init_worker in vllm/v1/worker/worker_base.py)."""
+    """vLLM refuses to start otherwise (init_worker in vllm/v1/worker/worker_base.py)."""
     worker, extension = vllm.get(WORKER), ours().get(EXTENSION)
     own = own_names(extension)
     assert own and not own & set(worker.members)
@@ -128,13 +130,15 @@ def test_transfer_client_fits_vllm_senders(vllm: Package) -> None:
 
 
 def test_sender_takes_address_port_and_size_in_order(vllm: Package) -> None:
-    """transfer.py says the first two by a star, so the call alone does not show them."""
+    """transfer.py passes the first two by *args, so the call does not show them."""
     info = vllm.get("vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo").signature
     assert list(info.parameters)[:3] == ["master_address", "master_port", "world_size"]
 
 
 def test_engine_arguments_are_fields(vllm: Package) -> None:
-    """LLM() hands what it does not know to EngineArgs; a user's own are compared with the fields when a run starts."""
+    """LLM() passes unknown arguments to EngineArgs; those of the user are compared with the fields when a run
+    starts.
+    """
     fields = set(vllm.get("vllm:EngineArgs").signature.parameters)
     assert set(OURS) - fields == set()
     assert "kwargs" in vllm.get("vllm:LLM").signature.parameters

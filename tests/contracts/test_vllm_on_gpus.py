@@ -1,6 +1,6 @@
-"""What vLLM does on GPUs alone, where our code leans on it: each row is a sentence of its source and what rests on it.
+"""GPU-only behaviour of vLLM that our code depends on: each row quotes its source and names our dependent code.
 
-A row that fails says that vLLM changed there: read the function, then change what the row names, and the row.
+If a row fails, vLLM changed: read the function, then update our code and the row.
 """
 
 import ast
@@ -15,7 +15,7 @@ _SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
 _TRANSFER = "vllm.distributed.weight_transfer"
 
 SENTENCES = [
-    # where, what it says, what of ours rests on it
+    # (module, quoted code, dependent code of ours)
     (
         "vllm.config:VllmConfig.use_v2_model_runner",
         "unsupported = self._get_v2_model_runner_unsupported_features()",
@@ -182,7 +182,7 @@ SENTENCES = [
 
 
 def plain(text: str) -> str:
-    """Without line breaks, and statements apart by spaces alone."""
+    """Collapse whitespace."""
     return " ".join(text.replace("; ", " ").split())
 
 
@@ -193,7 +193,7 @@ def test_source_contains_expected_code(vllm: Package, name: str, sentence: str, 
 
 
 def test_packing_streams_do_not_wait_for_policy_stream(vllm: Package) -> None:
-    """When it does, weight_sender.py need not synchronize."""
+    """If they do, weight_sender.py need not synchronize."""
     assert "wait_stream" not in ast.unparse(vllm.tree(f"{_TRANSFER}.packed_tensor") or ast.Pass())
 
 
@@ -205,7 +205,7 @@ def test_sleep_tags_match_wake_tags(vllm: Package) -> None:
 
 
 def test_requested_features_work_in_model_runner_v2(vllm: Package) -> None:
-    """A new line there may be about us: then engines run V1 on GPUs, whose seeds and memory are others."""
+    """A new condition there may affect us: engines would then use V1 on GPUs, with other seeds and memory."""
     function = vllm.get("vllm.config:VllmConfig._get_v2_model_runner_unsupported_features").node
     reasons = [
         ast.unparse(node.args[0])

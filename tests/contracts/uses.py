@@ -1,4 +1,4 @@
-"""What our sources use of another package, read from the sources, so that a new use needs no row of a test."""
+"""Collect the uses of a package in our sources, so that a new use is checked without a new row."""
 
 import ast
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.layers import PACKAGE
 
 @dataclass(frozen=True)
 class Use:
-    """A name of the package at a place of ours, and the call where it is called."""
+    """A use of a package's name in our sources, with its call if it is called."""
 
     place: str
     name: str
@@ -22,13 +22,13 @@ class Use:
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Path below slurm_rl -> its tree."""
+    """Return path below slurm_rl -> syntax tree."""
     files = sorted(PACKAGE.rglob("*.py"))
     return {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
 def imports(package: str) -> Iterator[tuple[str, str, str]]:
-    """(place, module, name) of each `from module import name`; name is empty for `import module`."""
+    """Yield (place, module, name) of each `from module import name`; name is empty for `import module`."""
     for path, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and _of(package, node.module or ""):
@@ -38,7 +38,7 @@ def imports(package: str) -> Iterator[tuple[str, str, str]]:
 
 
 def missing_imports(package: str, source: Package) -> list[str]:
-    """Those of ours that the package's source does not have."""
+    """Return our imports that the package's source does not define."""
     return [
         f"{place}: {module} {name}"
         for place, module, name in imports(package)
@@ -48,7 +48,7 @@ def missing_imports(package: str, source: Package) -> list[str]:
 
 
 def imported_uses(package: str) -> Iterator[tuple[Use, str]]:
-    """Whatever is used of imported names, `name` or `name.attribute`, with the module that it comes from."""
+    """Yield uses of imported names, `name` or `name.attribute`, with their module."""
     for path, tree in sources().items():
         names = _imported(package, tree)
         for use in _uses_in(path, tree, set(names)):
@@ -58,7 +58,7 @@ def imported_uses(package: str) -> Iterator[tuple[Use, str]]:
 
 
 def wrong_uses(package: str, source: Package) -> list[str]:
-    """Uses of imported names that the package's source does not have, or whose calls it does not take."""
+    """Return uses of imported names that the source does not define, or calls that do not fit the signature."""
     wrong = []
     for use, module in imported_uses(package):
         found = source.find(module, use.name) or (source.tree(f"{module}.{use.name}") and True)
@@ -75,9 +75,9 @@ def wrong_uses(package: str, source: Package) -> list[str]:
 
 
 def uses_of(path: str, receiver: str) -> Iterator[Use]:
-    """Attributes of the expression `receiver` in a file of ours: `step` of `self._engine.step()`.
+    """Yield attributes of the expression `receiver` in our file: `step` of `self._engine.step()`.
 
-    `scope/expression` looks into one class or function alone.
+    `scope/expression` searches only one class or function.
     """
     scope, _, expression = receiver.rpartition("/")
     for node, call in _with_calls(_find_scope(path, scope) if scope else sources()[path]):
@@ -86,7 +86,7 @@ def uses_of(path: str, receiver: str) -> Iterator[Use]:
 
 
 def classes_over(package: str) -> Iterator[tuple[str, str, str, str]]:
-    """(our file, class of ours, module, name) of each class of ours over one of the package."""
+    """Yield (our file, our class, module, name) of each class derived from one of the package."""
     for path, tree in sources().items():
         names = _imported(package, tree)
         for node in ast.walk(tree):
@@ -97,7 +97,9 @@ def classes_over(package: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def calls_by_name(folder: str, functions: set[str]) -> Iterator[tuple[str, str, set[str], int]]:
-    """(place, method, names of arguments, number of those in order) of calls such as f("method", args=, kwargs=)."""
+    """Yield (place, method, keyword names, number of positional arguments) of calls such as f("method", args=,
+    kwargs=).
+    """
     for path, tree in sources().items():
         for node in ast.walk(tree) if path.startswith(folder) else []:
             if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in functions:
@@ -112,14 +114,14 @@ def calls_by_name(folder: str, functions: set[str]) -> Iterator[tuple[str, str, 
 
 
 def our_class(path: str, name: str) -> Found:
-    """A class of a file of ours, wherever in it."""
+    """Return the class with this name in our file, at any depth."""
     return Found(ours(), ".".join(Path("slurm_rl", path).with_suffix("").parts), _find_scope(path, name))
 
 
 def check_call(found: Found, call: ast.Call, *, method: bool = False) -> None:
-    """Raise TypeError when the call says what the function does not take, or leaves out what it needs.
+    """Raise TypeError if the call does not fit the signature.
 
-    What comes by * or ** is not known here: then the rest alone is compared.
+    Arguments passed by * or ** are unknown; then only the others are compared.
     """
     signature = found.bound if method else found.signature
     stars = any(isinstance(word, ast.Starred) for word in call.args) or any(word.arg is None for word in call.keywords)
@@ -129,7 +131,7 @@ def check_call(found: Found, call: ast.Call, *, method: bool = False) -> None:
 
 
 def takes(found: Found, names: set[str], *, method: bool = False) -> set[str]:
-    """Those of the names that a call of it may not say."""
+    """Return the names that the function does not accept as arguments."""
     parameters = (found.bound if method else found.signature).parameters
     if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):
         return set()
@@ -138,7 +140,6 @@ def takes(found: Found, names: set[str], *, method: bool = False) -> set[str]:
 
 @cache
 def ours() -> Package:
-    """Our own package, read in the same way."""
     return Package(Path(PACKAGE).parent)
 
 
@@ -148,7 +149,7 @@ def _find_scope(path: str, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 
 def _imported(package: str, tree: ast.AST) -> dict[str, tuple[str, str]]:
-    """Name here -> (module, name there)."""
+    """Return local name -> (module, name there)."""
     return {
         alias.asname or alias.name: (node.module or "", alias.name)
         for node in ast.walk(tree)

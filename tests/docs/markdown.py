@@ -1,10 +1,10 @@
-"""The pages, and what stands in them: code blocks with their marks, tables, paths of tests.
+"""Parse the docs: code blocks with their marks, tables, test paths.
 
-A block of commands is fenced as `bash` (each line one) or `console` (those after `$ `; the rest is what they print). A
-fence with title="name" is a file: the commands of its page find it in their folder. A mark is a comment above a block:
+Commands are fenced as `bash` (one per line) or `console` (lines after `$ `; the rest is output). A fence with
+title="name" is a file in the folder of the page's commands. A mark is a comment above a block:
 
-    <!-- run by tests/slurm/test_grpo.py::test_name -->     that test runs it
-    <!-- not run: it fetches 30 MB -->                      nothing does, and why
+    <!-- run by tests/slurm/test_grpo.py::test_name -->     this test runs it
+    <!-- not run: it fetches 30 MB -->                      no test runs it, and why
 """
 
 import re
@@ -28,19 +28,19 @@ class Block:
 
     page: Path
     line: int
-    """Of its fence, from 1."""
+    """Line number of its fence, from 1."""
     language: str
     title: str | None
     text: str
     mark: tuple[str, str] | None
-    """(`run by` or `not run:`, what follows)."""
+    """(`run by` or `not run:`, the rest of the comment)."""
 
     @property
     def place(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def commands(self) -> list[list[str]]:
-        """Words of each command, without comments and redirections."""
+        """Return the words of each command, without comments and redirections."""
         text = self.text.replace("\\\n", " ")
         lines = [line.strip() for line in text.splitlines()]
         if self.language == "console":
@@ -50,12 +50,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README.md and the site; the pages of examples/ are run as they are by tests/examples."""
+    """Return README.md and the site's pages; tests/examples runs those of examples/."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Yield the fenced blocks of a page, in order."""
     lines = page.read_text(encoding="utf-8").splitlines()
     number = 0
     while number < len(lines):
@@ -71,7 +71,7 @@ def read_blocks(page: Path) -> Iterator[Block]:
 
 
 def read_prose(page: Path) -> list[tuple[int, str]]:
-    """(number from 1, text) of the lines outside of fences."""
+    """Return (line number from 1, text) of the lines outside fences."""
     inside, found = False, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if _FENCE.match(line) or line.strip() == "```":
@@ -82,7 +82,7 @@ def read_prose(page: Path) -> list[tuple[int, str]]:
 
 
 def read_tables(page: Path) -> list[list[str]]:
-    """Cells of all rows of tables, heads left out."""
+    """Return the cells of all table rows without headers."""
     found: list[list[str]] = []
     for _, line in read_prose(page):
         if not line.startswith("|"):
@@ -96,7 +96,7 @@ def read_tables(page: Path) -> list[list[str]]:
 
 
 def words_in_code(cell: str) -> list[str]:
-    """What stands between backticks."""
+    """Return the texts between backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -1,4 +1,4 @@
-"""What docs/reference/metrics.md names, for tests of the page and of rows."""
+"""Metric names in docs/reference/metrics.md."""
 
 import re
 from collections.abc import Iterable
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from tests.docs.markdown import DOCS, read_tables, words_in_code
 
 PAGE = DOCS / "reference/metrics.md"
-# What every row has.
+# Keys of every row.
 _OF_A_ROW = {"step", "stage"}
 
 
 def named_on_the_page() -> set[str]:
-    """Keys, and families of them such as `score/<name>`."""
+    """Return keys and key families such as `score/<name>`."""
     return {key for row in read_tables(PAGE) for key in words_in_code(row[0])}
 
 
 def find_unexplained(keys: Iterable[str]) -> set[str]:
-    """Those that the page does not name."""
+    """Return the keys that the page does not name."""
     named = [re.sub("<[a-z]+>", "[^/]+", re.escape(key)) for key in named_on_the_page()]
     return {key for key in keys if key not in _OF_A_ROW and not any(re.fullmatch(one, key) for one in named)}

@@ -1,7 +1,6 @@
-"""Every command of the docs is run, planned, or marked with the test that runs it or with why nothing can.
+"""Every command of the docs is run, planned, or marked with the test that runs it or the reason why none does.
 
-Commands of a page see its files (blocks with a title), prepared data, a preset `mysite`, and a folder of theirs for
-/shared.
+Commands of a page see its files (blocks with a title), prepared data, a preset `mysite`, and a stand-in for /shared.
 """
 
 import json
@@ -19,12 +18,12 @@ from tests.docs.markdown import OF_COMMANDS, Block, pages, read_blocks, read_pro
 from tests.lock import ROOT
 
 OURS = ["python", "-m", "slurm_rl"]
-# These print and are done; so is every verb with one of these flags.
+# These verbs only print; so does every verb with one of these flags.
 PRINTS = {"plan", "config"}
 ONLY_PRINTS = {"--help", "-h", "--cfg", "-c", "--print-template"}
-# `plan` of the same words says whether they hold.
+# `plan` of the same arguments checks these verbs.
 STARTS = {"submit", "run-in-job", "join"}
-# These look at a part of what a run has.
+# These verbs read parts of the config of a run.
 COMPOSES = {"doctor", "image"}
 
 BLOCKS = [block for page in pages() for block in read_blocks(page)]
@@ -32,7 +31,7 @@ COMMANDS = [block for block in BLOCKS if block.language in OF_COMMANDS]
 
 
 def strip_variables(words: list[str]) -> list[str]:
-    """Without the variables that are set before a command."""
+    """Remove environment variables set before a command."""
     first = next((place for place, word in enumerate(words) if "=" not in word), len(words))
     return words[first:]
 
@@ -42,19 +41,19 @@ def is_ours(words: list[str]) -> bool:
 
 
 def name_verb(words: list[str]) -> str:
-    """The verb of words after `python -m slurm_rl`."""
+    """Return the verb in the words after `python -m slurm_rl`."""
     return words[0] if words and words[0] in load_verbs().by_name else "submit"
 
 
 def is_checked_here(words: list[str]) -> bool:
-    """Whether `check` below runs it as it stands; what would start something is planned there alone."""
+    """Return whether `check` below covers this command."""
     rest = strip_variables(words)[3:]
     return is_ours(words) and (name_verb(rest) in PRINTS or bool(ONLY_PRINTS & set(rest)))
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What stands for /shared: data as `prepare` writes them, and a site's presets."""
+    """Stand-in for /shared: data as written by `prepare`, and presets of a site."""
     root = tmp_path_factory.mktemp("shared")
     for name in ("gsm8k", "math", "mathv60k"):
         folder = root / "data" / name
@@ -70,7 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the commands are typed: below it `data`, as the presets want it."""
+    """Working directory of the commands, with `data` as the presets expect it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(shared / "site"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -89,7 +88,7 @@ def test_commands_are_in_checked_fences() -> None:
     hidden = [
         f"{block.place}: {block.language or 'no language'}"
         for block in BLOCKS
-        if block.language not in (*OF_COMMANDS, "yaml") and block.page.parent.name != "reference"  # of --help
+        if block.language not in (*OF_COMMANDS, "yaml") and block.page.parent.name != "reference"  # output of --help
         if any(line.strip().startswith(starts) for line in block.text.splitlines())
     ]
     assert loose + hidden == []
@@ -106,7 +105,7 @@ def test_unchecked_block_names_its_runner(block: Block) -> None:
         assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{block.place}: {path} has no {name}"
 
 
-# The commands of the examples stand upon each other; tests/examples runs all of them.
+# The commands of the examples depend on each other; tests/examples runs them.
 @pytest.mark.parametrize(
     "page", [page for page in pages() if page.relative_to(ROOT).parts[0] != "examples"], ids=lambda page: page.name
 )
@@ -130,7 +129,7 @@ def test_commands_of_pages_are_accepted(
 def test_readme_commands_work_in_bare_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nothing was prepared. Seen before: its `plan` of GSM8K was refused for want of the rows."""
+    """In a fresh clone without prepared data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for block in read_blocks(ROOT / "README.md"):
@@ -146,7 +145,7 @@ def expect_accepted(words: list[str], shared: Path, place: str, capsys: pytest.C
 
 
 def check(words: list[str]) -> int:
-    """Run what only prints, plan what would start something, read the words of the rest; an exit code."""
+    """Run what only prints, plan what would start a run, parse the rest; return the exit code."""
     verb = name_verb(words)
     rest = words[1:] if words and words[0] in load_verbs().by_name else words
     if verb in PRINTS or ONLY_PRINTS & set(words):
@@ -160,13 +159,13 @@ def check(words: list[str]) -> int:
     where = ["--config-dir", told.config_dir] if told.config_dir else []
     if not getattr(told, "multirun", False):
         return main(["plan", *where, *told.rest])
-    # A sweeper's own settings are no part of a run.
+    # A sweeper's own settings are not part of a run.
     swept = [word for word in told.rest if not word.startswith(("hydra.", "hydra/"))]
     return max(main(["plan", *where, *(_pick(word, place) for word in swept)]) for place in (0, -1))
 
 
 def _pick(word: str, place: int) -> str:
-    """One of the values that a word of a sweep has."""
+    """Return one of the values that a sweep word contains."""
     key, equals, values = word.partition("=")
     values = re.sub(r"^(?:interval|choice)\((.*)\)$", r"\1", values)
     return word if values.startswith(("[", "{", "'")) else f"{key}{equals}{values.split(',')[place]}"

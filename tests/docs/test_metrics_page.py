@@ -1,7 +1,7 @@
-"""docs/reference/metrics.md names every key that a row of metrics.jsonl may have, and no other.
+"""docs/reference/metrics.md names exactly the keys that rows of metrics.jsonl may have.
 
-What there is comes from the code that makes rows: literals `area/name`, phases of timers, and what the losses of
-the supervised tasks return.
+The keys are collected from the code that makes rows: literals `area/name`, timer phases, and the losses of the
+supervised tasks.
 """
 
 import ast
@@ -18,12 +18,12 @@ from tests.lock import ROOT
 
 FOLDERS = [ROOT / "slurm_rl" / name for name in ("algorithms", "rollout", "trainers", "workers")]
 _KEY = re.compile(r"[a-z]+/[a-z_]*[a-z]")
-# Kinds of events, in the same form.
+# Event kinds have the same form.
 _EVENTS = {"append_event", "event", "report", "say"}
 
 
 def find_keys() -> set[str]:
-    """Every key of a row that training writes."""
+    """Return every key of a training row."""
     found = {STAMP}
     for file in (file for folder in FOLDERS for file in folder.rglob("*.py") if "endpoint" not in file.parts):
         tree = ast.parse(file.read_text())
@@ -42,13 +42,13 @@ def find_keys() -> set[str]:
 
 
 def _families(node: ast.JoinedStr) -> set[str]:
-    """`score/<name>` of f"score/{name}": what is written around the braces; those known by other ways are left out."""
+    """Return families, `score/<name>` for f"score/{name}"; skip those collected elsewhere."""
     start = node.values[0]
     if not isinstance(start, ast.Constant) or not re.fullmatch(r"[a-z]+/[a-z_@]*", str(start.value)):
         return set()
     known = {"time/": set[str](), "eval/": {"eval/loss"}, "policy/": {"policy/loss", "policy/grad_norm"}}
     known["accuracy/"] = {"accuracy/sampled", "accuracy/greedy"}
-    # tests/examples/test_mixture.py looks whether the rows of a run have others.
+    # tests/examples/test_mixture.py checks that the rows of a run have no others.
     of_source = ("reward", "prompts", "groups_with_signal", "failed", "length_mean", "truncated", "sampled", "greedy")
     known["source/"] = {f"source/<name>/{key}" for key in of_source}
     known["agent/"] = {"agent/<name>/reward", "agent/<name>/turns"}
@@ -62,7 +62,7 @@ def _families(node: ast.JoinedStr) -> set[str]:
 
 
 def _returned(file: Path) -> dict[str, set[str]]:
-    """Names that the losses of a task return, in training and in evaluation."""
+    """Return the keys that the losses of a task return, in training and in evaluation."""
     found: dict[str, set[str]] = {"train": set(), "eval": set()}
     functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
     losses = [node for node in functions if node.name.endswith(("_loss", "_eval"))]

@@ -1,6 +1,6 @@
 """docs/from/moving-*.md: each row names a word of the other framework and an existing word of this project.
 
-Their words are held to their sources: TRL's as installed here; OpenRLHF's and verl's in tests/train/external.
+Their names are checked against their sources: TRL's as installed, OpenRLHF's and verl's in tests/train/external.
 """
 
 import ast
@@ -24,7 +24,7 @@ ROWS = [(page, row) for page in PAGES for row in read_tables(page)]
 
 @functools.cache
 def find_field(key: str) -> bool:
-    """Whether a dotted key is one of RunConfig."""
+    """Return whether a dotted key exists in RunConfig."""
     sections: list[type[BaseModel]] = [RunConfig]
     for name in key.split("."):
         fields = [section.model_fields[name] for section in sections if name in section.model_fields]
@@ -72,14 +72,14 @@ def test_keys_of_notes_and_pages_exist() -> None:
             key = word.partition("=")[0]
             if pattern.fullmatch(key) and not key.startswith(("external.args", "external.resume")):
                 parts = key.split(".")
-                # Tables of the user's own names end in one: reward.verifiers.math.
+                # Tables with user-defined names, such as reward.verifiers.math.
                 known = any(find_field(".".join(parts[:length])) for length in range(2, len(parts) + 1))
                 assert known or key.endswith((".json", ".jsonl", ".py", ".yaml")), f"{page.name}: no key {key}"
 
 
 @functools.cache
 def trl_fields() -> frozenset[str]:
-    """Fields of TRL's configs and of transformers' TrainingArguments, read from their sources."""
+    """Return the fields of TRL's configs and of transformers' TrainingArguments, read from their sources."""
     found: set[str] = set()
     for package, file in (
         *(("trl", f"trainer/{name}_config.py") for name in ("grpo", "sft", "dpo", "reward", "base")),

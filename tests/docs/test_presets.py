@@ -1,4 +1,4 @@
-"""Who looks for a preset finds it on the page of its kind."""
+"""The page of each preset group lists all of its presets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The docs are a site whose every link and anchor leads somewhere; README.md is short and its links hold, too."""
+"""Every link and anchor of the docs site and README.md resolves; README.md is short."""
 
 import re
 from pathlib import Path
@@ -11,21 +11,21 @@ from mkdocs.config import load_config
 from tests.docs.markdown import DOCS, pages, read_prose
 from tests.lock import ROOT
 
-# Long by nature: written by programs, or tables of a row each.
+# Reference tables and generated pages may be long.
 _ANY_LENGTH = ("reference/", "contributing.md", "architecture.md")
 EXAMPLES = sorted((ROOT / "examples").rglob("*.md"))
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def build_site(docs: Path, site: Path, **settings: object) -> None:
-    """As `mkdocs build --strict`: a warning ends it."""
+    """Build like `mkdocs build --strict`: a warning is an error."""
     config = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(docs), site_dir=str(site), strict=True, **settings)
     build(config)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of docs/, built."""
+    """The built site."""
     folder = tmp_path_factory.mktemp("site")
     build_site(DOCS, folder)
     return folder
@@ -63,7 +63,7 @@ def test_links_hold_as_plain_markdown(page: Path) -> None:
 
 
 def slug(head: str) -> str:
-    """The anchor of a head, as GitHub and mkdocs make it."""
+    """Return the anchor of a heading, as GitHub and mkdocs build it."""
     text = re.sub(r"[^\w\s-]", "", head.lstrip("#").strip().replace("`", "")).lower()
     return re.sub(r"\s+", "-", text)
 

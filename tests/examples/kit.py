@@ -1,4 +1,4 @@
-"""The commands of the examples' READMEs, run as a user types them, with sizes for a test behind them."""
+"""Run the commands of the examples' READMEs with small sizes appended."""
 
 import contextlib
 import os
@@ -14,24 +14,24 @@ from tests.docs.markdown import OF_COMMANDS, Block, read_blocks
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 HERE = ("policy.num_threads=1", "ray.dashboard=false", "logging.wandb.mode=disabled")
-"""Of every run of a test."""
+"""Overrides for every run."""
 Words = Sequence[str]
 
 
 def read_commands(name: str) -> list[list[str]]:
-    """Words of each command of the example's page."""
+    """Return the words of each command of the example's README."""
     return [words for block in read_blocks(EXAMPLES / name / "README.md") for words in _commands_of(block)]
 
 
 def run_readme(name: str, folder: Path, sizes: Mapping[str, Words], env: Mapping[str, str] | None = None) -> str:
-    """Run all commands, one after the other, in a folder where `examples` is; plans in this process.
+    """Run all commands in order, in a folder that contains `examples`; `plan` runs in this process.
 
     Args:
-        sizes: an experiment, or a script -> words behind the command that runs it.
-        env: variables of all of them.
+        sizes: experiment or script -> words appended to its command.
+        env: additional environment variables.
 
     Returns:
-        What they printed.
+        Output of all commands.
     """
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(EXAMPLES)

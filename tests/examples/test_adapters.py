@@ -1,4 +1,4 @@
-"""Environments of other packages are trained from those packages, by the README. Real Ray, vLLM and torch on CPU."""
+"""Train on environments of other packages by the README, with real Ray, vLLM and torch on CPU."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ def run(words: list[str], folder: Path, *, out: str | None = None) -> str:
 
 
 def run_commands(part: str, folder: Path, *sizes: str) -> str:
-    """The README's commands with this in one of their words; those of rows are for the test to run."""
+    """Run the README's commands that contain `part`, except those that make rows."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(EXAMPLES)
     mine = [command for command in read_commands("adapters") if any(part in word for word in command)]
@@ -42,7 +42,7 @@ def run_commands(part: str, folder: Path, *sizes: str) -> str:
 
 
 def check(folder: Path) -> list[dict[str, Any]]:
-    """The steps of a run in which nothing failed; it was trained where rewards differed, by what the engine said."""
+    """Check that no episode failed and that the policy trained where rewards differed; return the step rows."""
     rows = exact_rows(folder)
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
@@ -53,7 +53,7 @@ def check(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_package(adapter: str, rows: str, folder: Path, *program: str) -> list[dict[str, Any]]:
-    """The README's two commands of a package, both with the python of its own environment; the steps of the run."""
+    """Run both commands for a package with the Python of its environment; return the step rows."""
     python = adapters_python()
     (folder / "data").mkdir()
     [made] = [command for command in read_commands("adapters") if f"play_{adapter}.py" in command[1]]
@@ -68,7 +68,7 @@ def test_frozen_lake(tmp_path: Path) -> None:
     if importlib.util.find_spec("gymnasium") is None:
         pytest.skip("gymnasium is not installed; it comes with the extra dev")
     run([sys.executable, str(EXAMPLES / "adapters/make_data.py")], tmp_path)
-    # A lake of two by two, where a model of few steps finds a goal, too: where no reward differs nothing is trained.
+    # A 2x2 lake, where a barely trained model reaches the goal; without differing rewards there is no training.
     words = json.dumps({"is_slippery": False, "desc": ["SG", "GF"]})
     world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "10"]
     printed = run_commands("frozen_lake", tmp_path, f"env.agent_command={json.dumps(world)}")
@@ -80,7 +80,7 @@ def test_frozen_lake(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_task_of_reasoning_gym(tmp_path: Path) -> None:
     steps = run_package("reasoning_gym", "words", tmp_path)
-    # By the letter: thirds, of which a model that knows little has few.
+    # Scored per letter: a weak model gets part of the reward.
     assert all(row["episode/turns_mean"] == 1 and 0 < row["reward/mean"] < 1 for row in steps)
 
 
@@ -88,6 +88,6 @@ def test_task_of_reasoning_gym(tmp_path: Path) -> None:
 def test_environment_of_verifiers(tmp_path: Path) -> None:
     steps = run_package("verifiers", "stones", tmp_path, "examples/adapters/stones.py:load_environment")
     assert all(1 <= row["episode/turns_mean"] <= 4 and row["score/moves"] > 0 for row in steps)
-    # The sum of its rubric.
+    # The reward is the sum of the rubric.
     for row in steps:
         assert row["reward/mean"] == pytest.approx(row["score/won"] + 0.1 * row["score/moves"])

@@ -1,4 +1,6 @@
-"""A sum that only the calculator can do: both stages by its README. Real Ray, vLLM and torch on CPU; minutes."""
+"""Sums that need the calculator tool: both stages of the README, with real Ray, vLLM and torch on CPU. Takes
+minutes.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_calculator(tmp_path: Path) -> None:
-    # The first stage as it is: of a shorter one no sum comes out right, and there is nothing to train on.
+    # The first stage keeps its length: with fewer steps no sum is right and there is no reward signal.
     sizes = ("trainer.num_steps=2", "trainer.prompts_per_step=16", "data.num_eval=20", "eval.interval=2")
     printed = run_readme("calculator", tmp_path, {"calls_tiny": (), "calculator_tiny": sizes})
     assert "step 2, reward" in printed and "turn 1" in printed
@@ -21,5 +23,5 @@ def test_calculator(tmp_path: Path) -> None:
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 2 and all(row["tools/calls_mean"] > 0 and row["episode/turns_mean"] > 1 for row in steps)
     assert all(0 < row["reward/mean"] < 1 for row in steps)
-    # Over calls and results the policy says of each sampled token what the engine said.
+    # Engine and policy logprobs agree across tool calls and results.
     assert all(row["mismatch/max"] < 1e-4 for row in steps)

@@ -1,4 +1,4 @@
-"""Each example by the commands of its README, at sizes for two cores. Real Ray, vLLM and torch on CPU.
+"""The commands of the examples' READMEs at sizes for two cores, with real Ray, vLLM and torch on CPU.
 
 examples/images: test_images.py. examples/sweep: tests/slurm/test_sweep.py.
 """
@@ -28,14 +28,14 @@ def test_rows_and_reward_of_ones_own(tmp_path: Path) -> None:
     run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
     steps = rows_of(tmp_path / "runs/own_data", "grpo")
     assert len(steps) == 6
-    # A part of the letters is right, which only a reward of one's own counts.
+    # Only this example's reward scores single letters, so it is above the exact-match score.
     assert all(0 < row["score/scores"] < row["reward/mean"] < 1 for row in steps)
     assert all(row["policy/grad_norm"] > 0 for row in steps)
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """In place of the internet: sums of one digit in the columns of GSM8K's files."""
+    """Stand-in for the Hub: one-digit sums in the columns of GSM8K."""
     server = Hub()
     sums = [{"question": f"{n % 8} + {n // 8}?", "answer": f"That is\n#### {n % 8 + n // 8}"} for n in range(72)]
     server.repos[GSM8K] = gsm8k(train=sums[:64], test=sums[64:])
@@ -70,7 +70,7 @@ def test_sft_then_dpo_in_number_format_of_gpu(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
     evaluations = rows_of(tmp_path / "runs/chats_dpo", "eval")
     assert evaluations[0]["eval/margin"] == pytest.approx(0, abs=0.05) and evaluations[-1]["eval/margin"] > 0.1
-    # It began as what SFT left.
+    # DPO started from the SFT checkpoint.
     start, left = (
         (tmp_path / "runs" / name / "model.safetensors") for name in ("chats_sft/export", "chats_dpo/export")
     )

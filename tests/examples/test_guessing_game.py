@@ -1,4 +1,4 @@
-"""The game of several turns: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
+"""The multi-turn game by its README, and killed and resumed, with real Ray, vLLM and torch on CPU."""
 
 from pathlib import Path
 
@@ -26,16 +26,16 @@ def test_guessing_game(folder: Path) -> None:
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 4
     assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
-    # Over all turns the policy says of each sampled token what the engine said.
+    # Engine and policy logprobs agree in all turns.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
 
 
 @pytest.mark.slow
 def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None:
-    """In every turn, at any time and in free order: tests/train/test_killed_game_run.py."""
+    """tests/train/test_killed_game_run.py kills in every turn, at random times, and in free order."""
     rows = exact_rows(folder / "runs/guessing_game")
     killed = Game(tmp_path / "killed", world="HeldGuess")
-    # In the third turn of the fourth step; the checkpoint is of two.
+    # In the third turn of the fourth step; the newest checkpoint is of step 2.
     killed.kill_in(3, 2)
     known = read_left(killed, waves=True, ahead=0).sampled
     assert {(at.step, at.turn) for at in known} >= {(3, 0), (3, 1), (3, 2)} and all(at[::3] != (3, 3) for at in known)
@@ -43,5 +43,5 @@ def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None
     assert exact_rows(killed.run.path) == rows
     trained = read_trained(killed.run)
     assert known.items() <= trained.items()
-    # The step that was repeated, and the turn that was in doubt, called their worlds again by the same names.
+    # The repeated step and the interrupted turn called their environments with the same call ids.
     assert sorted(place_calls(killed, effects(killed.seen))) == sorted(trained)

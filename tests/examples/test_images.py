@@ -1,4 +1,4 @@
-"""The example with pictures, whole: the shipped vision-language experiment in bfloat16, on a tiny model and 64 rows."""
+"""The image example: the shipped vision-language experiment in bfloat16, with a tiny model and 64 rows."""
 
 import json
 import shutil
@@ -27,16 +27,16 @@ def grpo_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_engine_and_policy_agree_on_images_to_bfloat16(run_dir: Path) -> None:
-    """To 1e-4 in float32: test_vision_engines.py."""
+    """test_vision_engines.py checks 1e-4 in float32."""
     steps = grpo_rows(run_dir)
     assert len(steps) == 3
     assert any(row["reward/groups_with_signal"] > 0 for row in steps), "nothing was rewarded, so nothing was learned"
     trained = [row for row in steps if row.get("policy/grad_norm", 0) > 0]
     assert len(trained) >= 2
-    # Rounding is there, and is told.
+    # Rounding differences exist and are logged.
     assert all(0 < row["sync/probe_difference"] < 0.3 for row in steps)
     assert all(1e-5 < row["mismatch/mean"] < 0.05 and row["correction/weight_mean"] > 0.9 for row in trained)
-    # One optimizer step a batch is on-policy, so nothing is clipped though two programs round in two ways.
+    # One optimizer step per batch is on-policy, so nothing is clipped despite different rounding.
     assert all(row["policy/clip_fraction"] == 0 for row in trained)
 
 
@@ -47,7 +47,7 @@ def test_export_is_trained_model_with_image_processor(run_dir: Path) -> None:
     before, after = (load_file(run_dir / name / "model.safetensors") for name in ("model", "export"))
     assert before.keys() == after.keys()
     moved = {name for name in before if (before[name].to(after[name].dtype) != after[name]).any()}
-    # Under the names of the published checkpoints.
+    # Names as in the published checkpoints.
     assert {name.partition(".")[0] for name in moved} == {"visual", "model"}
     _, loaded = AutoModelForImageTextToText.from_pretrained(run_dir / "export", output_loading_info=True)
     assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
@@ -61,16 +61,15 @@ def test_prompts_with_many_and_no_images_are_trained(run_dir: Path) -> None:
 
 
 def test_resumed_run_has_identical_metrics(run_dir: Path, tmp_path: Path) -> None:
-    """Images, bfloat16, rewards over HTTP, the reference: equal in every digit that is not a time.
+    """With images, bfloat16, HTTP rewards and a reference model, all metrics except times are identical.
 
-    The run loses what it saved after its first GRPO step, as if its machine had died then; that a kill is no more
-    than that is tested with text.
+    The test deletes everything saved after the first GRPO step, as a lost machine would; text runs are killed for real.
     """
     whole = Path(shutil.copytree(run_dir, tmp_path / "whole"))
     for name in ("checkpoints/step-47", "checkpoints/step-48", "export"):
         shutil.rmtree(run_dir / name)
     (run_dir / "end.json").unlink()
-    # From where it was submitted: its data have a relative path.
+    # From the directory of submission, because the data path is relative.
     run_cli(run_dir.parents[1], "resume", str(run_dir))
     [resumed] = [row for row in read_rows(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
     assert resumed["step"] == 46

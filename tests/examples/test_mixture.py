@@ -1,4 +1,4 @@
-"""Three sources in one run: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
+"""Three sources in one run by the README, and killed and resumed, with real Ray, vLLM and torch on CPU."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from tests.killed_game.story import check_kept, read_left
 from tests.tiny_models import shrink
 from tests.whole_run import exact_rows
 
-# Of the model that it begins with: until it says digits where it is to.
+# Warm up the initial model until it produces digits.
 FIRST = (shrink("calculator/model"), "supervised.max_steps=60")
 HEATED = ("+data.sources.games.temperature=0.6", "+data.sources.calculator.temperature=1.3")
-"""A mismatch of one of them, or of the source without, would be tenths of a nat."""
+"""With a wrong temperature for a source, the logprob mismatch would be tenths of a nat."""
 SOURCES = {"sums": 5, "games": 10, "calculator": 10}
-"""Their held-out rows."""
+"""Number of held-out rows by source."""
 
 
 def test_mixture(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_mixture(tmp_path: Path) -> None:
     assert len(steps) == 4
     assert steps[0]["kl/reference"] < 1e-9, "the policy is still the reference, at the temperatures of both"
     for row in steps:
-        # Prompts of all, engine and policy agree on all that was sampled, and the policy moves.
+        # All sources have prompts, logprobs of engine and policy agree, and the policy changes.
         prompts = [row[f"source/{name}/prompts"] for name in SOURCES]
         assert sum(prompts) == 64 and min(prompts) > 8
         assert row["mismatch/max"] < 1e-4 and row["policy/grad_norm"] > 0
@@ -48,7 +48,7 @@ def test_killed_mixture_has_identical_metrics(tmp_path: Path) -> None:
     run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": (*SIZES["mixture"], "rollout.dump=true")})
     whole = RunDir(tmp_path / "runs/mixture")
     rows = exact_rows(whole.path)
-    # Games of the fourth step are in their third turn, and sums have been sampled; the checkpoint is of two.
+    # Games of the fourth step are in their third turn and sums have been sampled; the checkpoint is of step 2.
     killed = Game(tmp_path / "killed", f"model.path={tmp_path / 'runs/first/export'}", example="mixture")
     killed.kill_in(3, 2)
     left = read_left(killed, waves=True, ahead=0)
@@ -56,5 +56,5 @@ def test_killed_mixture_has_identical_metrics(tmp_path: Path) -> None:
     killed.finish()
     assert exact_rows(killed.run.path) == rows
     check_kept(left, killed)
-    for step in range(4):  # rows of all sources in their order
+    for step in range(4):  # rows of all sources in order
         assert replay_groups(killed.run.rollouts, step) == replay_groups(whole.rollouts, step)

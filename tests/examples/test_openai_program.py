@@ -1,4 +1,4 @@
-"""A foreign program that uses the `openai` package is trained, by its README. Real Ray, vLLM and torch on CPU."""
+"""Train an external program that uses the `openai` package, by its README, with real Ray, vLLM and torch on CPU."""
 
 from pathlib import Path
 
@@ -28,5 +28,5 @@ def test_program_is_trained(tmp_path: Path) -> None:
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 2 and all(row["reward/failed"] == 0 for row in steps)
     assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
-    # Over all turns the policy says of each sampled token what the engine said.
+    # Engine and policy logprobs agree in all turns.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)

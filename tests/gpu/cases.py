@@ -1,7 +1,7 @@
-"""Whole runs on GPUs, as words of a command line. What is not a size is as it is shipped.
+"""Training runs on GPUs, as command lines that change only sizes of the shipped presets.
 
-A test of CPU alone plans every one of them (tests/unit/plan/test_gpu_cases.py), so that none ends on a GPU machine for
-a key that is no more.
+tests/unit/plan/test_gpu_cases.py plans all of them on CPU, so that none fails on a GPU machine because of a removed
+key.
 """
 
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ DEMO: tuple[str, ...] = (
 )
 DEMO += ("warmup.num_steps=0", "trainer.num_steps=3", "trainer.prompts_per_step=8", "algorithm.group_size=4")
 DEMO += ("data.num_eval=8", "checkpoint.interval=2", "data.max_prompt_tokens=16")
-# Nothing that a random model says is the right sum, and without a signal there is no gradient.
+# A random model never gives the right sum, and without a reward signal there is no gradient.
 DEMO += ("reward.verifiers.arithmetic=null", f"reward.function={Path(__file__).parent / 'reward.py'}:score")
 SHORT: tuple[str, ...] = ("model.path={model}", "data.train={rows}", "data.num_eval=4", "supervised.batch_size=8")
 SHORT += ("supervised.max_tokens=256",)
 COLOCATED = ("rollout.colocate=true",)
-# As the planner asks for where both do not fit beside each other.
+# As the planner requests if both do not fit in GPU memory together.
 OFFLOADED = (*COLOCATED, "policy.offload=optimizer")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, to its end."""
+    """A complete run."""
 
     words: tuple[str, ...]
-    """{model}, {rows} and {folder} are what a test puts there."""
+    """Config overrides; a test fills in {model}, {rows} and {folder}."""
     num_gpus: int = 1
     model: str | None = "0.5b"
-    """Of MODELS, models.py."""
+    """Key of MODELS in models.py."""
     stage: str = "grpo"
-    """Of its training rows."""
+    """Stage of its training rows."""
 
 
 CASES: Final[dict[str, Case]] = {
@@ -79,13 +79,13 @@ CASES: Final[dict[str, Case]] = {
 
 
 def device_words(vendor: str, num_gpus: int, gpu_mem_gb: float) -> tuple[str, ...]:
-    """The vendor's own preset, on this machine with so many GPUs of this size."""
+    """Return the vendor's preset for this number and size of GPUs."""
     return (
         f"+cluster={PRESETS[vendor]}",
         "cluster.launcher=local",
         f"cluster.gpus_per_node={num_gpus}",
         f"cluster.gpu_mem_gb={gpu_mem_gb:g}",
-        # Of the machine's memory, which may be small.
+        # Of host memory, which may be small.
         "ray.object_store_gb=4",
         "logging.wandb.mode=disabled",
     )

@@ -1,6 +1,6 @@
-"""Everything here needs GPUs, and a torch and a vLLM that are built for them; elsewhere it is skipped, and says why.
+"""Tests that need GPUs and GPU builds of torch and vLLM; elsewhere they are skipped with the reason.
 
-`make gpu` brings such an environment of its own. What a test found goes into one table at the end, for the docs.
+`make gpu` creates such an environment. Measurements are printed as one table at the end, for the docs.
 """
 
 import gc
@@ -15,7 +15,7 @@ Note = Callable[..., None]
 
 
 def why_not() -> str | None:
-    """Why nothing here can run in this environment; None where it can."""
+    """Return why these tests cannot run in this environment; None if they can."""
     if util.find_spec("torch") is None:
         return "torch is not installed"
     import torch
@@ -46,7 +46,7 @@ def num_gpus() -> int:
 
 @pytest.fixture
 def note(record_property: Callable[[str, object], None]) -> Note:
-    """`note(tokens_per_s=..., ...)`: numbers for the table."""
+    """`note(tokens_per_s=..., ...)` adds numbers to the table."""
 
     def add(**found: object) -> None:
         for name, value in found.items():
@@ -57,7 +57,7 @@ def note(record_property: Callable[[str, object], None]) -> Note:
 
 @pytest.fixture(autouse=True)
 def _leave_the_gpus_free() -> Iterator[None]:
-    """What this process holds is not there for the runs that the next test starts."""
+    """Free the memory of this process for the runs that the next test starts."""
     yield
     import torch
 
@@ -66,7 +66,7 @@ def _leave_the_gpus_free() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A row a test that ran: what it was, how it ended, what it found."""
+    """Print one row per test: name, outcome, measurements."""
     reports = [
         report
         for outcome in ("passed", "failed", "skipped")

@@ -1,4 +1,4 @@
-"""Runs as a user starts them, and how much of the GPUs they take meanwhile."""
+"""Start runs from the command line and measure GPU memory while they run."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def need(count: int, num_gpus: int) -> None:
 
 
 def words_of(case: Case, folder: Path) -> list[str]:
-    """With a model and data made for it."""
+    """Return the overrides of a case with its model and data created in `folder`."""
     rows = folder / "rows.jsonl"
     model = None
     if case.model is not None:
@@ -63,7 +63,7 @@ def start(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None)
 
 
 def train(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Run it to its end; its rows without what the clock measured."""
+    """Run to the end; return the metrics rows without times."""
     process = start(run, ["submit", f"run_dir={run}", *words], env)
     output, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, output[-6000:]
@@ -72,13 +72,13 @@ def train(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None)
 
 
 def train_case(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Training rows of a case."""
+    """Return the training rows of a case."""
     case = CASES[name]
     return [row for row in train(folder / "run", words_of(case, folder)) if row["stage"] == case.stage]
 
 
 def read_gpus() -> list[Gpu]:
-    """All of the machine, as the vendor's tool sees them."""
+    """Return all GPUs of the machine, as the vendor's tool reports them."""
     kind = vendor()
     said = subprocess.run(TOOLS[kind], capture_output=True, text=True, errors="replace").stdout
     return parse_gpus(kind, said)
@@ -86,7 +86,7 @@ def read_gpus() -> list[Gpu]:
 
 @contextmanager
 def most_used() -> Iterator[list[float]]:
-    """While the block runs: the most bytes in use on each GPU, by everybody on it."""
+    """Sample the peak memory in use on each GPU, in bytes, by all processes, within the context."""
     most = [gpu.used_bytes or 0.0 for gpu in read_gpus()]
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""One rank of `test_layouts`, under torchrun: three steps of the policy in one layout; rank 0 writes what came out.
+"""One rank of `test_layouts` under torchrun: three policy steps in one layout; rank 0 writes the result.
 
 torchrun --nproc-per-node=2 -m tests.gpu.layout_rank <model> <backend> <out>
 """
@@ -21,7 +21,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def draw_lengths() -> list[tuple[int, int]]:
-    """(prompt, completion) tokens of each sequence."""
+    """Return (prompt, completion) tokens of each sequence."""
     random = np.random.default_rng(0)
     return [(int(random.integers(2, 30)), int(random.integers(4, 40))) for _ in range(NUM_SEQUENCES)]
 
@@ -57,7 +57,7 @@ def main(folder: str, backend: str, out: str) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     init_process_group(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout_s=120)
-    # Adam's default eps makes a step of its own of the rounding of a vanishing gradient.
+    # With Adam's default eps, rounding of a vanishing gradient would become a step.
     engine = PolicyEngine(
         Path(folder),
         ModelConfig(path=folder, dtype="float32"),

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.memory_step <words as JSON>`: a step of one full micro-batch, as planned for these words."""
+"""Run one step with a full micro-batch, as planned for the overrides: `python -m tests.gpu.memory_step <JSON>`."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def main(text: str) -> None:
     policy = config.policy.model_copy(update={"num_workers": 1})
     engine = PolicyEngine(folder, config.model, policy, config.optim, temperature=1.0)
     batch = [build_sequences(shape, plan.layout.micro_batch_tokens, sizes["max_position_embeddings"])]
-    for _ in range(2):  # the moments come with the first
+    for _ in range(2):  # the first step allocates the moments
         engine.train(batch, build_policy_loss(config.algorithm, config.correction_kind), config.optim.lr)
     leave_process_group()
     planned = plan.layout.policy.total_gb if plan.layout.policy else 0.0

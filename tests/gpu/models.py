@@ -1,4 +1,4 @@
-"""Random models of real shapes: nothing is downloaded, and the numbers that matter here do not ask what they say."""
+"""Random models with the shapes of published ones; nothing is downloaded."""
 
 import json
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from benchmarks.trainer_throughput import SHAPES, Shape, build_model
 from tests.tiny_llama import build_tiny_llama
 
 CONTEXT = 2048
-# Of Qwen2.5-7B, with two layers: its embedding is 1.09 GB in bfloat16, more than the buffer in which weights travel.
+# Qwen2.5-7B with two layers: its embedding (1.09 GB in bfloat16) is larger than the weight-transfer buffer.
 WIDE = Shape(3584, 18944, 2, 28, 4, 152064)
 TEXT: Final[dict[str, Shape]] = {"0.5b": SHAPES["0.5b"], "1.5b": SHAPES["1.5b"], "wide": WIDE}
 
 
 def build_text(name: str, folder: Path, *, num_layers: int | None = None) -> Path:
-    """A Qwen2 whose tokenizer has the characters of the demo's additions, and a word for each further token."""
+    """Build a Qwen2 with a tokenizer for the characters of the demo and one word for each further token."""
     shape = TEXT[name]
     build_model(replace(shape, num_hidden_layers=num_layers or shape.num_hidden_layers), CONTEXT, folder)
     name_all_tokens(folder / "tokenizer.json", shape.vocab_size)
@@ -24,7 +24,7 @@ def build_text(name: str, folder: Path, *, num_layers: int | None = None) -> Pat
 
 
 def name_all_tokens(tokenizer: Path, vocab_size: int) -> None:
-    """What a random model samples is text, too: of tokens without a name nothing would be left to score."""
+    """Give every token a text: otherwise samples of a random model would decode to nothing."""
     tree = json.loads(tokenizer.read_text())
     vocabulary = tree["model"]["vocab"]
     vocabulary |= {f"<{index}>": index for index in range(len(vocabulary), vocab_size)}
@@ -32,7 +32,7 @@ def name_all_tokens(tokenizer: Path, vocab_size: int) -> None:
 
 
 def build_llama(folder: Path, *, num_layers: int = 24) -> Path:
-    """A Llama of half a billion parameters, with a tokenizer of bytes and Llama 3's template."""
+    """Build a Llama of half a billion parameters with a byte tokenizer and Llama 3's chat template."""
     sizes = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8}
     return build_tiny_llama(folder, vocab_size=128256, num_hidden_layers=num_layers, **sizes)
 

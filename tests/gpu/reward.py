@@ -1,4 +1,4 @@
-"""A reward for what random models say: a number of its text, so that completions of one prompt differ."""
+"""A reward computed from the text of a random model, so that completions of one prompt differ."""
 
 import zlib
 

@@ -1,4 +1,4 @@
-"""The policy engine on one GPU: bfloat16 steps, and flash-attn beside SDPA."""
+"""The policy engine on one GPU: bfloat16 steps, and flash-attn compared with SDPA."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_models import build_tiny_model
 
     path = tmp_path_factory.mktemp("gpu") / "model"
-    # Flash attention wants heads of a multiple of 8.
+    # Flash attention requires head sizes that are multiples of 8.
     build_tiny_model(TinyModel(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, path)
     return path
 
@@ -91,7 +91,7 @@ _NO_FLASH = importlib.util.find_spec("flash_attn") is None
     "way", ["varlen", pytest.param("flash_attention_2", marks=pytest.mark.skipif(_NO_FLASH, reason="no flash-attn"))]
 )
 def test_flash_attention_equals_sdpa(folder: Path, way: str) -> None:
-    """Both in bfloat16, which the kernels want; their difference is that of their rounding."""
+    """Both in bfloat16, which the kernels require; they differ only by rounding."""
     both = [
         np.concatenate(
             build_engine(folder, dtype="bfloat16", attention=attention).compute_logprobs([build_sequences(LENGTHS)])[0]

@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO-3 on two GPUs take the steps of one GPU (docs/reference/promises.md); tests/train uses gloo."""
+"""FSDP2 and ZeRO-3 on two GPUs take the same steps as one GPU; tests/train checks this with gloo."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The policy's own memory at the planner's own sizes, by torch's count, beside the plan's."""
+"""Memory of a policy step at the planner's sizes, as counted by torch, matches the plan."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.gpu.models import build_text
 
 
 def measure(folder: Path, name: str) -> dict[str, float]:
-    """In a process of its own, which gives everything back."""
+    """Measure in a subprocess, which frees all memory."""
     words = fill(CASES[name].words, model=folder, rows=folder, folder=folder)
     words = [*device_words(vendor(), 1, smallest_gpu_gb()), *words]
     argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]

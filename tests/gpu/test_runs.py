@@ -1,5 +1,4 @@
-"""Whole runs with what is shipped: of a run itself each sync must show that engine and policy say the same, by the
-tolerance that users get, and each weight that it is the one that was sent."""
+"""Complete runs on GPUs with the shipped presets. Each weight sync verifies the engine's logprobs and every weight."""
 
 import json
 from pathlib import Path
@@ -41,7 +40,7 @@ def test_same_seed_samples_and_scores_same_first_step(tmp_path: Path, note: Note
     one, other = ([row for row in train(tmp_path / name, words) if row["stage"] == "grpo"] for name in ("a", "b"))
     sampled = [key for key in one[0] if key.startswith(("reward/", "completion/", "tokens/"))]
     assert sampled and {key: one[0][key] for key in sampled} == {key: other[0][key] for key in sampled}
-    # Kernels that add in any order may differ in the last digit of what follows.
+    # Kernels that sum in any order may change the last digit of later steps.
     note(equal_steps=sum(a == b for a, b in zip(one, other, strict=True)), of=len(one))
 
 
@@ -70,7 +69,7 @@ def test_mask_of_one_gpu_leaves_other_free(tmp_path: Path, num_gpus: int, note: 
 
 
 def test_colocated_memory_matches_plan(tmp_path: Path, note: Note) -> None:
-    """1.5 billion parameters at the planner's own sizes: all of the GPU together, at any moment."""
+    """1.5 billion parameters at the planner's sizes: peak memory of the whole GPU."""
     words = words_of(CASES["grpo, colocated, 1.5b"], tmp_path)
     with most_used() as most:
         train(tmp_path / "run", words)

@@ -1,4 +1,4 @@
-"""The table of the trainer's speed; read it with `pytest -s`."""
+"""Print the trainer throughput table; read it with `pytest -s`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Two nodes of one allocation: `salloc -N2 --gpus-per-node=... make gpu`, from a folder that both see."""
+"""Two nodes of one allocation: `salloc -N2 --gpus-per-node=... make gpu`, from a shared folder."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(NUM_NODES < 2, reason="needs a Slurm allocation 
 
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Path:
-    """pytest's own tmp_path is each node's own; the checkout is not."""
+    """pytest's tmp_path is private to each node; the checkout is shared."""
     folder = ROOT / "runs" / f"gpu-{os.environ['SLURM_JOB_ID']}-{request.node.name[:40]}"
     folder.mkdir(parents=True)
     return folder

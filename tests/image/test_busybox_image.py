@@ -1,4 +1,4 @@
-"""podman and mksquashfs for real, on a busybox: from a root file system to a .sqsh in enroot's layout."""
+"""podman and mksquashfs on a busybox: from a root file system to a .sqsh in enroot's layout."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ BASE, IMAGE = "localhost/busybox:1", "localhost/with-config:1"
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """podman with the busybox in its store, and an image on top of it that says how it is started."""
+    """podman environment with busybox in its store, and an image on top with an entry point and command."""
     install_missing(PACKAGES)
     folder = tmp_path_factory.mktemp("store")
     env = podman_environment(folder) | {"PYTHONPATH": str(ROOT)}
@@ -74,7 +74,7 @@ def test_sqsh_has_enroot_layout_and_is_idempotent(env: Mapping[str, str], tmp_pa
     assert subprocess.run(listing, env=dict(env), capture_output=True, text=True, check=True).stdout == ""
 
 
-# What the recipe of the CPU image calls. pip notes what it is asked for, and takes what it is given to install.
+# Stand-ins for programs that the CPU image recipe calls; pip logs its requirements.
 STAND_INS = {
     "apt-get": "true",
     "useradd": "echo runner:x:1000:1000::/:/bin/sh >> /etc/passwd",
@@ -83,7 +83,7 @@ STAND_INS = {
 
 
 def test_cpu_recipe_builds_offline_and_is_idempotent(env: Mapping[str, str], tmp_path: Path) -> None:
-    """With all that it downloads left out; tests/slurm/test_image_cpu.py builds and uses the whole image."""
+    """Downloads are stubbed; tests/slurm/test_image_cpu.py builds and uses the complete image."""
     path, base = tmp_path / "cpu.sqsh", "localhost/stand-ins:1"
     make_busybox_root(tmp_path / "root.tar", STAND_INS)
     subprocess.run(["podman", "import", str(tmp_path / "root.tar"), base], env=dict(env), check=True)
@@ -95,7 +95,7 @@ def test_cpu_recipe_builds_offline_and_is_idempotent(env: Mapping[str, str], tmp
     read = ["unsquashfs", "-cat", str(path), "asked"]
     asked = subprocess.run(read, capture_output=True, text=True, check=True).stdout.splitlines()
     calls = [line for line in asked if line.startswith("pip ")]
-    # Each package of the lock is asked for once, by its hashes: torch from its own index, what comes as source last.
+    # Each locked package is requested once, by hash: torch from its index, source distributions last.
     assert sorted(set(asked) - set(calls)) == sorted((ROOT / "constraints.txt").read_text().splitlines())
     assert all("--no-deps --require-hashes" in call for call in calls) and len(asked) == len(set(asked))
     assert asked[1].startswith("torch==")
@@ -110,7 +110,7 @@ def test_cpu_recipe_builds_offline_and_is_idempotent(env: Mapping[str, str], tmp
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Mount a file system of 256 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)

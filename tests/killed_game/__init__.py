@@ -1,1 +1,1 @@
-"""The guessing game of examples/ in real runs that are killed in the middle of it, and what must be there then."""
+"""Kill real runs of the guessing game of examples/ and check the state they leave."""

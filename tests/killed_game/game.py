@@ -1,4 +1,4 @@
-"""A real run of examples/guessing_game (Ray, vLLM, torch on CPU): started, held in a turn, killed and gone on with."""
+"""A run of examples/guessing_game with real Ray, vLLM and torch on CPU: start, hold in a turn, kill, resume."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ SIZES = {
     "guessing_game": (*_STEPS, shrink("guessing_game/model"), "data.num_eval=10"),
     "mixture": (*_STEPS, *_NUM_EVAL),
 }
-"""Of the examples in a test."""
+"""Sizes of the examples in a test."""
 _PREFIX = {"guessing_game": "", "mixture": "data.sources.games."}
 _MORE = {
     "guessing_game": (),
@@ -32,7 +32,7 @@ _MORE = {
 
 
 def make_worlds(folder: Path) -> Path:
-    """held.py beside the shipped game; its rows, and the calculator's, in data/."""
+    """Copy held.py and the shipped game to `folder`; write the rows of game and calculator to data/."""
     shutil.copy(EXAMPLES / "guessing_game/game.py", folder)
     shutil.copy(Path(__file__).with_name("held.py"), folder)
     for example in ("guessing_game", "calculator"):
@@ -41,10 +41,10 @@ def make_worlds(folder: Path) -> Path:
 
 
 class Game:
-    """A run below a folder of its own; `run-seen` beside it is what its worlds have seen.
+    """A run in `folder`; its environments log to `run-seen`.
 
     Args:
-        world: a class of held.py.
+        world: environment class in held.py.
     """
 
     def __init__(self, folder: Path, *words: str, example: str = "guessing_game", world: str = "SavedGuess") -> None:
@@ -52,25 +52,24 @@ class Game:
         self.example, self.run, self.seen = example, RunDir(folder / "run"), folder / "run-seen"
         (self.seen / "effects").mkdir(parents=True)
         held, prefix = make_worlds(folder), _PREFIX[example]
-        # A call that is held must not be late.
-        # Pluses: the source of a mixture says nothing of it yet.
+        # A held call must not time out. `++` because the mixture's source does not set the key.
         own = (f"{prefix}env.name={held}:{world}", f"++{prefix}env.timeout_s=900", "rollout.dump=true")
         shipped = ("--config-dir", str(EXAMPLES / example), f"+exp={example}_tiny")
         self.words = (*shipped, *HERE, *SIZES[example], *_MORE[example], *own, f"run_dir={self.run.path}", *words)
 
     def batch_seed(self, step: int) -> int:
-        """Of the game's share of the batch that a step trains on."""
+        """Return the seed of the game's part of the batch for a step."""
         seed = derive_seed(0, "rollout", step)
         return derive_seed(seed, "source", "games") if self.example == "mixture" else seed
 
     @property
     def calls(self) -> list[str]:
-        """Of worlds, as they came."""
+        """Environment call ids, in order of arrival."""
         file = self.seen / "calls"
         return file.read_text().splitlines() if file.is_file() else []
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Begin, or go on with `resume`."""
+        """Start the run, or resume it."""
         words = ("resume", str(self.run.path)) if self.run.path.exists() else self.words
         with (self.run.path.parent / "output").open("ab") as out:
             argv = [sys.executable, "-m", "slurm_rl", *words]
@@ -82,12 +81,12 @@ class Game:
         assert process.wait(timeout=TIMEOUT_S) == 0, self.output
 
     def hold(self, step: int, turn: int) -> None:
-        """From now on half of this turn's calls wait; `held` says when."""
+        """Hold half of this turn's calls from now on."""
         write_text(self.seen / "hold", f"{self.batch_seed(step)} {turn}")
 
     @property
     def held(self) -> int | None:
-        """The process of a call that waits; None: there is none."""
+        """Pid of a held call; None if none is held."""
         with contextlib.suppress(OSError):
             told, _, pid = (self.seen / "held").read_text().rpartition(" ")
             return int(pid) if told == (self.seen / "hold").read_text() else None
@@ -97,11 +96,11 @@ class Game:
         (self.seen / "hold").unlink()
 
     def is_held(self, saved: int = 0) -> bool:
-        """A call waits, and the checkpoint of this step is whole."""
+        """Return whether a call is held and the checkpoint of step `saved` is complete."""
         return self.held is not None and (saved == 0 or (self.run.checkpoints / f"step-{saved}").is_dir())
 
     def kill_in(self, step: int, turn: int, saved: int = 0) -> None:
-        """Go on until half of a turn's calls are held, and kill the trainer."""
+        """Run until half of a turn's calls are held, then kill the trainer."""
         self.hold(step, turn)
         process = self.start()
         self.wait(process, lambda: self.is_held(saved), f"turn {turn} of step {step}")
@@ -109,10 +108,10 @@ class Game:
         self.release()
 
     def kill_after(self, num_calls: int, seconds: float, *, whole: bool) -> bool:
-        """Go on for so many calls of worlds, and so much longer, and kill; False if the run was over before.
+        """Run until `num_calls` environment calls and `seconds` more, then kill; return False if the run had finished.
 
         Args:
-            whole: all processes of the run, as a machine that is switched off; else the trainer.
+            whole: kill all processes of the run, as a power failure would; otherwise the trainer.
         """
         file, process = self.seen / "calls", self.start()
         file.touch()
@@ -126,9 +125,9 @@ class Game:
         return self.kill(process, whole=whole)
 
     def kill(self, process: subprocess.Popen[bytes], *, whole: bool = False) -> bool:
-        """With SIGKILL; returns when the command has ended, False where it had finished before."""
+        """SIGKILL and wait for the command to end; return False if it had finished before."""
         has_killed = False
-        # Again: of those that live some start others.
+        # Repeat, because living processes may start others.
         while found := [
             pid for pid in find_processes(self.run.path) if whole or "slurm_rl.trainers.grpo.main" in command_line(pid)
         ]:
@@ -150,7 +149,7 @@ class Game:
             time.sleep(0.02)
 
     def ask_to_stop(self) -> None:
-        """As Slurm asks before a time limit: the process that leads the job, which submitit's own has started."""
+        """Send the stop signal as Slurm does, to the leader of the job, a child of submitit's process."""
         leads = [pid for pid in find_processes(self.run.path) if "submitit.core._submit " in command_line(pid)]
         os.kill(max(leads), signal.SIGUSR2)
 

@@ -1,11 +1,11 @@
-"""The shipped guessing game, whose every call leaves a trace, and may be held until its run is killed.
+"""The shipped guessing game with a trace of every call; calls may be held until the run is killed.
 
-A run has its copy of this file and of the shipped game.py beside it (code/user_functions/<hash>/). Beside the run:
+A run has its copy of this file and of the shipped game.py (code/user_functions/<hash>/). It writes next to the run:
 
-    run-seen/calls      the name of each call, one a line, as they came
-    run-seen/effects/   an effect outside: a file a call, made anew or found there by its name
-    run-seen/hold       the seed of a batch and a turn: every second call of that turn waits while this file is there
-    run-seen/held       the same, and the number of a process in which one of them waits
+    run-seen/calls      id of each call, one per line, in order of arrival
+    run-seen/effects/   external effects: one file per call, created or found by its id
+    run-seen/hold       seed of a batch and a turn: every second call of that turn waits while this file exists
+    run-seen/held       the same and the pid of a waiting process
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class HeldGuess(Guess):
 
 
 class SavedGuess(HeldGuess):
-    """The same, which no reply is played again for."""
+    """The game with snapshots, so that no reply is replayed."""
 
     resume = "snapshot"
 
@@ -50,7 +50,7 @@ class SavedGuess(HeldGuess):
 
 
 def _find_hold(call_id: str) -> str:
-    """What holds it; "": nothing."""
+    """Return the content of `hold` that applies to this call; "" if none."""
     seed, _, _, turn, checksum = call_id.split(".")
     wanted = _read("hold")
     return wanted if wanted == f"{seed} {turn}" and int(checksum, 16) % 2 == 0 else ""

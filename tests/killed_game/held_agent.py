@@ -1,5 +1,6 @@
-"""The game of examples/openai_program as a program that stays, whose every turn leaves the traces of held.py, and may
-be held until its run is killed. A run has its copy (code/user_functions/<hash>/)."""
+"""The game of examples/openai_program as a program that stays alive. Every turn leaves the traces of held.py and may be
+held until the run is killed. A run has its copy (code/user_functions/<hash>/).
+"""
 
 import contextlib
 import json

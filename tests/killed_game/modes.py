@@ -10,7 +10,7 @@ from tests.whole_run import exact_rows
 
 @dataclass(frozen=True)
 class Mode:
-    """How episodes go."""
+    """Episode settings of a run and the checks that hold for them."""
 
     words: tuple[str, ...]
     waves: bool
@@ -18,21 +18,21 @@ class Mode:
 
     @property
     def reference(self) -> tuple[str, ...]:
-        """Words of a run to compare with: free order has the tokens of waves."""
+        """Overrides of the run to compare with: free order has the tokens of waves."""
         return self.words if self.waves else ()
 
     def left(self, game: Game) -> Left:
-        """What a killed run has left."""
+        """Read the state that a killed run left."""
         return read_left(game, waves=self.waves, ahead=self.ahead)
 
     def check(self, game: Game, lefts: list[Left], whole: Game) -> None:
-        """A finished run that was killed where `lefts` were left."""
+        """Check a finished run that was killed in the states `lefts` against an undisturbed run."""
         for left in lefts:
             check_kept(left, game)
         if self.waves:
             assert exact_rows(game.run.path) == exact_rows(whole.run.path)
             steps = range(len(list(whole.run.rollouts.iterdir())))
-            # Rows of all sources in their order, tokens, logprobs and rewards.
+            # Rows of all sources in order, tokens, logprobs and rewards.
             assert all(replay_groups(game.run.rollouts, at) == replay_groups(whole.run.rollouts, at) for at in steps)
         if self.waves or not self.ahead:
             assert tokens_of(read_trained(game.run)) == tokens_of(read_trained(whole.run))

@@ -1,4 +1,4 @@
-"""The same run where a program plays the game, by the endpoint."""
+"""The killed game with an external program as the player."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ _PROGRAM = ("env.agent_concurrency=2", "env.agent_rows_per_process=8", "env.agen
 
 
 class ProgramGame(Game):
-    """`held_agent.py` in place of a world; the traces are the same."""
+    """A game with `held_agent.py` instead of an environment; the traces are the same."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         super().__init__(folder)

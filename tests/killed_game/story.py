@@ -1,4 +1,4 @@
-"""What a run of episodes has left on disk: turns of its journals, turns that it trained on, calls of its worlds."""
+"""State of a run with episodes on disk: journaled turns, trained turns, environment calls."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,36 +17,34 @@ class Place(NamedTuple):
 
     step: int
     place: int
-    """Of its prompt among those of the game in the batch."""
+    """Index of its prompt among those of the game in the batch."""
     member: int
     turn: int
 
 
 Sampled: TypeAlias = tuple[list[int], list[float], list[int]]
-"""Token ids, logprobs and the versions of the weights, one a token."""
+"""Token ids, logprobs and weight versions, one per token."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a killed run has that whoever goes on must not sample or ask for again."""
+    """State of a killed run that a resumed run must not sample or request again."""
 
     saved: int
     """Step of its newest checkpoint."""
     sampled: dict[Place, Sampled]
-    """Turns that had been sampled."""
+    """Sampled turns."""
     answered: set[Place]
-    """Those of which it was known what came of them."""
+    """Turns with a recorded environment result."""
     num_calls: int
-    """Of worlds, so far."""
+    """Number of environment calls so far."""
 
 
 def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
-    """Of a run that nobody writes.
-
-    A journal that has a turn twice has sampled it twice: this is checked here.
+    """Read the state of a stopped run; check that no journal contains a turn twice.
 
     Args:
-        waves: turns of weights that were never saved count, too: they are sampled again, and compared.
+        waves: include turns sampled with weights that were never saved; they are sampled again and compared.
         ahead: rollout.max_off_policy_steps.
     """
     newest = CheckpointStore(game.run.checkpoints).latest()
@@ -56,7 +54,7 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
         _, number, seed = file.stem.split("-")
         step = int(number)
         if int(seed, 16) != game.batch_seed(step):
-            continue  # of a mixture's calculator, whose places are others
+            continue  # a turn of the mixture's calculator, which has other places
         rows = parse_lines(file.read_bytes())[0]
         twice = Counter((row.p, row.m, row.t) for row in rows if row.reply is not None)
         assert waves or max(twice.values(), default=1) == 1, f"{file.name}: sampled twice: {twice.most_common(3)}"
@@ -71,7 +69,7 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
 
 
 def read_trained(run: RunDir) -> dict[Place, Sampled]:
-    """Every turn of a game that the run trained on, by rollout.dump=true."""
+    """Return every turn of a game that the run trained on, from rollout.dump=true."""
     found: dict[Place, Sampled] = {}
     for file in run.rollouts.glob("step-*.jsonl"):
         step = int(file.stem.removeprefix("step-"))
@@ -88,7 +86,7 @@ def read_trained(run: RunDir) -> dict[Place, Sampled]:
 
 
 def check_kept(left: Left, game: Game) -> None:
-    """Of what a kill had left nothing is lost, changed, or asked of a world again."""
+    """Check that nothing in `left` is lost, changed or requested again."""
     trained = read_trained(game.run)
     lost = {at: (one, trained.get(at)) for at, one in left.sampled.items() if trained.get(at) != one}
     assert not lost, f"{len(lost)} of {len(left.sampled)} turns, such as {next(iter(lost.items()))}"
@@ -97,7 +95,7 @@ def check_kept(left: Left, game: Game) -> None:
 
 
 def place_calls(game: Game, names: list[str]) -> list[Place]:
-    """Turns of training that are named; those of the evaluation are left out."""
+    """Return the training turns of these call ids, without evaluation."""
     steps = {str(game.batch_seed(step)): step for step in range(100)}
     parts = [name.split(".") for name in names]
     return [Place(steps[seed], int(at), int(of), int(turn)) for seed, at, of, turn, _ in parts if seed in steps]

@@ -1,6 +1,6 @@
-"""Machines that share nothing but what a test gives them: own address, host name, node-local folder; no Slurm.
+"""Test machines without Slurm: each has its own address, host name and node-local folder.
 
-Each `node` runs in namespaces of its own, as if it had been started by ssh on that machine.
+Each `node` runs in separate namespaces, as if started by ssh on that machine.
 """
 
 import json
@@ -29,18 +29,17 @@ from tests.slurm.light_python import make_light_python
 ROOT = Path(__file__).parents[2]
 NUM_MACHINES = 3
 TIMEOUT_S = 180.0
-"""How long a test waits for what takes seconds."""
 TOKEN = "a-secret-of-these-tests-alone"
 RUNPOD_HEAD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}
 RUNPOD_WORKER = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "RUNPOD_POD_ID": "def456"}
 RUNPOD_NAMES = {"abc123.runpod.internal": 1}
-"""Of /etc/hosts, as RunPod's network has them."""
-# Those of this machine's own surroundings would speak for the one under test.
+"""Extra /etc/hosts names in RunPod's network."""
+# Prefixes of this machine's variables that the machines must not inherit.
 FOREIGN = ("SLURM_", "DSTACK_", "GCP_", "RUNPOD_", "RAY_", "HEAD_POD_ID", "EXPECTED_WORKERS", "MASTER_", "WORLD_SIZE")
 
 
 class Node:
-    """One `python -m slurm_rl` on one machine."""
+    """One `python -m slurm_rl` process on one machine."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process, self.log = process, log
@@ -50,7 +49,7 @@ class Node:
         return self.log.read_text()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit code; what it wrote when it does not end."""
+        """Return the exit code; fail with the output on timeout."""
         timeout_s = timeout_s or TIMEOUT_S
         try:
             return self.process.wait(timeout_s)
@@ -92,7 +91,7 @@ class Machines:
             tear_down(self.slot)
 
     def stop_all(self) -> None:
-        """What a failed test left: told to stop, since a killed command leaves its run to itself."""
+        """Stop the processes that a failed test left, with SIGTERM: a killed command would leave its run behind."""
         going = [node for node in self.nodes if node.process.poll() is None]
         for node in going:
             stop(node)
@@ -108,7 +107,7 @@ class Machines:
         return self.slot.ip(number)
 
     def next_port(self) -> int:
-        """Of a head; each run has its own."""
+        """Return an unused head port; each run needs its own."""
         self._port += 1
         return self._port
 
@@ -123,8 +122,8 @@ class Machines:
         """Run `python -m slurm_rl <words>` on a machine.
 
         Args:
-            hosts: further lines of its /etc/hosts: name -> number of the machine.
-            apart: it has a disk of its own where the others share one.
+            hosts: extra lines for its /etc/hosts: name -> number of the machine.
+            apart: mount a private disk instead of the shared one.
         """
         names = {f"m{n}": n for n in range(1, NUM_MACHINES + 1)} | dict(hosts or {})
         table = self.root / f"hosts-{len(self.nodes)}"
@@ -146,10 +145,10 @@ class Machines:
         return self.nodes[-1]
 
     def words(self, run: Path, *extra: str, port: int, tiny: bool = False) -> list[str]:
-        """`node` with the light trainer, whose Ray only listens.
+        """Return the arguments of `node` with the light trainer and a stand-in for Ray.
 
         Args:
-            tiny: the model is made by the head in the run directory, and not in a folder that every machine has.
+            tiny: let the head create the model in the run directory instead of using a folder that every machine has.
         """
         settings = [f"run_dir={run}", f"cluster.python={self.python}", f"cluster.tmp_root={self.root}/t"]
         settings += [] if tiny else ["model=hf", f"model.path={self.root}/model"]
@@ -158,7 +157,7 @@ class Machines:
 
 
 class Run:
-    """What a run says of itself, as the head's disk has it."""
+    """Events and logs of a run, read from the head's disk."""
 
     def __init__(self, path: Path) -> None:
         self.run_dir = RunDir(path)
@@ -167,7 +166,7 @@ class Run:
         return [row for row in read_rows(self.run_dir.events) if row["kind"] == kind]
 
     def wait_for_training(self, *nodes: Node, attempt: int = 1) -> None:
-        """All of these are up; one that ends before says why."""
+        """Wait until all nodes are up and the attempt trains; fail with the output of a node that ends before."""
         log = self.run_dir.attempts / str(attempt) / "logs" / "driver.log"
 
         def is_there() -> bool:
@@ -178,7 +177,7 @@ class Run:
         wait_until(is_there, f"attempt {attempt} to train", timeout_s=TIMEOUT_S)
 
     def wait_for_attempt(self, attempt: int) -> None:
-        """The head is at it: from here on the run is going."""
+        """Wait until the head has started this attempt."""
         wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=TIMEOUT_S)
 
     def trainer_says(self, attempt: int) -> str:
@@ -194,7 +193,7 @@ class Run:
 
 
 def dstack(machines: Machines, rank: int) -> dict[str, str]:
-    """dstack's variables on one of two machines."""
+    """Return dstack's variables for one of two machines."""
     addresses = [machines.ip(1), machines.ip(2)]
     return {
         "DSTACK_NODE_RANK": str(rank),
@@ -206,11 +205,11 @@ def dstack(machines: Machines, rank: int) -> dict[str, str]:
 
 @contextmanager
 def machines_up() -> Iterator[Machines]:
-    """Up for as long as the block; skipped, or with SLURM_RL_REQUIRE_SLURM=1 failed, where they cannot be made."""
+    """Start the machines; if they cannot run, skip the test, or fail with SLURM_RL_REQUIRE_SLURM=1."""
     reason = is_possible() or ("" if shutil.which("ip") else "iproute2 is needed")
     if reason:
         (pytest.fail if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1" else pytest.skip)(f"no machines here: {reason}")
-    # Short: Ray's sockets lie below.
+    # Short, because Ray's sockets are created below.
     root = Path(tempfile.mkdtemp(prefix="sm-", dir="/tmp"))
     machines = Machines(root)
     machines.up()
@@ -222,5 +221,5 @@ def machines_up() -> Iterator[Machines]:
 
 
 def stop(node: Node) -> None:
-    """The notice of a spot machine."""
+    """Send the preemption notice of a spot machine."""
     node.process.send_signal(signal.SIGTERM)

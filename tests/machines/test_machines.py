@@ -1,7 +1,6 @@
-"""Runs over machines without Slurm: real `node` commands, controller and agents; the trainer and Ray are stand-ins.
+"""Runs on machines without Slurm: `node` commands, controller and agents are real, trainer and Ray are stand-ins.
 
-Each machine has its own address, name and node-local disk; whether the run directory is one for all is said in
-each test.
+Each machine has its own address, name and node-local disk; each test states whether the run directory is shared.
 """
 
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ def machines(all_machines: Machines) -> Iterator[Machines]:
 
 
 def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None:
-    """RunPod's variables. The worker comes first and waits; a stranger with another token is turned away."""
+    """With RunPod's variables. The worker starts first and waits; a node with another token is rejected."""
     run = Run(machines.root / "own" / "1" / "w" / "pods")
     words = machines.words(machines.shared / "pods", port=machines.next_port())
     worker = machines.start(2, RUNPOD_WORKER, *words, hosts=RUNPOD_NAMES, apart=True)
@@ -45,7 +44,7 @@ def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None
     assert [(row["rank"], row["host"], row["shares_run_dir"]) for row in joined] == [
         (1, f"def456 ({machines.ip(2)})", False)
     ]
-    # The record and the events of the other machine reached the head's disk.
+    # The worker's node record and events must reach the head's disk.
     hosts = {row["rank"]: row["host"] for row in run.events("node/started")}
     assert hosts == {0: "m1", 1: "m2"}
     assert (run.run_dir.attempt(1).node(1)).is_file()
@@ -55,14 +54,14 @@ def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None
 
 
 def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> None:
-    """GCP's variables, one run directory for all: a spot machine is taken away, and the run goes on with three."""
+    """With GCP's variables and a shared run directory: a spot machine is preempted and the run continues on three."""
     run = Run(machines.shared / "spot")
     words = machines.words(run.run_dir.path, port=machines.next_port())
     worker_env = {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}
     head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
     worker = machines.start(2, worker_env, *words)
     run.wait_for_training(head, worker)
-    # Seen from here, which is none of the machines.
+    # Read from the host, which is none of the machines.
     assert str(read_states([run.run_dir])[0]) == "unknown: its controller is a process of m1; ask there"
     resume = ["resume", str(run.run_dir.path)]
     second = machines.start(3, {"EXPECTED_WORKERS": "0"}, *resume)
@@ -76,7 +75,7 @@ def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> No
     assert saved > 0
 
     head = machines.start(1, {"EXPECTED_WORKERS": "2"}, *resume)
-    # The others come late: the run is going by then.
+    # The other machines join after the run has started.
     run.wait_for_attempt(2)
     others = [machines.start(2, worker_env, *resume), machines.start(3, worker_env, *words)]
     run.wait_for_training(head, *others, attempt=2)
@@ -114,7 +113,7 @@ def test_python_missing_on_one_machine_is_named(machines: Machines) -> None:
 
 @pytest.mark.slow
 def test_invalid_setup_is_refused_with_exit_2(machines: Machines) -> None:
-    """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""
+    """Tiny model only on the head's disk; different command lines; a worker without the head's address."""
     port = machines.next_port()
     words = machines.words(machines.shared / "tiny", port=port, tiny=True)
     head = machines.start(1, dstack(machines, 0), *words, apart=True)

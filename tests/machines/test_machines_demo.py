@@ -1,4 +1,4 @@
-"""The demo itself over two machines without Slurm, by the variables of three clouds; one run is interrupted."""
+"""The demo on two machines without Slurm, with the variables of three clouds; one run is interrupted."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_demo_finishes_over_two_machines(cloud: str) -> None:
 
 
 def test_demo_on_two_machines_resumes_on_one() -> None:
-    """GCP's variables."""
+    """With GCP's variables."""
     with machines_up() as machines:
         run = Run(machines.shared / "demo")
         path, words = run.run_dir.path, words_of(machines, run)
@@ -49,7 +49,7 @@ def test_demo_on_two_machines_resumes_on_one() -> None:
         assert (worker.wait(300), head.wait(300)) == (130, 130), head.output
         saved = run.end["step"]
         assert saved > 0
-        # The engines stood on the other machine, and took the weights from there.
+        # The engines ran on the other machine, so the weights were sent over the network.
         plan = json.loads((path / "plan.json").read_text())
         assert [(actor["role"], actor["node"]) for actor in plan["actors"]] == [("policy", 0), ("rollout", 1)]
 

@@ -22,7 +22,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json
 
 @dataclass(frozen=True)
 class Case:
-    """A writer with a folder of its own."""
+    """A writer and its folder."""
 
     write: Callable[[], object]
     is_written: Callable[[], bool]
