@@ -1,11 +1,11 @@
-"""Packing and chunked logprobs, each on and off: time and memory of the trainer's steps, side by side in one run.
+"""Time and memory of trainer steps with packing and chunked logprobs on and off.
 
     python -m benchmarks.ablations --steps 4
 
-A random model with a vocabulary of 20,000 takes optimizer steps on made-up completions of very different lengths,
-in float32 on CPU, each case in a process of its own. `packing off` gives every sequence a micro-batch of its
-own. Every case computes the same loss, which the table shows. Peak RSS counts the whole process; `over start`
-leaves out what it held before the first step.
+A random model with a vocabulary of 20,000 takes optimizer steps on random completions of very different lengths, in
+float32 on CPU, each case in a separate process. `packing off` gives every sequence its own micro-batch. Every case
+computes the same loss, which the table shows. Peak RSS counts the whole process; `over start` is the increase since
+before the first step.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def measure(folder: Path, packing: bool, chunks: bool, num_steps: int, num_sequences: int) -> None:
-    """Print one case as JSON; the model is built where it is not there yet."""
+    """Print one case as JSON; build the model if missing."""
     from slurm_rl.algorithms.packing import distribute
     from slurm_rl.algorithms.policy_loss import build_policy_loss
     from slurm_rl.algorithms.sequences import TrainSequence

@@ -1,11 +1,11 @@
-"""Seconds of one tree of this project beside another's: bring-up, a sweep's submission, GRPO, SFT.
+"""Compare two trees of this project: seconds of bring-up, sweep submission, GRPO and SFT.
 
     git worktree add /shared/before <commit>
     python -m benchmarks.before_after /shared/before --repeats 5
 
-Each case runs in both trees in turn (before, after, after, before, ...), in one environment, so that whatever else the
-machine does falls on both. Prints a markdown table: medians, and the median of after / before, pair by pair.
-The other tree must lie where the test cluster's nodes see it (not below /tmp) and know this one's demo.
+Each case runs in both trees in turn (before, after, after, before, ...), in one environment, so that other load affects
+both. Prints a markdown table of medians and of the median of after / before over pairs. The nodes of the test cluster
+must see the other tree (so not below /tmp), and it must have this tree's demo.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Seconds = dict[str, float]
 
 
 def start(tree: Path, words: list[str], env: Mapping[str, str] = os.environ) -> float:
-    """Seconds that `python -m slurm_rl` of the tree takes."""
+    """Run `python -m slurm_rl` of the tree; return its seconds."""
     began = time.monotonic()
     argv = [sys.executable, "-m", "slurm_rl", *words]
     done = subprocess.run(argv, cwd=tree, env={**env, "PYTHONPATH": str(tree)}, capture_output=True, text=True)

@@ -1,10 +1,10 @@
-"""Bring-up on a real Slurm: seconds from the start of the job to a trainer that sees all its nodes.
+"""Bring-up time on a real Slurm: seconds from the start of the job until the trainer sees all nodes.
 
     python -m benchmarks.bringup --nodes 2 4 --repeats 2
 
-Ours beside the scripts of OpenRLHF (Slurm), verl (Slurm with AMD) and OpenRLHF-M (GCP), and beside a hand-written start
-of all nodes at once, on the test cluster (nodes are namespaces of this machine), in one run. Prints a markdown table;
-each number is the median, nan where a job ended without a trainer.
+Compares slurm_rl with the scripts of OpenRLHF (Slurm), verl (Slurm with AMD) and OpenRLHF-M (GCP), and with a
+hand-written start of all nodes at once, on the test cluster (nodes are namespaces of this machine). Prints a markdown
+table of medians; nan if a job ended without a trainer.
 """
 
 import argparse
@@ -28,13 +28,13 @@ TIMEOUT_S = 600.0
 
 
 class Bench:
-    """Measurements on one cluster, of the project as it is in `tree`."""
+    """Measurements on one cluster of the project in `tree`."""
 
     def __init__(self, cluster: Cluster, tree: Path = ROOT) -> None:
         self.cluster, self.tree, self.ask_at = cluster, tree, 0.0
 
     def measure(self, way: str, num_nodes: int) -> float:
-        """Seconds from the job's first line to the trainer's word; NaN of a job that ended without one."""
+        """Return seconds from the job's first line to the trainer's record; NaN if the job ended without one."""
         folder = Path(tempfile.mkdtemp(prefix="b", dir=self.cluster.root))
         start, done = folder / "start", folder / "done"
         driver = f"{sys.executable} {ROOT}/benchmarks/bringup_driver.py {num_nodes} {done}"
@@ -53,7 +53,7 @@ class Bench:
             return bool(done.read_text())
         if time.monotonic() < self.ask_at:
             return False
-        # Seldom, since that takes its part of the time.
+        # Seldom, since polling costs time too.
         self.ask_at = time.monotonic() + 5.0
         return not self.cluster.run(["squeue", "-h"]).stdout and not done.is_file()
 
@@ -62,7 +62,7 @@ class Bench:
         script = folder / "job.sh"
         script.write_text(template.format(start=folder / "start", ray=ray, driver=driver, python=sys.executable))
         options = [f"-N{num_nodes}", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--overcommit"]
-        # A head would ask for the token of this user, where he has one.
+        # Otherwise Ray would require this user's token, if there is one.
         options += ["--export=ALL,RAY_AUTH_MODE=disabled", f"--output={folder}/log"]
         done = self.cluster.run(["sbatch", *options, str(script)])
         assert done.returncode == 0, done.stderr
@@ -71,10 +71,10 @@ class Bench:
         python = folder / "python"
         python.write_text(PYTHON.format(driver=driver, run=folder / "run", python=sys.executable))
         python.chmod(0o755)
-        # Setup lines come first in the batch script, and again on each node, where the moment is known already.
+        # Setup lines run first in the batch script, and again on each node, where the file already exists.
         setup = f"[ -s {folder}/start ] || date +%s.%N > {folder}/start"
         words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", "cluster.slurm.exclusive=true"]
-        # Ray by itself counts this machine's cores, whatever the nodes claim.
+        # Ray counts this machine's cores, regardless of the nodes' config.
         words += [f"cluster.cpus_per_node={os.cpu_count()}", "cluster.mem_gb_per_node=null"]
         words += [f"cluster.python={python}", f"run_dir={folder}/run", f"cluster.setup=['{setup}']"]
         argv = [sys.executable, "-m", "slurm_rl", *words]
@@ -83,7 +83,7 @@ class Bench:
 
 
 def print_phases(run: Path, start: float) -> None:
-    """Where our seconds went; of the gate also what it took by itself."""
+    """Print the seconds of each phase, including the preflight gate alone."""
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     phases = [f"{row['kind']} {row['time'] - start:.1f}" for row in rows if row["time"] > start]
     gate = [f"; gate {row['seconds']:.1f} s" for row in rows if row["kind"] == "preflight/passed"]
@@ -113,7 +113,7 @@ def measure_row(bench: Bench, scripts: Sequence[str], num_nodes: int, repeats: i
         print(f"  {num_nodes} nodes: {script} {seeds[-1]:.1f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     hand, ours = [], []
     for _ in range(repeats):
-        # In turns, so that whatever else the machine does falls on both.
+        # In turns, so that other load affects both.
         hand.append(bench.measure("by hand", num_nodes))
         ours.append(bench.measure("ours", num_nodes))
         load = f"load {os.getloadavg()[0]:.1f}"

@@ -1,4 +1,4 @@
-"""The trainer of the bring-up benchmark: joins Ray, waits for all nodes, writes down the moment.
+"""Trainer of the bring-up benchmark: join Ray, wait for all nodes, record the time.
 
 python bringup_driver.py NUM_NODES FILE, with RAY_ADDRESS in the environment.
 """

@@ -1,8 +1,8 @@
-"""What slurm_rl's bring-up is measured against, as batch scripts."""
+"""Batch scripts that the bring-up benchmark compares with slurm_rl."""
 
-# OpenRLHF's example for Slurm (docs/source/multi-node.rst): its steps, its order, its sleeps. Left out are the
-# containers and pip; the driver stands in place of `ray job submit`. --mem=0 on the last srun, without which it
-# would wait for memory that the steps before it hold.
+# OpenRLHF's example for Slurm (docs/source/multi-node.rst) with its steps, order and sleeps, without containers and
+# pip; the driver replaces `ray job submit`. The last srun has --mem=0, without which it would wait for memory held by
+# earlier steps.
 OPENRLHF = """#!/bin/bash
 date +%s.%N > {start}
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -24,8 +24,8 @@ sleep 30s
 RAY_ADDRESS=$ip_head srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$node_1" {driver}
 """
 
-# verl's script for AMD nodes (docs/start/multinode.rst): its steps, its order, its sleeps, and its test of Ray, which
-# goes on whatever it finds. Left out are the containers and the data, which it makes before and after.
+# verl's script for AMD nodes (docs/start/multinode.rst) with its steps, order, sleeps and Ray test (which ignores its
+# result), without the containers and data that it creates before and after.
 VERL = """#!/bin/bash
 date +%s.%N > {start}
 nodes_array=($(scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\\n' ' '))
@@ -45,8 +45,8 @@ done
 RAY_ADDRESS=$ip_head srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$head_node" {driver}
 """
 
-# OpenRLHF-M's script for GCP, whose machines are this job's nodes. Its first sleep is for its reward server, which is
-# left out. It counts workers by the word `alive`, which `ray status` of Ray 2.60 does not print: it tries 20 times.
+# OpenRLHF-M's script for GCP with this job's nodes as machines, without its reward server (its first sleep). It counts
+# workers by the word `alive`, which `ray status` of Ray 2.60 does not print, so it tries 20 times.
 GCP = """#!/bin/bash
 date +%s.%N > {start}
 export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1) EXPECTED_WORKERS=$((SLURM_JOB_NUM_NODES - 1))
@@ -71,8 +71,8 @@ srun --ntasks-per-node=1 --mem=0 bash -c '
 
 SCRIPTS = {"OpenRLHF, Slurm": OPENRLHF, "verl, Slurm with AMD": VERL, "OpenRLHF-M, GCP": GCP}
 
-# By hand, without a sleep: one srun, head and workers at once, the driver as soon as the head's port is open.
-# Without a dashboard, which Ray starts before anything can join, and which slurm_rl has.
+# Hand-written, without sleeps: one srun starts head and workers at once, the driver when the head's port is open.
+# Without a dashboard, which Ray starts before any node can join and which slurm_rl has.
 BY_HAND = """#!/bin/bash
 date +%s.%N > {start}
 export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
@@ -84,7 +84,7 @@ until (exec 3<>/dev/tcp/$HEAD/6379) 2>/dev/null; do sleep 0.1; done
 RAY_ADDRESS=$HEAD:6379 srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$HEAD" {driver}
 """
 
-# Given to slurm_rl as the nodes' Python: everything is real but the trainer.
+# cluster.python for slurm_rl: only the trainer is replaced.
 PYTHON = """#!/bin/bash
 case " $* " in
 *" slurm_rl.trainers.grpo.main "*)

@@ -1,12 +1,12 @@
-"""An environment of several turns beside TRL's `environment_factory`, on this machine's CPU, in one run.
+"""A multi-turn environment compared with TRL's `environment_factory`, on this machine's CPU.
 
     python -m benchmarks.environments_vs_trl --seeds 0 1 2
 
-Both start from the same tiny model that knows nothing and play the same game (guessing_world.py) on the same rows, with
-the same prompts a step, group size, tokens a reply, learning rate, clipping and loss, in float32. A reply is one token
+Both sides start from the same untrained tiny model and play the same game (guessing_world.py) on the same rows, with
+equal prompts per step, group size, tokens per reply, learning rate, clipping and loss, in float32. A reply is one token
 on both sides, and the dialogues have the same tokens: TRL's tokenizer gets the smallest chat template that its check of
-tools accepts. They run one after the other in processes of their own; TRL samples with Hugging Face
-generate, its default without a GPU. Sampled tokens/s is over the time of the whole step, the first left out.
+tools accepts. They run one after the other in separate processes; TRL samples with Hugging Face generate, its default
+without a GPU. Sampled tokens/s is over whole steps, without the first.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from benchmarks.grpo_vs_trl import Curve, build_clock, build_config, read_curve,
 from benchmarks.guessing_world import RESPONSE, TEMPLATE, TURNS, TrlGuess
 from tests.tiny_models import TinyModel
 
-# `dumy{}` is what TRL probes a template with.
+# TRL probes a template with `dumy{}`.
 TINY = TinyModel(characters="0123456789:<>=dumy{}", context_length=64)
 PROMPTS, GROUP, ROWS = 32, 8, 1000
 LONGEST = TURNS + 2 * (TURNS - 1)
-"""Tokens of an episode: its replies, and between them what is said and `:`."""
+"""Tokens of an episode: its replies, and the environment's answer and `:` between them."""
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
-    """Ours, then TRL's, from one start."""
+    """Return the curves of slurm_rl and of TRL from one start."""
     from tests.tiny_models import build_tiny_model
 
     out = args.out / str(seed)
@@ -77,7 +77,7 @@ def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
 
 
 def write_rows(seed: int, path: Path) -> list[dict[str, str]]:
-    """Three digits that tell nothing, and the one to be found."""
+    """Write rows of three random digits and the digit to be guessed."""
     rng = random.Random(seed)
     rows = [{"prompt": f"{number:03d}:", "answer": str(rng.randint(1, 8))} for number in range(ROWS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -85,7 +85,7 @@ def write_rows(seed: int, path: Path) -> list[dict[str, str]]:
 
 
 def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
-    """TRL's GRPOTrainer with its environment, and the same numbers."""
+    """Train TRL's GRPOTrainer with the same settings."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -96,7 +96,7 @@ def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(out / "start"))
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE
     rows = [
-        # The template says the `:`.
+        # The template adds the `:`.
         {"prompt": [{"role": "user", "content": row["prompt"].removesuffix(":")}], "answer": row["answer"]}
         for row in write_rows(seed, out / "rows.jsonl")
     ]
@@ -114,7 +114,7 @@ def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
         callbacks=[build_clock(curve, lambda: 0.0)],
     )  # fmt: skip
     trainer.train()
-    # A call beyond its number of iterations is not made: with one less the last guess would not be played.
+    # TRL skips calls beyond its number of iterations: with one iteration less, the last guess is not played.
     assert TrlGuess.most_guesses == TURNS, TrlGuess.most_guesses
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
     for point, entry in zip(curve, logged, strict=True):
@@ -124,7 +124,7 @@ def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
 
 
 def render(ours: list[Curve], theirs: list[Curve]) -> str:
-    """The table, and the reward curves beside each other: the mean of the seeds, and from which to which they go."""
+    """Return the table and both reward curves: mean over seeds with minimum and maximum."""
     rates = [statistics.mean(map(tokens_per_s, curves)) for curves in (ours, theirs)]
     steps = [statistics.median(p["seconds"] for curve in curves for p in curve[1:]) for curves in (ours, theirs)]
     lines = ["", "| the guessing game | slurm_rl | TRL | ratio |", "|---|---|---|---|"]

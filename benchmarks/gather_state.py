@@ -1,11 +1,11 @@
-"""What a rank needs to gather its weights, and how fast a checksum of them is.
+"""Memory that a rank needs to gather its weights, and speed of a checksum over them.
 
     python -m benchmarks.gather_state --ranks 2
 
 A random Qwen2 with the vocabulary of Qwen2.5-0.5B, bfloat16 with float32 shards (fsdp2), is gathered on every rank as
-for a sync: tensor by tensor as `full_tensor` does, and in buckets. The peak is that of tensors alive beside the shards
-(tests/live_bytes.py); what collectives hold inside themselves is not in it. Then SHA-256 beside our checksum, on one
-thread, by the time of that thread.
+for a weight sync: tensor by tensor with `full_tensor`, and in buckets. The peak counts live tensors besides the shards
+(tests/live_bytes.py), without memory inside collectives. SHA-256 and our checksum are compared on one thread by its CPU
+time.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def _measure(rank: int, num_ranks: int, num_layers: int, port: int, out: Path) -
 
 
 def _watch(gather: Callable[[], Iterator[Any]]) -> tuple[int, int, int, float]:
-    """Collectives, bytes that they gather, peak of living tensors, seconds."""
+    """Return collectives, bytes gathered, peak of live tensors, seconds."""
     import torch
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -95,7 +95,7 @@ def _watch(gather: Callable[[], Iterator[Any]]) -> tuple[int, int, int, float]:
     torch.distributed.all_gather_single = count
     with CommDebugMode() as functional:
         for tensor in gather():
-            if functional.get_total_counts() > len(sizes):  # torch's own, in the type of the shards
+            if functional.get_total_counts() > len(sizes):  # torch's own, in the dtype of the shards
                 sizes.append(2 * tensor.nbytes)
     torch.distributed.all_gather_single = original
     return len(sizes), sum(sizes), alive.peak, seconds

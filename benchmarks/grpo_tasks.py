@@ -1,9 +1,9 @@
-"""What both sides of grpo_vs_trl train on: rows, a reward, and the model they start from.
+"""Tasks for grpo_vs_trl: rows, a reward, and the initial model.
 
-short    45*6=  ->  454545454545          1 to 36 tokens, as answers of language models have many lengths
-prompts  512 digits  ->  64 digits        groups with long prompts; a reward is the share of sevens
-short_152k, prompts_152k                  the same with 151,936 tokens, a vocabulary as Qwen's, whose logits are most of
-                                          the memory
+short    45*6=  ->  454545454545          1 to 36 tokens, varying lengths as in answers of language models
+prompts  512 digits  ->  64 digits        groups with long prompts; the reward is the share of sevens
+short_152k, prompts_152k                  the same with 151,936 tokens, a vocabulary as large as Qwen's, so that logits
+take most of the memory
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Task:
     steps: int
     warmup_steps: int
     reward: str
-    """A function of this file, with which both sides score."""
+    """Name of a function in this file with which both sides score."""
     ours: tuple[str, ...] = ()
-    """Settings of slurm_rl that this task calls for."""
+    """Overrides of slurm_rl for this task."""
     vocabulary: int = 0
-    """Tokens that the model has after its warm-up; 0: no more than the task has characters."""
+    """Tokens of the model after its warm-up; 0: as many as the task has characters."""
 
     @property
     def reward_spec(self) -> str:
@@ -49,12 +49,12 @@ class Task:
 
 
 def score_whole(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """1 for exactly the answer."""
+    """Return 1 for exactly the answer."""
     return [float(_completion(q, p).strip() == right) for q, p, right in zip(queries, prompts, labels, strict=True)]
 
 
 def score_share(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """Share of 64 places that hold the character of the answer."""
+    """Return the share of 64 places that hold the answer's character."""
     return [_completion(q, p).count(right) / 64 for q, p, right in zip(queries, prompts, labels, strict=True)]
 
 
@@ -62,12 +62,12 @@ def _completion(query: str, prompt: str) -> str:
     return query[len(prompt) :]
 
 
-# Groups read their prompt once. 128 tokens' logits of the large vocabulary are 78 MB; the engine draws from no more
-# sequences than a batch has; and TRL has no dashboard either.
+# Groups read their prompt once. Logits of 128 tokens of the large vocabulary take 78 MB; the engine samples at most a
+# batch at a time; TRL has no dashboard either.
 SPARING = (
     "policy.prefix_sharing=true", "policy.logprob_chunk_tokens=128", "rollout.max_num_seqs=64", "ray.dashboard=false",
 )  # fmt: skip
-# With a model this small an engine is mostly Python, which takes one core.
+# With a model this small, an engine is mostly Python and uses one core.
 TWO_ENGINES = ("rollout.num_engines=2",)
 SHORT = Task(TinyModel(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES)
 ONE_GROUP = (*SPARING, "policy.micro_batch_tokens=1024")
@@ -82,7 +82,7 @@ TASKS = {
 
 
 def write_rows(task: Task, seed: int, path: Path) -> list[dict[str, str]]:
-    """The data file both sides read. No row twice: ours holds some out, and would drop their twins as well."""
+    """Write the data file for both sides, without duplicates: ours holds rows out and would drop their duplicates."""
     random = np.random.default_rng(seed)
     rows: dict[str, str] = {}
     while len(rows) < (6000 if task.reward == "score_whole" else 600):
@@ -101,7 +101,7 @@ def threads() -> int:
 
 
 def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path) -> None:
-    """Train a tiny model on answers, or on digits at random that do not end, and leave it in `out`/start."""
+    """Train a tiny model on answers, or on endless random digits, and save it to `out`/start."""
     import torch
 
     from slurm_rl.algorithms.packing import distribute
@@ -135,24 +135,24 @@ def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path
 
 
 def widen(task: Task, examples: Sequence[Tensor], narrow: Path, out: Path) -> None:
-    """The same model with further tokens, none of them likely: a warm-up with all of them would take an hour.
+    """Add unlikely tokens to the model: a warm-up with the large vocabulary would take an hour.
 
     Args:
-        examples: token ids [length] of sequences; after their tokens the further ones have logits of about -18.
+        examples: token ids [length] of sequences; in these contexts the added tokens get logits of about -18.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     from tests.tiny_models import build_tiny_model
 
-    further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens, too
+    further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens too
     characters = task.tiny.characters + "".join(chr(0x10000 + i) for i in range(further))
     build_tiny_model(replace(task.tiny, characters=characters), 0, out)
     model, wide = (AutoModelForCausalLM.from_pretrained(folder, dtype="float32") for folder in (narrow, out))
     known, rows = (each.get_input_embeddings().weight.data for each in (model, wide))
     with torch.no_grad():
         hidden = torch.cat([model.model(each[None]).last_hidden_state[0] for each in examples])
-    # The plain least squares have a row so long that its logits are off by 1e-3 in float32.
+    # Plain least squares give a row so large that its logits are off by 1e-3 in float32.
     ridge = 0.1 * (hidden.T @ hidden).diagonal().mean() * torch.eye(hidden.shape[1])
     rows[:] = torch.linalg.solve(hidden.T @ hidden + ridge, -20 * hidden.sum(0))
     rows[: len(known)] = known

@@ -1,13 +1,13 @@
-"""One GRPO step loop beside TRL's GRPOTrainer, on this machine's CPU, in one run.
+"""GRPO compared with TRL's GRPOTrainer on this machine's CPU.
 
     python -m benchmarks.grpo_vs_trl short prompts short_152k prompts_152k
 
-Both start from the same warmed-up model and train on the same rows with the same prompts a step, group size, lengths,
-learning rate, clipping and reward function, in float32 with the same number of threads; see grpo_tasks.py for the
-tasks. They run one after the other in processes of their own. TRL samples with Hugging Face generate, its default
-without a GPU, and trains on the whole batch at once, its default, too. Trained tokens/s is completion tokens over the
-time of the whole step, the first step left out. Peak memory is PSS summed over all processes of a side (see
-memory.py), for ours Ray, vLLM and the reward's workers among them.
+Both sides start from the same warmed-up model and train on the same rows with equal prompts per step, group size,
+lengths, learning rate, clipping and reward function, in float32 with the same number of threads; grpo_tasks.py defines
+the tasks. They run one after the other in separate processes. TRL samples with Hugging Face generate, its default
+without a GPU, and trains on the whole batch at once, also its default. Trained tokens/s is completion tokens over the
+time of whole steps, without the first. Peak memory is PSS summed over all processes of a side (see memory.py); ours
+include Ray, vLLM and the reward workers.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.grpo_tasks import TASKS, Task, build_start, threads, write_rows
 from benchmarks.memory import MemoryMeter
 
 Curve = list[dict[str, float]]
-"""One entry a step: reward, tokens, seconds."""
+"""One entry per step: reward, tokens, seconds."""
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_watched(command: list[str]) -> float:
-    """Run to the end; peak memory in GB."""
+    """Run to the end; return peak memory in GB."""
     process = subprocess.Popen(command, stdout=sys.stderr)
     meter = MemoryMeter(process.pid)
     if process.wait() != 0:
@@ -71,7 +71,7 @@ def run_watched(command: list[str]) -> float:
 
 
 def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The whole pipeline, as a user runs it; the step times are the trainer's own."""
+    """Run the whole pipeline as a user does; step times are the trainer's."""
     run = out / f"ours-{int(time.time())}"
     overrides = [
         "+exp=demo", "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32",
@@ -87,7 +87,7 @@ def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dic
 
 
 def read_curve(run: Path) -> Curve:
-    """The steps of one of our runs."""
+    """Read the steps of one of our runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {"reward": row["reward/mean"], "tokens": row["tokens/trained"], "seconds": row["time/step_s"]}
@@ -97,7 +97,7 @@ def read_curve(run: Path) -> Curve:
 
 
 def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None:
-    """TRL's GRPOTrainer with the same numbers."""
+    """Train TRL's GRPOTrainer with the same settings."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -137,7 +137,7 @@ def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None
 
 
 def build_config(**words: Any) -> Any:
-    """TRL's, with what ours has for the same."""
+    """Return TRL's config with the settings of ours."""
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -149,7 +149,7 @@ def build_config(**words: Any) -> Any:
 
 
 def build_clock(curve: Curve, count: Callable[[], float]) -> Any:
-    """A callback of TRL's that notes the seconds and tokens of each step."""
+    """Return a TRL callback that records seconds and tokens of each step."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]
@@ -163,7 +163,7 @@ def build_clock(curve: Curve, count: Callable[[], float]) -> Any:
 
 
 def render(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """The table, and the two reward curves side by side."""
+    """Render the table and both reward curves."""
     lines = ["", f"| {name} | slurm_rl | TRL | ratio |", "|---|---|---|---|"]
     ours_rate, trl_rate = tokens_per_s(ours["curve"]), tokens_per_s(theirs["curve"])
     lines.append(f"| trained tokens/s | {ours_rate:.0f} | {trl_rate:.0f} | {ours_rate / trl_rate:.2f} |")

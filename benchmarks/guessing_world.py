@@ -1,6 +1,6 @@
-"""The game of environments_vs_trl.py as each side wants it: an environment of ours, and one of TRL's, whose methods are
-tools. A digit from 1 to 8 is guessed in four replies; `<` and `>` say where it is, `=` that it was found, and any other
-reply ends the game, as a reply without a call does at TRL. `:` is where the policy speaks.
+"""The game of environments_vs_trl.py as an environment of slurm_rl and of TRL (with methods as tools). A digit from 1
+to 8 is guessed in four replies; `<` and `>` give its direction, `=` means found, and any other reply ends the game, as
+a reply without a call does in TRL. `:` starts the policy's turn.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ DIGITS = "12345678"
 
 
 class Game:
-    """One game, for either side."""
+    """One game, used by both sides."""
 
     def __init__(self, secret: str) -> None:
         self.secret, self.found = int(secret), False
 
     def say(self, guess: int) -> str:
-        """What is answered."""
+        """Return the answer to a guess."""
         self.found = self.found or guess == self.secret
         return "=" if guess == self.secret else "<" if self.secret < guess else ">"
 
@@ -37,10 +37,10 @@ class OurGuess(Environment):
 
 
 class TrlGuess:
-    """As TRL's `environment_factory` wants it."""
+    """Environment for TRL's `environment_factory`."""
 
     most_guesses = 0
-    """That were made in one game, of all games."""
+    """Largest number of guesses in one game so far."""
 
     def reset(self, **row: Any) -> None:
         self._game, self._guesses = Game(row["answer"]), 0
@@ -68,8 +68,9 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}:{%- endif -%}"""
-"""The smallest that TRL takes for one with tools: it must write a call's name and arguments. A guess is the digit that
-was sampled, which stands there; calls of other names are those of TRL's own check."""
+"""The smallest template that TRL accepts for tools: it must write a call's name and arguments. A guess is written as
+its sampled digit; other names occur only in TRL's check.
+"""
 RESPONSE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": ":",
@@ -84,4 +85,4 @@ RESPONSE: dict[str, Any] = {
         "content": {"content": "text"},
     },
 }
-"""How transformers reads a reply: a digit is a call of `guess`."""
+"""How transformers parses a reply: a digit is a call of `guess`."""

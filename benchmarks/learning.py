@@ -1,9 +1,9 @@
-"""How much the tiny tasks of examples/ learn as they are shipped, seed by seed: the commands of their pages.
+"""Accuracy that the tiny tasks of examples/ reach as shipped, by seed, with the commands of their READMEs.
 
     python -m benchmarks.learning --tasks guessing_game calculator mixture --seeds 0 1 2
 
-Prints a markdown table: held-out rows that are right, sampled, before the first step of GRPO and after the last, and
-the minutes of all commands of the page, data and first stages with them.
+Prints a markdown table: share of right sampled replies to held-out rows before the first GRPO step and after the last,
+and minutes of all commands of the README, including data and first stages.
 """
 
 import argparse
@@ -24,16 +24,16 @@ QUIET = ("logging.wandb.mode=disabled", "ray.dashboard=false")
 
 @dataclass(frozen=True)
 class Learned:
-    """One run of a page."""
+    """Result of one README."""
 
     before: float
-    """Share of sampled replies to held-out rows that are right."""
+    """Share of right sampled replies to held-out rows."""
     after: float
     minutes: float
 
 
 def run_page(task: str, seed: int, folder: Path) -> Learned:
-    """The commands that make something, in `folder`; what the last of them learned."""
+    """Run the commands that produce something in `folder`; return the result of the last one."""
     (folder / "examples").symlink_to(EXAMPLES)
     began, run_dir = time.monotonic(), folder
     for words in read_commands(task):

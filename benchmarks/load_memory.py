@@ -1,10 +1,10 @@
-"""Peak memory of a rank while it loads a policy: the whole model on each rank, and each rank its own part.
+"""Peak memory of a rank while it loads a policy: whole model per rank compared with only its shard.
 
     python -m benchmarks.load_memory --gb 4 --ranks 2 4
 
-A random Qwen2 in bfloat16 of so many GB is written and loaded by ranks of this machine: into float32 shards (fsdp2), or
-bfloat16 ones (zero-3, until DeepSpeed makes master weights and moments of them). Numbers are of the process's resident
-set above what it had before (VmHWM, which counts mapped files, too), in GB.
+A random Qwen2 of the given size in bfloat16 is written and loaded by local ranks: into float32 shards (fsdp2), or
+bfloat16 ones (zero-3, until DeepSpeed makes master weights and moments). Numbers are the increase of the process's
+resident set (VmHWM, which also counts mapped files) in GB.
 """
 
 import argparse
@@ -22,22 +22,22 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class LoadPeak:
-    """Of one rank, in bytes."""
+    """Peak of one rank, in bytes."""
 
     peak: int
     shard: int
-    """Its part of the parameters, as they stay."""
+    """Its part of the parameters after loading."""
     largest: int
-    """The largest tensor, in the type it is kept in."""
+    """The largest tensor, in its stored dtype."""
 
     @property
     def over_shard(self) -> float:
-        """How often its shard the peak is, without one tensor."""
+        """Ratio of the peak, without one tensor, to the shard."""
         return (self.peak - self.largest) / self.shard
 
 
 def write_model(folder: Path, gb: float, *, hidden_size: int = 1024, vocab_size: int = 32_000) -> None:
-    """A random Qwen2, with a tokenizer of a few letters, in files of at most a GB."""
+    """Write a random Qwen2 with a tokenizer of a few letters, in files of at most a GB."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -66,10 +66,10 @@ def write_model(folder: Path, gb: float, *, hidden_size: int = 1024, vocab_size:
 
 
 def measure(folder: Path, backend: str, num_ranks: int, *, whole: bool = False) -> list[LoadPeak]:
-    """Load it by `num_ranks` processes; what each held.
+    """Load the model in `num_ranks` processes; return the peak of each.
 
     Args:
-        whole: by Hugging Face's own loading on each rank, to compare.
+        whole: use Hugging Face's own loading on each rank, for comparison.
     """
     from torch import multiprocessing
 
@@ -111,9 +111,9 @@ def _load(rank: int, num_ranks: int, folder: Path, backend: dict[str, Any], whol
 
 
 def _look_before_states(peaks: list[int], whole: bool) -> None:
-    """Look when the parameters are there, before DeepSpeed makes the states: on a GPU machine they are on the GPU.
+    """Measure when the parameters exist, before DeepSpeed makes the states (on a GPU machine they are on the GPU).
 
-    A whole model goes there whole, too, so it must be cut by then.
+    A whole model would go there whole too, so it must be sharded by then.
     """
     import deepspeed
 
@@ -128,7 +128,7 @@ def _look_before_states(peaks: list[int], whole: bool) -> None:
 
 
 def read_peak() -> int:
-    """Bytes of the largest resident set since it was last cleared."""
+    """Return the largest resident set in bytes since it was last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
@@ -147,7 +147,7 @@ def main() -> None:
             for num_ranks in args.ranks:
                 part = worst(measure(Path(folder), backend, num_ranks))
                 sizes = [part.shard, part.largest, part.peak]
-                # In float32 it is twice its files, which are there as well.
+                # In float32 it is twice as large as its files, which exist as well.
                 if num_ranks * 3 * args.gb < available_gb():
                     sizes.insert(2, worst(measure(Path(folder), backend, num_ranks, whole=True)).peak)
                 cells = [f"{size / 1e9:.2f} GB" for size in sizes]

@@ -1,18 +1,17 @@
-"""Does one trainer keep many rollout engines busy? The product's own loop, with engines and a policy that sleep.
+"""Utilisation of many rollout engines with one trainer: the product's loop, with engines and a policy that sleep.
 
     python -m benchmarks.many_engines --engines 64
 
-Engines are Ray actors of this machine that sleep as long as sampling would take: each has `--slots` places, a
-completion holds one for a log-normal time, and one that finds no place waits its turn in the engine, as in vLLM. The
-policy is an actor that sleeps as long as training would take. All else is what a run has: GRPOTrainer, sampler,
-pipeline, rewards, weight sync, metrics, checkpoint.
+Engines are local Ray actors that sleep as long as sampling would take: each has `--slots` slots, a completion holds one
+for a log-normal time, and further ones queue in the engine, as in vLLM. The policy is an actor that sleeps as long as
+training would take. Everything else is real: GRPOTrainer, sampler, pipeline, rewards, weight sync, metrics, checkpoint.
 
-The longest of a batch's completions takes five times the mean with 64 engines. Whatever the controller does, engines
-idle for it where the batches that may be in flight hold less work than that, as with `--prompts 8`.
+With 64 engines the longest completion of a batch takes five times the mean. Engines idle for it whenever the batches
+allowed in flight hold less work than that, as with `--prompts 8`.
 
-Busy is the share of time in which an engine samples at least one completion, and `places` the share of its places
-that are taken, both as means over engines. The time begins with the first step and ends where the last batch has been
-asked for, since what comes after has nothing to fill it with; while an engine takes weights it is not busy.
+Busy is the share of time in which an engine samples at least one completion, `places` the share of its slots in use,
+both as means over engines. The time starts with the first step and ends with the request of the last batch, since no
+later batch can fill the engines; an engine that loads weights is not busy.
 """
 
 import argparse
@@ -50,7 +49,7 @@ from slurm_rl.workers.train_workers import WorkerGroup
 GROUP_SIZE = 4
 FILE = Path(__file__).resolve().parent / "reward_overlap.py"
 CASES = {"0": (0, False), "1": (1, False), "1c": (1, True), "2c": (2, True)}
-"""Staleness, and whether engines take requests at any time."""
+"""Staleness, and whether engines accept requests at any time."""
 
 
 class SleepingEngine:
@@ -60,12 +59,12 @@ class SleepingEngine:
         self.mean_s, self.spread, self.sync_s = mean_s, spread, sync_s
         self.lock = threading.Lock()
         self.free = [0.0] * slots
-        """When each place is free; by a clock, as are the times below, that stands still while weights come."""
+        """When each slot becomes free; this clock and those below stop while weights load."""
         self.paused_s, self.version = 0.0, -1
         self.pauses: list[float] = []
-        """When weights had come, by the wall clock."""
+        """When weights were loaded, by the wall clock."""
         self.taken: list[tuple[float, float]] = []
-        """When completions began and ended."""
+        """When completions started and ended."""
 
     def ready(self) -> bool:
         return True
@@ -93,7 +92,7 @@ class SleepingEngine:
         ]
 
     def load_weights(self, version: int, records: Any, probe: TokenPrompt) -> HeldWeights:
-        """All that is in flight stands still for so long."""
+        """Delay all completions in flight."""
         time.sleep(self.sync_s)
         with self.lock:
             self.paused_s += self.sync_s
@@ -102,7 +101,7 @@ class SleepingEngine:
         return HeldWeights(version, ["sum"], [0.0])
 
     def measure(self, start: float, end: float) -> tuple[float, float]:
-        """Seconds in which something was sampled between two times of the wall clock, and place-seconds."""
+        """Return seconds with at least one completion between two wall-clock times, and slot-seconds."""
         start, end = (at - self.sync_s * sum(pause <= at for pause in self.pauses) for at in (start, end))
         busy, until = 0.0, start
         taken = sorted((max(a, start), min(b, end)) for a, b in self.taken if b > start and a < end)
@@ -157,7 +156,7 @@ def main() -> None:
 
 
 def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Namespace) -> tuple[float, float, float]:
-    """Shares of engines and of places that are busy, and seconds a step."""
+    """Return busy shares of engines and of slots, and seconds per step."""
     import ray
 
     config = load_config(
@@ -171,7 +170,7 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
             "algorithm.kl.coef=0", "eval.interval=0", "eval.num_samples=1", "eval.greedy=false",
         ]
     )  # fmt: skip
-    cluster = Cluster.__new__(Cluster)  # of which only `gather` is used: the cluster is this machine
+    cluster = Cluster.__new__(Cluster)  # only `gather` is used: the cluster is this machine
     cluster.stop = StopFlag()
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if continuous else 1
     remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=num_calls)

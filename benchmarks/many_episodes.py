@@ -1,18 +1,18 @@
-"""Does one trainer keep engines busy with 10,000 episodes in flight? The product's loop over episodes in free order.
+"""Utilisation with one trainer and 10,000 episodes in flight: the product's loop over episodes in free order.
 
     python -m benchmarks.many_episodes                                  10,000 in flight, environments of 0.1 to 5 s
-    python -m benchmarks.many_episodes --seconds 300                    the same, ended so long after the first batch
+    python -m benchmarks.many_episodes --seconds 300                    the same, ended this long after the first batch
     python -m benchmarks.many_episodes --steps 100 --speed 3            memory over 100 steps, in 20 minutes
 
-Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
-times), environments are processes that await as long as a tool would. All else is what a run has: AsyncEpisodes, the
-pool of environments, the journal with its fsync, BatchQueue with `--staleness` batches ahead, among which the
-episodes are shared. A step trains for as long as its replies take all places together; a trainer that takes no time
-would have all batches begin and end at once, and nobody to fill the places of those that end early (`--train 0`).
+Engines are local Ray actors that sleep as long as sampling would take (`--slots` slots each, log-normal times),
+environments are processes that await as long as a tool would. Everything else is real: AsyncEpisodes, the environment
+pool, the journal with its fsync, BatchQueue with `--staleness` batches in flight, among which the episodes are divided.
+A step trains as long as its replies occupy all slots; with instant training (`--train 0`) all batches would start and
+end at once, and no other would fill the slots of short episodes.
 
-Busy is the share of time in which an engine samples at least one reply, `places` the share of its places that are
-taken, both as means over engines, from the end of the first batch, since all begin at once in the first, until the last
-one is asked for. Driver is the CPU time of this process, with all its threads, by time and by turn, in the same time.
+Busy is the share of time in which an engine samples at least one reply, `places` the share of its slots in use, both as
+means over engines, from the end of the first batch (in which all start at once) until the last one is requested. Driver
+is the CPU time of this process, with all its threads, per second and per turn.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from slurm_rl.workers.ray_driver import Actor, Cluster
 WORLD = Path(__file__).with_name("sleeping_world.py")
 REPLY_TOKENS, PROMPT_TOKENS, GROUP_SIZE = 32, 128, 8
 MEAN_TURNS = 4
-"""Of an episode in that world."""
+"""Mean number of turns per episode in that environment."""
 
 
 class SleepingEngine:
@@ -63,7 +63,7 @@ class SleepingEngine:
         self.mean_s, self.spread = mean_s, spread
         self.free = [0.0] * slots
         self.taken: list[tuple[float, float]] = []
-        """When responses began and ended."""
+        """When responses started and ended."""
         self.mailbox = Mailbox()
 
     async def ready(self) -> bool:
@@ -91,7 +91,7 @@ class SleepingEngine:
         return await self.mailbox.collect(wait_s, delay_s)
 
     async def measure(self, start: float, end: float) -> tuple[float, float]:
-        """Seconds in which something was sampled between two times, and place-seconds."""
+        """Return seconds with at least one response between two times, and slot-seconds."""
         busy, until = 0.0, start
         taken = sorted((max(a, start), min(b, end)) for a, b in self.taken if b > start and a < end)
         for a, b in taken:
@@ -100,7 +100,7 @@ class SleepingEngine:
 
 
 class Letters:
-    """A tokenizer: a letter is a token."""
+    """A tokenizer with one token per letter."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
@@ -132,9 +132,9 @@ def main() -> None:
 def measure(folder: Path, args: argparse.Namespace) -> None:
     import ray
 
-    # Environments take 2.5 s in the mean: so many places are filled by what is in flight.
+    # Environments take 2.5 s on average, so episodes in flight fill this many slots.
     slots = int(args.episodes / args.engines / (1 + 2.5 / args.reply_s) * 0.8)
-    cluster = Cluster.__new__(Cluster)  # of which only waiting is used: the cluster is this machine
+    cluster = Cluster.__new__(Cluster)  # only waiting is used: the cluster is this machine
     cluster.stop = StopFlag()
     remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=100)
     engines = [
@@ -183,7 +183,7 @@ def run_steps(
     def take_all() -> None:
         for step in range(args.steps):
             if step == args.steps - in_flight:
-                seen.lag = time.time()  # from here on nothing new is asked for
+                seen.lag = time.time()  # no new batch is requested from here on
             check(queue.take(step, Timer()).groups)
             time.sleep(train_s)
             journal.prune(step + 1, 0)
@@ -222,12 +222,12 @@ def run_steps(
 
 @dataclass
 class Seen:
-    """What the steps came to."""
+    """Results of the steps."""
 
     lag: float | None = None
-    """When the last batch was asked for."""
+    """When the last batch was requested."""
     num_events: int = 0
-    """Of batches that have ended."""
+    """Journal events of finished batches."""
     memory: list[float] = field(default_factory=list)
     """In megabytes, after each step."""
 

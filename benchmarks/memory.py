@@ -1,7 +1,7 @@
-"""Peak memory of a process and all that it started, as the kernel accounts it.
+"""Peak memory of a process tree.
 
-Summed over processes RSS would count a shared page once for each of them, to the loss of whoever has many processes.
-PSS divides a page by those who map it, so its sum is what the machine has less of.
+Summed RSS counts a shared page once per process, which penalises trees of many processes. PSS divides a page by the
+processes that map it, so its sum is the memory that the machine loses.
 """
 
 import threading
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class MemoryMeter:
-    """Watches a process tree in a thread until it is closed.
+    """Watch a process tree in a thread until closed.
 
     Args:
-        root: process id; what left the tree after it was seen is counted on.
+        root: process id; processes that leave the tree after they were seen still count.
     """
 
     def __init__(self, root: int, every_s: float = 1.0) -> None:
@@ -23,7 +23,7 @@ class MemoryMeter:
         self._thread.start()
 
     def close(self) -> float:
-        """Stop; the peak in GB."""
+        """Stop; return the peak in GB."""
         self._end.set()
         self._thread.join()
         return self.peak_bytes / 1e9
@@ -41,7 +41,7 @@ class MemoryMeter:
 
 
 def read_parents() -> dict[int, int]:
-    """Parent by process id, of all there are."""
+    """Return parent by process id for all processes."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -54,7 +54,7 @@ def read_parents() -> dict[int, int]:
 
 
 def read_pss(pid: int) -> int:
-    """Bytes; 0 for a process that has ended."""
+    """Return bytes; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,11 +1,11 @@
-"""How much of a slow reward does sampling ahead hide? Whole runs with and without it, side by side.
+"""Share of a slow reward that sampling ahead hides, from whole runs with and without it.
 
     python -m benchmarks.reward_overlap --steps 8
 
-The reward takes 200 ms a completion (it sleeps, as one that asks a service does) in 16 processes: 0.8 s a step of 64
-completions, less than all the rest, so that it could be hidden whole. Four runs with the same model, prompts, lengths
-and seed: with and without the sleep, at k=0 and at k=1. Hidden is the share of what it adds to a step at k=0 that it
-does not add at k=1.
+The reward sleeps 200 ms per completion (as a request to a service would) in 16 processes: 0.8 s per step of 64
+completions, less than the rest of a step, so it can be hidden completely. Four runs with the same model, prompts,
+lengths and seed: with and without the sleep, at k=0 and at k=1. Hidden is the share of the sleep's cost per step at k=0
+that is saved at k=1.
 """
 
 import argparse
@@ -24,12 +24,12 @@ WORKERS = 16
 
 
 def fast(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """0 or 1 by the characters: of every group some have each, so that every step trains on all of them."""
+    """Return 0 or 1 by the characters; groups contain both, so every step trains on all of them."""
     return [float(sum(map(ord, query)) % 2) for query in queries]
 
 
 def slow(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """The same after a while; it is called with one completion at a time."""
+    """Sleep, then score; called with one completion at a time."""
     time.sleep(SLEEP_S)
     return fast(queries, prompts, labels)
 
@@ -52,15 +52,15 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
-    """Median seconds of a step, the first ones left out: sampling ahead has to get going."""
+    """Return median seconds of a step, without the first ones, in which sampling ahead starts up."""
     run = args.out / f"k{staleness}-{reward}-{int(time.time())}"
     overrides = [
         "+exp=demo", f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
         f"algorithm.group_size={args.group_size}", f"rollout.max_off_policy_steps={staleness}", "warmup.num_steps=2",
         f"reward.function={Path(__file__).resolve()}:{reward}", f"reward.num_workers={WORKERS}",
         "checkpoint.interval=1000000", "eval.greedy=false", "data.num_eval=8",
-        # So large that training takes as long as the reward: a step needs the batch that was asked for one step ago, so
-        # k=1 can hide what fits beside one step's training, and half of what goes beyond.
+        # Large enough that training takes as long as the reward. A step needs the batch requested one step ago, so k=1
+        # hides the time that fits into one step's training, and half of the time beyond.
         TinyModel(hidden_size=512, num_layers=8).word,
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)

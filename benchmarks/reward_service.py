@@ -1,11 +1,11 @@
-"""Our reward service beside a server in the form of the seed's: how many completions a second, and what hangs cost.
+"""Our reward service compared with a server like OpenRLHF-M's: completions per second, and the cost of hangs.
 
     python -m benchmarks.reward_service --items 2000 --workers 2
 
-Both score the same completions with the same code (math-verify, and 0.5 for the format), asked by the same client.
-The seed's form is one threaded HTTP server (Flask's is of that kind) that gives each item to a pool of processes
-and waits without a deadline, as OpenRLHF-M's math_verifier does, or scores in the server's own process. A hang is an
-answer such as 9^(9^(9^9)), which a policy may write at any time; a server is given up after --limit-s.
+Both score the same completions with the same code (math-verify, and 0.5 for the format), for the same client. The other
+server is a threaded HTTP server (like Flask's) that passes each item to a process pool and waits without a timeout, as
+OpenRLHF-M's math_verifier does, or scores in its own process. A hang is an answer such as 9^(9^(9^9)), which a policy
+may write at any time; a server is given up after --limit-s.
 """
 
 import argparse
@@ -37,16 +37,13 @@ THOUGHT = "We add the numbers one by one and check the sum twice, so that no car
 
 
 def build_items(count: int, hang_every: int | None) -> list[RewardItem]:
-    """Additions; every second answer is right, and one in `hang_every` hangs math-verify."""
+    """Build additions; every second answer is right, and one in `hang_every` hangs math-verify."""
     items = []
     for i in range(count):
         boxed = HANG if hang_every and i % hang_every == hang_every // 2 else rf"\boxed{{{2 * i + i % 2}}}"
         text = f"<think>{THOUGHT}</think><answer>${boxed}$</answer>"
         items.append(RewardItem(prompt=f"What is {i}+{i}? ", completion=text, answer=str(2 * i)))
     return items
-
-
-# ---- the seed's form -------------------------------------------------------------------------------
 
 
 def judge(completion: str, answer: str) -> tuple[float, float]:
@@ -57,7 +54,7 @@ def judge(completion: str, answer: str) -> tuple[float, float]:
 
 
 def serve_seed(num_workers: int) -> None:
-    """Print the port, then serve for ever; 0 workers score in this process."""
+    """Print the port, then serve forever; with 0 workers, score in this process."""
     pool = ProcessPoolExecutor(num_workers) if num_workers else None
 
     class Handler(BaseHTTPRequestHandler):
@@ -97,7 +94,7 @@ def seed_server(num_workers: int) -> Iterator[tuple[list[str], None]]:
         try:
             yield [f"http://127.0.0.1:{int(process.stdout.readline())}/get_reward"], None
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # its pool too, of which some hang
+            os.killpg(process.pid, signal.SIGKILL)  # with its pool, whose processes may hang
 
 
 @contextmanager
@@ -112,20 +109,19 @@ def our_service(num_workers: int, num_replicas: int, timeout_s: float) -> Iterat
         yield services.urls, services.token
 
 
-# ---- measuring -------------------------------------------------------------------------------------
-
-
 def measure(
     urls: Sequence[str], token: str | None, items: Sequence[RewardItem], batch: int, args: argparse.Namespace
 ) -> str:
-    """Columns of one row: completions a second, median and 99th percentile of a request, what had no answer."""
+    """Return the columns of a row: completions per second, median and 99th percentile of a request, requests without an
+    answer.
+    """
     settings = RewardServiceConfig(
         items_per_request=batch, num_connections=args.clients, request_timeout_s=args.limit_s, deadline_s=args.limit_s
     )
     times: list[float] = []
     num_answered = 0
     with RewardClient(settings, lambda: urls, token) as client, ThreadPoolExecutor(args.clients) as clients:
-        client.score(build_items(2 * args.workers, None))  # the workers import sympy at their first item
+        client.score(build_items(2 * args.workers, None))  # workers import sympy at their first item
 
         def ask(first: int) -> int:
             started = time.perf_counter()

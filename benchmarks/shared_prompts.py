@@ -1,9 +1,9 @@
-"""What reading a group's prompt once saves the trainer: optimizer steps with `policy.prefix_sharing` off and on.
+"""Time of optimizer steps with `policy.prefix_sharing` off and on, which reads a group's prompt once.
 
     python -m benchmarks.shared_prompts --prompt 512 --completion 64 --group-size 8
 
-A small random model in float32 on CPU, made-up tokens, one process; the two take turns step by step, so that a noisy
-machine hits both. Every pair of steps computes the same loss, which is checked to 1e-5.
+A small random model in float32 on CPU with random tokens, in one process; the two take turns step by step, so that
+other load affects both. Every pair of steps computes the same loss, which is checked to 1e-5.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def build_groups(args: argparse.Namespace) -> list[list[TrainSequence]]:
-    """A micro-batch a group."""
+    """Return one micro-batch per group."""
     random = np.random.default_rng(0)
     batches = []
     for _ in range(args.groups):

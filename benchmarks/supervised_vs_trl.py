@@ -1,13 +1,13 @@
-"""SFT and DPO beside TRL's SFTTrainer and DPOTrainer on texts of mixed lengths, on this machine's CPU, in one run.
+"""SFT and DPO compared with TRL's SFTTrainer and DPOTrainer on texts of mixed lengths, on this machine's CPU.
 
     python -m benchmarks.supervised_vs_trl --ranks 1
 
-Both start from the same random model and train on the same rows, as many a step, in float32 with the same number of
-ranks and threads, one after the other in processes of their own. Answers have a log-normal length, as those of data
-sets do: median 60 characters, some of 500, one token a character. Tokens/s counts tokens that are no padding over the
-whole time from step to step, logging included; it is the median over the steps after the first. The loss is the mean
-over them; batches differ. TRL runs several times: as it comes (8 rows of a rank at once, padded to the longest), with
-its whole batch at once, with rows of like length in one batch, and without padding, in one row, where it can.
+Both sides start from the same random model and train on the same rows, equally many per step, in float32 with the same
+number of ranks and threads, one after the other in separate processes. Answers have log-normal lengths, as in real data
+sets: median 60 characters, some of 500, one token per character. Tokens/s counts non-padding tokens over whole steps,
+logging included; it is the median over the steps after the first. The loss is their mean; batches differ. TRL runs
+several times: with defaults (8 rows of a rank at once, padded to the longest), with its whole batch at once, with rows
+of like length in one batch, and without padding, in one row, where possible.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import numpy as np
 from slurm_rl.run_dir.jsonl import read_rows
 
 Curve = list[dict[str, float]]
-"""One entry a step: tokens, seconds, loss; without the first step."""
+"""One entry per step after the first: tokens, seconds, loss."""
 
 LONGEST = 640
 WORDS = ("the", "sum", "of", "numbers", "is", "more", "than", "half", "a", "dozen", "so", "we", "carry", "one", "over")
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "DPO, reference in each step": (["task=dpo", "dpo.reference=live"], {}),
     "DPO, reference asked before": (["task=dpo", "dpo.reference=cached"], {"precompute_ref_log_probs": True}),
 }
-"""Name to our words and TRL's settings."""
+"""Name -> our overrides and TRL's settings."""
 SFT_ALONE = ("rows of like length", "padding-free")
 """Variants that TRL's DPOTrainer refuses."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def write_rows(args: argparse.Namespace) -> None:
-    """The data file both sides read: `answer` is ours for what TRL calls `completion`."""
+    """Write the data file for both sides: our column `answer` is TRL's `completion`."""
     random = np.random.default_rng(args.seed)
 
     def text(median: float) -> str:
@@ -111,7 +111,7 @@ def threads(args: argparse.Namespace) -> int:
 
 
 def run_ours(args: argparse.Namespace, case: str) -> Curve:
-    """The whole pipeline, as a user runs it; the stamps are those of its metrics."""
+    """Run the whole pipeline as a user does; times are those of its metrics."""
     run = args.out / f"ours-{time.time_ns()}"
     overrides = [
         *CASES[case][0], "model=hf", f"model.path={(args.out / 'start').absolute()}", "model.dtype=float32",
@@ -139,7 +139,7 @@ def start_trl(args: argparse.Namespace, case: str, variant: str) -> None:
 
 
 def run_trl(args: argparse.Namespace) -> None:
-    """One of TRL's trainers with the same numbers."""
+    """Train one of TRL's trainers with the same settings."""
     import torch
     import trl
     from datasets import load_dataset
@@ -188,7 +188,7 @@ def build_curve(stamps: Sequence[float], tokens: Sequence[float], losses: Sequen
 
 
 def render(case: str, side: str, curve: Curve, ours: Curve | None) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     rate, step = tokens_per_s(curve), statistics.median(point["seconds"] for point in curve)
     loss = statistics.mean(point["loss"] for point in curve)
     ratio = f"{tokens_per_s(ours) / rate:.2f} x" if ours else ""
@@ -196,7 +196,7 @@ def render(case: str, side: str, curve: Curve, ours: Curve | None) -> str:
 
 
 def tokens_per_s(curve: Curve) -> float:
-    # The median, so that a moment in which the machine did something else counts for neither side.
+    # The median, so that other load affects neither side.
     return statistics.median(point["tokens"] / point["seconds"] for point in curve)
 
 

@@ -1,12 +1,12 @@
-"""The trainer alone, on made-up data: tokens/s, model FLOPs utilisation and memory of optimizer steps on packed rows.
+"""Throughput of the trainer on random data: tokens/s, model FLOPs utilisation and memory of steps on packed rows.
 
     python -m benchmarks.trainer_throughput --shape 0.5b 1.5b --tokens 16384      on a GPU
     python -m benchmarks.trainer_throughput --shape tiny --tokens 2048 --steps 2  anywhere
 
-Weights are random; sequences of 2,048 tokens (or --length), half of each a prompt, fill one micro-batch. FLOPs of a
-token are 6 N + 6 L h s for N parameters without the input embedding, L layers of width h and causal attention over
-a mean of s/2 tokens (Chowdhery et al. 2022, appendix B, halved for causality); checkpointing's second forward pass
-does not count. MFU is over the dense bfloat16 peak in the vendor's data sheet, where the table below knows the GPU.
+Weights are random; sequences of 2,048 tokens (or --length), half of each a prompt, fill one micro-batch. FLOPs per
+token are 6 N + 6 L h s for N parameters without the input embedding, L layers of width h and causal attention over s/2
+tokens on average (Chowdhery et al. 2022, appendix B, halved for causality); the second forward pass of checkpointing
+does not count. MFU is relative to the dense bfloat16 peak in the vendor's data sheet, for GPUs in the table below.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from slurm_rl.node.gpu_peaks import find_peak
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of a Qwen2.5 model, as its config.json has it."""
+    """Shape of a Qwen2.5 model, as in its config.json."""
 
     hidden_size: int
     intermediate_size: int
@@ -103,7 +103,7 @@ def measure(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def build_model(shape: Shape, length: int, folder: Path) -> None:
-    """Random weights and a tokenizer that nothing is read with."""
+    """Build random weights and a minimal tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -116,7 +116,7 @@ def build_model(shape: Shape, length: int, folder: Path) -> None:
 
 
 def build_sequences(shape: Shape, num_tokens: int, length: int) -> list[Any]:
-    """Sequences of `length` that fill the micro-batch; the second half of each is trained."""
+    """Return sequences of `length` that fill the micro-batch; the second half of each is trained."""
     from slurm_rl.algorithms.sequences import TrainSequence
 
     random = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def build_sequences(shape: Shape, num_tokens: int, length: int) -> list[Any]:
 
 
 def flops_per_token(shape: Shape, length: int) -> float:
-    """Of forward and backward; the logits count for the trained half alone, which are all that are computed."""
+    """Return FLOPs of forward and backward; logits are only computed for the trained half."""
     head = shape.hidden_size // shape.num_attention_heads
     attention = shape.hidden_size * head * 2 * (shape.num_attention_heads + shape.num_key_value_heads)
     block = attention + 3 * shape.hidden_size * shape.intermediate_size

@@ -1,4 +1,4 @@
-"""The command; its words are in the package's docstring."""
+"""Command line of the chaos benchmark; see the package's docstring."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ def main(words: list[str] | None = None) -> int:
     if reason := is_possible():
         print(f"no test Slurm here: {reason}", file=sys.stderr)
         return 2
-    # Short, since Unix sockets live below; and a folder that every user may pass through.
+    # Short, since Unix sockets are created below; in a folder that every user may traverse.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         has = {"demo"} if args.trainer == "demo" else set()
@@ -41,7 +41,7 @@ def main(words: list[str] | None = None) -> int:
         has |= {"disk"} if disk is not None else set()
         clock = set_clocks(folder)
         faults = plan(args, frozenset(has))
-        # Nodes to take the place of those that are off; and what all of them must see.
+        # Spare nodes for those that are off, and folders that all nodes must see.
         shared = [folder, *([disk.path] if disk else []), ROOT, Path(sys.prefix)]
         root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
         num_nodes = args.nodes + args.spares + 2
@@ -60,7 +60,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def plan(args: argparse.Namespace, has: frozenset[str]) -> tuple[Fault, ...]:
-    """The faults of this piece."""
+    """Return the faults of this piece."""
     kinds = [BY_NAME[name] for name in args.only] or choose_kinds(has)
     faults = build_schedule(args.seed, args.minutes * 60, args.every, kinds)
     return cut_piece(faults, args.minutes * 60, *args.piece)
@@ -74,7 +74,7 @@ def rage(
     folder: Path,
     faults: tuple[Fault, ...],
 ) -> tuple[list[str], Storm]:
-    """Broken promises, which are printed, too, and the storm that found them."""
+    """Run a storm; print and return violated guarantees, with the storm."""
     where = disk.path if disk else folder
     words = [f"job.num_spare_nodes={args.spares}", *args.words]
     expected: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Each fault one function: done to a scene, it returns what undoes it, or None for a moment."""
+"""One function per fault. It injects the fault and returns a function that undoes it, or None if it is momentary."""
 
 import contextlib
 import signal
@@ -16,16 +16,13 @@ Deed = Callable[[Scene, Fault], Undo | None]
 
 
 def do(scene: Scene, fault: Fault) -> Undo | None:
-    """Let it fall.
+    """Inject a fault.
 
     Raises:
         Missed: there was nothing to hit.
     """
     deed: Deed = globals()[fault.kind.replace("/", "_")]
     return deed(scene, fault)
-
-
-# ---- processes -----------------------------------------------------------------------------------
 
 
 def trainer_kill(scene: Scene, fault: Fault) -> None:
@@ -69,7 +66,7 @@ def controller_stop(scene: Scene, fault: Fault) -> Undo:
 
 
 def _kill(scene: Scene, host: str, whom: str) -> None:
-    # The youngest: of controllers the keeper is the elder, of a shell and its program the program.
+    # The newest: of two controllers the older is the keeper; of a shell and its program, the newest is the program.
     scene.signal(host, scene.find(host, whom)[-1:], signal.SIGKILL)
 
 
@@ -79,9 +76,6 @@ def _stop(scene: Scene, host: str, whom: str) -> Undo:
     return lambda: scene.signal(host, pids, signal.SIGCONT)
 
 
-# ---- nodes and daemons ---------------------------------------------------------------------------
-
-
 def node_power(scene: Scene, fault: Fault) -> Undo:
     host = fault.choose(scene.hosts)
     _power_off(scene, host)
@@ -89,7 +83,7 @@ def node_power(scene: Scene, fault: Fault) -> Undo:
 
 
 def node_reboot(scene: Scene, fault: Fault) -> None:
-    """Back before Slurm has missed it, with nothing of what ran there."""
+    """Reboot before Slurm notices; no process survives."""
     host = fault.choose(scene.hosts)
     _power_off(scene, host)
     _boot(scene, host)
@@ -100,7 +94,7 @@ def _power_off(scene: Scene, host: str) -> None:
         raise Missed(f"{host} is off")
     batch_host = scene.find_batch_host()
     scene.note(host + (CONTROLLERS if host == batch_host else ""))
-    # Its line first: a machine that loses its power closes no connection.
+    # Unplug first: a machine that loses power closes no connection.
     scene.plug(host, out=True)
     scene.cluster.power_off(host)
 
@@ -128,9 +122,6 @@ def slurmdbd_kill(scene: Scene, fault: Fault) -> Undo:
     return scene.cluster.hold_accounting()
 
 
-# ---- jobs ----------------------------------------------------------------------------------------
-
-
 def job_preempt(scene: Scene, fault: Fault) -> None:
     words = ["-p", "high", "-w", fault.choose(scene.hosts), "--exclusive", "--mem=100", "--output=/dev/null"]
     _ask(scene, "sbatch", *words, "--wrap", f"sleep {fault.lasts_s}")
@@ -146,9 +137,6 @@ def _ask(scene: Scene, *argv: str) -> None:
         raise Missed(done.stderr.strip())
 
 
-# ---- disks, networks, clocks ---------------------------------------------------------------------
-
-
 def disk_full(scene: Scene, fault: Fault) -> Undo:
     disk = scene.disk
     assert disk is not None
@@ -161,7 +149,7 @@ def disk_freeze(scene: Scene, fault: Fault) -> Undo:
 
 
 def disk_slow(scene: Scene, fault: Fault) -> Undo:
-    """Four fifths of the time nothing is written."""
+    """Block writes for four fifths of the time."""
     return _freeze(scene, *[(0.4, 0.1)] * round(fault.lasts_s / 0.5))
 
 
@@ -178,12 +166,12 @@ def network_pair(scene: Scene, fault: Fault) -> Undo:
 
 
 def network_slurmctld(scene: Scene, fault: Fault) -> Undo:
-    """Of the node with the controller: Slurm will start the job again elsewhere while its first start lives on."""
+    """Cut off the controller's node: Slurm restarts the job elsewhere while its first start is alive."""
     return scene.cut(scene.controllers(), None)
 
 
 def network_down(scene: Scene, fault: Fault) -> Undo:
-    """The same, and the site's health check calls the node down at once; healed when the second start has the run."""
+    """Cut off the controller's node, mark it down at once, and heal it when the second start holds the run."""
     host, before = scene.controllers(), len(scene.run.starts)
     heal = scene.cut(host, None)
     try:
@@ -191,10 +179,10 @@ def network_down(scene: Scene, fault: Fault) -> Undo:
     except Missed:
         heal()
         raise
-    scene.note(scene.victim)  # from here on Slurm has given it up
+    scene.note(scene.victim)  # Slurm has given up the node from here on
 
     def undo() -> None:
-        with contextlib.suppress(TimeoutError):  # whoever waits for progress says so
+        with contextlib.suppress(TimeoutError):  # the wait for progress reports it
             wait_until(lambda: len(scene.run.starts) > before, "another start", timeout_s=_START_S)
         heal()
 
@@ -202,7 +190,7 @@ def network_down(scene: Scene, fault: Fault) -> Undo:
 
 
 def clock_jump(scene: Scene, fault: Fault) -> Undo:
-    """An hour to either side; see clock/sitecustomize.py."""
+    """Shift by an hour in either direction; see clock/sitecustomize.py."""
     file = scene.clock / fault.choose(scene.hosts)
     file.write_text("3600" if fault.pick < 0.5 else "-3600")
     return file.unlink

@@ -1,4 +1,4 @@
-"""A real file system of its own for the run: ext4 on a loop device, which can be full, slow and frozen."""
+"""File system for the run that can be full, slow or frozen: ext4 on a loop device."""
 
 import os
 import subprocess
@@ -15,12 +15,12 @@ class Disk:
         self.path.mkdir()
         with self.image.open("wb") as file:
             file.truncate(size_mb * 1_000_000)
-        # No blocks kept for root, who would never see it full.
+        # No blocks reserved for root, which would never see it full.
         subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(self.image)], check=True, capture_output=True)
         subprocess.run(["mount", "-o", "loop", str(self.image), str(self.path)], check=True, capture_output=True)
 
     def fill(self) -> None:
-        """To the last block."""
+        """Fill the file system to the last block."""
         with (self.path / BALLAST).open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12):
                 try:
@@ -33,10 +33,10 @@ class Disk:
         (self.path / BALLAST).unlink(missing_ok=True)
 
     def freeze(self, *beats: tuple[float, float]) -> subprocess.Popen[bytes]:
-        """Let every write wait: for so long, then go on for so long, and again.
+        """Freeze and thaw repeatedly; each beat is (seconds frozen, seconds thawed).
 
-        By a process of its own, which thaws it also when this one is killed: who waits for a frozen file system cannot
-        be killed.
+        Runs in a separate process that also thaws if this one is killed: a process that waits for a frozen file system
+        cannot be killed.
         """
         words = "; ".join(
             f"fsfreeze -f {self.path}; sleep {on}; fsfreeze -u {self.path}; sleep {off}" for on, off in beats

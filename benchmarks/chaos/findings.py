@@ -1,4 +1,4 @@
-"""What a storm has shown: pure functions from what was written down to numbers and broken promises."""
+"""Evaluate a storm: pure functions from recorded signs to numbers and violated guarantees."""
 
 import itertools
 import math
@@ -16,16 +16,16 @@ NOTICES = (
     *("record/ending", "outcome", "trainer/crashed", "controller/killed"),
     *("rank/hung", "rank/straggling", "engine/replaced", "controller/silent"),
 )
-"""Signs of a run that has noticed something."""
+"""Signs that a run has noticed a fault."""
 
 
 CONTROLLERS = ", the controller's node"
-"""Ends the name of a lost node that its run's other nodes alone could miss, once their agents are there."""
+"""Suffix of the name of a lost node with the controller, which only the other nodes can detect."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A fault that fell.
+    """An injected fault.
 
     >>> Hit(100.0, "node/power", "a2", 20.0).kind
     'node/power'
@@ -36,11 +36,11 @@ class Hit:
     victim: str
     lasts_s: float
     missed: str = ""
-    """Why nothing was hit; "" for a hit."""
+    """Reason why nothing was hit; "" for a hit."""
 
 
 def find_seen(hit: Hit, signs: Iterable[Sign]) -> float | None:
-    """Seconds until the run noticed; None for never.
+    """Return seconds until the run noticed; None if it never did.
 
     >>> find_seen(Hit(10.0, "rank/kill", "a2", 0.0), [Sign(9.0, "outcome", 1, {}), Sign(12.0, "node/died", 1, {})])
     2.0
@@ -51,10 +51,10 @@ def find_seen(hit: Hit, signs: Iterable[Sign]) -> float | None:
 
 
 def find_recovered(hit: Hit, signs: Iterable[Sign], until: float = math.inf) -> float | None:
-    """Seconds until a checkpoint was saved by an attempt that began after it; None for a run that just went on.
+    """Return seconds until an attempt started after the fault saved a checkpoint; None if the attempt continued.
 
     Args:
-        until: when the next fault fell, which an attempt after that is due to.
+        until: time of the next fault, which causes all later attempts.
     """
     later = [sign for sign in signs if sign.time >= hit.time]
     if not any(sign.what == "attempt/started" and sign.time < until for sign in later):
@@ -64,7 +64,7 @@ def find_recovered(hit: Hit, signs: Iterable[Sign], until: float = math.inf) -> 
 
 
 def expected_rows(num_steps: int, num_ranks: int) -> list[dict[str, Any]]:
-    """What an undisturbed light run logs, but for times."""
+    """Return the rows of an undisturbed light run, without times."""
     value, rows = 0.5, []
     for step in range(num_steps):
         value = advance(step, value)
@@ -73,12 +73,12 @@ def expected_rows(num_steps: int, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def strip_times(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All that a resumed run must repeat in every digit."""
+    """Return the columns that a resumed run must repeat exactly."""
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
 def compare(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> str:
-    """ "" when they are equal, else the first difference.
+    """Return the first difference, or "" if both are equal.
 
     >>> compare([{"step": 1, "a": 0.1}], [{"step": 1, "a": 0.2}])
     "row 1 is {'step': 1, 'a': 0.1} in place of {'step': 1, 'a': 0.2}"
@@ -90,7 +90,7 @@ def compare(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, 
 
 
 def find_second_writer(epochs: Sequence[int]) -> str:
-    """ "" when no epoch writes again once a higher one has; `epochs` in the order of writing.
+    """Return an error if an epoch writes after a higher one, else ""; `epochs` is in order of writing.
 
     >>> find_second_writer([1, 1, 2, 3]), find_second_writer([1, 2, 1])
     ('', 'epoch 1 wrote after epoch 2')
@@ -104,7 +104,7 @@ def find_second_writer(epochs: Sequence[int]) -> str:
 
 
 def find_surviving_seconds(rows_of_attempts: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
-    """Seconds of steps whose numbers are in the end's metrics, and of those that were done in vain.
+    """Return seconds of steps that remain in the final metrics, and seconds of discarded steps.
 
     Args:
         rows_of_attempts: steps.jsonl of each attempt, in order.
@@ -120,7 +120,7 @@ def find_surviving_seconds(rows_of_attempts: Iterable[Sequence[Mapping[str, Any]
 
 
 def was_training(hit: Hit, signs: Iterable[Sign]) -> bool:
-    """Whether the newest attempt had begun to train: each of its agents was there.
+    """Return whether all agents of the newest attempt had joined.
 
     >>> was_training(Hit(10.0, "node/power", "a1", 20.0), [Sign(9.0, "attempt/started", 2, {})])
     False
@@ -130,7 +130,7 @@ def was_training(hit: Hit, signs: Iterable[Sign]) -> bool:
 
 
 def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, float]) -> list[str]:
-    """Faults that were noticed too late, by the promise that their kind is measured against."""
+    """Return the faults that were noticed later than guaranteed for their kind."""
     late = []
     for hit in hits:
         limit = limits.get(BY_NAME[hit.kind].seen)
@@ -143,10 +143,10 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
 
 
 def render_table(storms: Iterable[tuple[Sequence[Hit], Sequence[Sign]]]) -> str:
-    """One row a kind: how often, seconds until seen, seconds until trained and saved again.
+    """Render one row per kind: count, seconds until noticed, seconds until trained and saved again.
 
     Args:
-        storms: what fell and what was to be seen, of each run.
+        storms: hits and signs of each run.
     """
     lines = ["| fault | fell | seen after, median (worst) | saved again after |", "|---|---|---|---|"]
     measured = [row for hits, signs in storms for row in _measure(hits, signs)]
@@ -159,7 +159,7 @@ def render_table(storms: Iterable[tuple[Sequence[Hit], Sequence[Sign]]]) -> str:
 
 
 def _measure(hits: Sequence[Hit], signs: Sequence[Sign]) -> Iterator[tuple[str, float | None, float | None]]:
-    """Of each that hit: its kind and whose, seconds until seen, until saved again."""
+    """Yield kind and target of each hit, seconds until noticed, seconds until saved again."""
     for hit, until in zip(hits, [*(later.time for later in hits[1:]), math.inf], strict=False):
         if not hit.missed:
             whose = CONTROLLERS if hit.victim.endswith(CONTROLLERS) else ""

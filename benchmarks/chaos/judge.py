@@ -1,4 +1,4 @@
-"""What is left of a run after a storm, against what was promised."""
+"""Compare a run after a storm with the guarantees."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from tests.slurm.light.runs import LightRun, wait_until_clean
 
 @dataclass(frozen=True)
 class Limits:
-    """What is promised, in the numbers that this machine is held to."""
+    """Guaranteed limits, with seconds for this machine."""
 
     process_s: float
     node_s: float
@@ -33,19 +33,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a storm."""
+    """Numbers of a storm."""
 
     wall_s: float
-    """From the first attempt's start to the run's end."""
+    """From the start of the first attempt to the end of the run."""
     trained_s: float
     redone_s: float
     num_attempts: int
     num_starts: int
-    """Controllers that have had the run."""
+    """Number of controllers that held the run."""
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: the share of the wall time in steps that the end still has."""
+        """Effective training time ratio: share of the wall time in steps that remain at the end."""
         return self.trained_s / self.wall_s if self.wall_s else 0.0
 
     def render(self) -> str:
@@ -71,7 +71,7 @@ def find_broken(
     signs: Sequence[Sign],
     limits: Limits,
 ) -> list[str]:
-    """Promises that the finished run has broken, each in a sentence."""
+    """Return the violated guarantees of the finished run, one sentence each."""
     end = run.wait_for_end(timeout_s=300)
     broken = [] if end["state"] == "finished" else [f"the run must finish; it {end['state']}: {end['cause']}"]
     rows = read_rows(run.run_dir.metrics)
@@ -90,7 +90,7 @@ def find_broken(
 
 
 def _find_second_writer(run: RunDir, rows: Sequence[Mapping[str, Any]]) -> str:
-    """In what was written, by whom its writer said to be: rows that stayed, and all that a light run witnessed."""
+    """Check the writer's epoch in the final rows and in everything that the light run recorded."""
     stayed = [int(row["time/epoch"]) for row in rows if "time/epoch" in row]
     witnessed = [row["epoch"] for row in read_rows(run.path / "writers.jsonl")]
     return next(filter(None, map(find_second_writer, itertools.chain([stayed], [witnessed]))), "")

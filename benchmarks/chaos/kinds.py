@@ -1,4 +1,4 @@
-"""The faults there are: one row each, its function of the same name in deeds.py."""
+"""Table of fault kinds; the function of the same name is in deeds.py."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,16 +8,16 @@ Seen = Literal["", "process", "node"]
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of fault."""
+    """A kind of fault."""
 
     name: str
-    """`what/how`; the function is deeds.<what>_<how>."""
+    """`target/fault`; the function is deeds.<target>_<fault>."""
     lasts_s: tuple[float, float]
-    """From the shortest to the longest; (0, 0): a moment."""
+    """Shortest and longest duration; (0, 0) for a momentary fault."""
     seen: Seen = ""
-    """Which promise of being seen in time it is measured against; "" for what may pass without anybody's notice."""
+    """Guarantee for the time until it is noticed; "" if it may pass unnoticed."""
     needs: Literal["", "disk", "accounting", "demo", "its name"] = ""
-    """What not every storm has; `its name`: falls only where --only names it."""
+    """Required feature of the storm; `its name`: only if --only names the kind."""
 
 
 _MOMENT = (0.0, 0.0)
@@ -45,9 +45,9 @@ KINDS = (
     Kind("disk/freeze", _SHORT, needs="disk"),
     Kind("disk/slow", (5.0, 15.0), needs="disk"),
     Kind("network/pair", (5.0, 15.0)),
-    # Long enough that Slurm gives the node up and starts the job again, while its first start lives on.
+    # Long enough that Slurm gives up the node and restarts the job while its first start is alive.
     Kind("network/slurmctld", (40.0, 50.0)),
-    # The same in a short storm, which has no time for Slurm's own.
+    # The same for a short storm, without Slurm's timeout.
     Kind("network/down", (1.0, 2.0), needs="its name"),
     Kind("clock/jump", (5.0, 15.0)),
 )
@@ -55,5 +55,5 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 def choose_kinds(has: frozenset[str]) -> tuple[Kind, ...]:
-    """The rows whose needs are met."""
+    """Return the kinds with their requirements met."""
     return tuple(kind for kind in KINDS if not kind.needs or kind.needs in has)

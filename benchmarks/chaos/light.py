@@ -1,4 +1,4 @@
-"""The Python of a light storm's nodes: as the real one, but for Ray, in whose place it starts light_node.py."""
+"""cluster.python of a light storm: the real Python, but with light_node.py instead of Ray."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ NODE, TRAINER = HERE / "light_node.py", HERE / "light_trainer.py"
 
 
 def make_python(folder: Path) -> Path:
-    """An executable in `folder`, which every node must see."""
+    """Write the executable to `folder`, which every node must see."""
     path = folder / "python"
     real, node = shlex.quote(sys.executable), shlex.quote(str(NODE))
     # python -m slurm_rl.node.ray_start 300 start --block ...

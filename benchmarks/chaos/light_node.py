@@ -1,7 +1,7 @@
-"""Stands for Ray on one node: keeps this rank's number in the world and answers the trainer over TCP.
+"""Stand-in for Ray on one node: keeps this rank's value and answers the trainer over TCP.
 
-It is called with the words of `ray start`: the head listens on --port and knows who is there, the others tell it. So a
-killed one, a stopped one and a cut network are felt as with Ray, at a hundredth of its cost.
+It is called with the arguments of `ray start`: the head listens on --port and tracks the nodes, which register there.
+Kills, stops and network cuts act as with Ray, at a hundredth of its cost.
 """
 
 import json
@@ -16,7 +16,7 @@ _JOIN_S = 60.0
 
 
 def advance(step: int, value: float) -> float:
-    """One rank's share of a step: every number depends on all before."""
+    """Return the next value of one rank; every value depends on all earlier ones."""
     return (value * 1.000001 + 1.0 / (step + 3)) % 1.0
 
 
@@ -73,10 +73,10 @@ def send(connection: socket.socket, question: dict[str, Any]) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """The answer.
+    """Return the answer.
 
     Raises:
-        OSError: there is none, in time.
+        OSError: no answer within the timeout.
     """
     line = b""
     while not line.endswith(b"\n"):

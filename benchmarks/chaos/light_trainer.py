@@ -1,9 +1,9 @@
-"""A trainer that only counts, over the nodes of light_node.py; all around the steps is the project's own.
+"""A trainer without a model over the nodes of light_node.py; everything around its steps is real.
 
     python light_trainer.py --run-dir <run> --attempt <n> --step-s 0.25 --save-every 8
 
-Checkpoints, metrics, times of steps, stop flag, outcome: the real thing. It trains until <run>/finish is there.
-`writers.jsonl` witnesses who wrote what in which order, also what a rewind took back.
+Checkpoints, metrics, step times, stop flag and outcome are the project's own. It trains until <run>/finish exists.
+`writers.jsonl` records every write with its writer, including those that a rewind removed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _KEEP = 3
 
 
 class LightTrainer:
-    """Counts on from the newest checkpoint."""
+    """Training loop that resumes from the newest checkpoint."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, args: argparse.Namespace) -> None:
         self.run_dir, self.attempt, self.args = run, attempt, args
@@ -55,7 +55,7 @@ class LightTrainer:
         self.metrics.close()
 
     def connect(self, stop: StopFlag) -> list[socket.socket]:
-        """A connection to each node, by rank, once all have joined."""
+        """Return a connection to each node, by rank, after all have joined."""
         host, _, port = os.environ["RAY_ADDRESS"].partition(":")
         deadline = time.monotonic() + self.timeout_s
         with socket.create_connection((host, int(port)), STEP_TIMEOUT_S) as head:

@@ -1,4 +1,4 @@
-"""A run on a test cluster, as faults see it: who is where, and what can be taken away."""
+"""A run on a test cluster as the target of faults."""
 
 import contextlib
 import subprocess
@@ -14,7 +14,7 @@ from tests.slurm.light.runs import LightRun
 
 _FIND_S = 10.0
 _NOWHERE = "02:00:00:00:00:01"
-"""An address of no card: what is sent there is lost without a word, as on a cut line."""
+"""MAC address of no card: frames sent there are lost silently, as on a cut line."""
 
 
 class Missed(Exception):
@@ -22,17 +22,16 @@ class Missed(Exception):
 
 
 class Scene:
-    """What deeds are done to."""
+    """Target of the faults: a run with its cluster, disk and clock."""
 
     def __init__(self, cluster: Cluster, run: LightRun, disk: Disk | None, clock: Path, words: dict[str, str]) -> None:
-        """
-        Args:
-            clock: the folder of offsets; see clock/sitecustomize.py.
-            words: whom -> words of its command line.
+        """Args:
+        clock: folder of clock offsets; see clock/sitecustomize.py.
+        words: target -> words of its command line.
         """
         self.cluster, self.run, self.disk, self.clock, self.words = cluster, run, disk, clock, words
         self.victim, self.moment = "", 0.0
-        """Who was hit last, and when."""
+        """Target and time of the last fault."""
 
     def note(self, victim: str) -> None:
         self.victim, self.moment = victim, time.time()
@@ -50,11 +49,11 @@ class Scene:
         return self.hosts[0]
 
     def find_batch_host(self) -> str:
-        """Where the controller runs; "" of a job that waits."""
+        """Return the controller's node; "" if the job is pending."""
         return self.cluster.run(["squeue", "-h", "-t", "R", "-j", self.run.job, "-o", "%B"]).stdout.strip()
 
     def is_queued(self) -> bool:
-        """Whether Slurm still has something to do for the job, or does not say."""
+        """Return whether the job is still in Slurm's queue, or Slurm does not answer."""
         done = self.cluster.run(["squeue", "-h", "-j", self.run.job, "-o", "%T"])
         return bool(done.returncode or done.stdout.strip())
 
@@ -64,18 +63,18 @@ class Scene:
         raise Missed("the job does not run")
 
     def find_down(self) -> list[str]:
-        """Nodes that Slurm has given up."""
+        """Return the nodes that Slurm has marked down."""
         rows = self.cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]).stdout.splitlines()
         return [row.split()[0] for row in rows if row.split()[1].startswith("down")]
 
     def serve(self) -> None:
-        """What a site's operator does: a node that is on and was drained goes back into service."""
+        """Act as the site's operator: return drained nodes that are on to service."""
         rows = self.cluster.run(["sinfo", "-h", "-N", "-p", "main", "-t", "drained", "-o", "%N"]).stdout.split()
         for host in sorted(set(rows)):
             self.cluster.run(["scontrol", "update", f"nodename={host}", "state=resume"])
 
     def find(self, host: str, whom: str) -> list[int]:
-        """The run's processes of this sort there, the eldest first."""
+        """Return the pids of the run's processes of this kind on `host`, oldest first."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -93,17 +92,15 @@ class Scene:
 
     def signal(self, host: str, pids: Sequence[int], number: int) -> None:
         for pid in pids:
-            with contextlib.suppress(ClusterError, ProcessLookupError):  # gone by itself
+            with contextlib.suppress(ClusterError, ProcessLookupError):  # ended meanwhile
                 self.cluster.signal(host, pid, number)
-
-    # ---- networks ------------------------------------------------------------------------------
 
     def plug(self, host: str, *, out: bool) -> None:
         link = f"{self.cluster.slot.namespace(host)}-v"
         subprocess.run(["ip", "link", "set", link, "down" if out else "up"], check=True)
 
     def cut(self, host: str, peer: str | None) -> Callable[[], None]:
-        """Nothing passes between a node and another, or slurmctld's machine; what undoes it."""
+        """Cut a node off from another node or from slurmctld's machine; return a function that undoes it."""
         here = [] if peer else ["dev", self.cluster.slot.bridge]
         ends = [
             (host, self.cluster.ip(peer) if peer else self.cluster.slot.controller_ip, ["dev", "eth0"]),
@@ -113,7 +110,7 @@ class Scene:
         def do(*words: str) -> None:
             for node, ip, device in ends:
                 tail = ["lladdr", _NOWHERE, "nud", "permanent"] if words == ("replace",) else []
-                with contextlib.suppress(ClusterError):  # it is off, and comes back with nothing of this
+                with contextlib.suppress(ClusterError):  # it is off, and reboots without the rule
                     self.cluster.run(["ip", "neigh", *words, ip, *tail, *device], node=node)
 
         self.note(f"{host} and {peer or 'slurmctld'}")

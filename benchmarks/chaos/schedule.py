@@ -1,4 +1,4 @@
-"""What happens when: a pure function of the seed."""
+"""Schedule of faults: a pure function of the seed."""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from benchmarks.chaos.kinds import Kind
 
 REST_S = 5.0
-"""Between the end of a fault and the next one."""
+"""Seconds between the end of a fault and the next one."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Fault:
     """
 
     at_s: float
-    """From the start of the storm."""
+    """Seconds from the start of the storm."""
     kind: str
     pick: float
-    """Which of those that may be hit, 0 <= pick < 1: who they are only the moment tells."""
+    """Position of the target among the candidates, 0 <= pick < 1; they are only known at injection."""
     lasts_s: float
-    """Until it is undone; 0 for a moment."""
+    """Seconds until it is undone; 0 if momentary."""
     waits: bool
-    """Falls only once the attempt has saved. Else it may hit a bring-up."""
+    """Whether to wait until the attempt has saved; otherwise the fault may hit a bring-up."""
 
     def choose(self, among: Sequence[str]) -> str:
-        """The one that is hit.
+        """Return the target.
 
         >>> Fault(0.0, "", 0.5, 0.0, waits=False).choose(["a", "b"])
         'b'
@@ -38,10 +38,10 @@ class Fault:
 
 
 def build_schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[Kind]) -> tuple[Fault, ...]:
-    """Faults in the order of time, about one each `every_s`.
+    """Return faults in order of time, about one per `every_s`.
 
-    Every kind falls once before one falls twice. Of two in a row at least one waits: two attempts without progress end
-    a run by design, and chaos is to find what ends it otherwise.
+    Every kind occurs once before any occurs twice. Of two consecutive faults at least one waits: two attempts without
+    progress end a run by design.
     """
     rng = random.Random(f"chaos {seed}")
     faults: list[Fault] = []
@@ -59,7 +59,7 @@ def build_schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[Ki
 
 
 def cut_piece(faults: Sequence[Fault], seconds: float, piece: int, of: int) -> tuple[Fault, ...]:
-    """Those of the `piece`-th of `of` equal parts of a storm of so many seconds, from its own beginning on."""
+    """Return the `piece`-th of `of` equal parts of a storm, with times from the start of the part."""
     length = seconds / of
     start = (piece - 1) * length
     return tuple(replace(f, at_s=round(f.at_s - start, 1)) for f in faults if start <= f.at_s < start + length)

@@ -1,4 +1,4 @@
-"""Sets the scene: a cluster, a disk, a run of one of the trainers, and what an undisturbed run would say."""
+"""Set up a storm: cluster, disk, run, and the expected metrics."""
 
 import os
 import subprocess
@@ -24,9 +24,9 @@ WORDS = {
         "engine": "EngineCore",
     },
 }
-"""Trainer -> whom -> words of its command line."""
+"""Trainer -> target -> words of its command line."""
 _EVERYWHERE = {"agent": "slurm_rl.node.agent", "controller": "submitit.core._submit"}
-# A storm is to end a run by nothing but a defect.
+# Only a defect may end the run.
 ENDLESS = ("job.max_failures=1000000", "job.start_timeout_s=60")
 
 
@@ -36,21 +36,21 @@ class ChaosRun(LightRun):
 
 
 def start_light(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[str], **trainer: Any) -> LightRun:
-    """A run of the light trainer, without Ray."""
+    """Start a run of the light trainer, without Ray."""
     python = make_python(folder)
     name = [f"cluster.num_nodes={num_nodes}", f"cluster.python={python}"]
     return ChaosRun(cluster, folder / "run", *name, *ENDLESS, *words, **trainer)
 
 
 def start_demo(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[str]) -> LightRun:
-    """A run of the demo, as a user submits it."""
+    """Submit a run of the demo, as a user does."""
     name = [f"cluster.num_nodes={num_nodes}", f"run_dir={folder / 'run'}"]
     type_words(cluster, folder, "+exp=demo", "+cluster=slurm_cpu", *name, *ENDLESS, *words)
     return ChaosRun.open(cluster, folder / "run")
 
 
 def type_words(cluster: Cluster, folder: Path, *words: str) -> str:
-    """A command of the user's; what it printed."""
+    """Run a CLI command; return its output."""
     argv = [sys.executable, "-m", "slurm_rl", *words]
     env = {**cluster.env, "PYTHONPATH": os.environ["PYTHONPATH"]}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
@@ -59,7 +59,7 @@ def type_words(cluster: Cluster, folder: Path, *words: str) -> str:
 
 
 def set_clocks(folder: Path) -> Path:
-    """From here on Python processes of the nodes look into the folder that is returned for how far they are off."""
+    """Return a folder of clock offsets that the nodes' Python processes read from now on."""
     clock = folder / "clock"
     clock.mkdir()
     path = [str(HERE / "clock"), str(ROOT), os.environ.get("PYTHONPATH", "")]

@@ -1,4 +1,4 @@
-"""Lets the faults of a schedule fall on a run, undoes each when its time is over, and waits for the run's end."""
+"""Inject the faults of a schedule into a run, undo each one in time, and wait for the end of the run."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import wait_until
 
 BACK_S = 240.0
-"""In which a run must train and save again, whatever fell on it."""
+"""Seconds within which a run must train and save again after any fault."""
 _MAX_RESUMES = 5
 
 
 class RunOverError(Exception):
-    """The run has finished, as it may."""
+    """The run finished, which was allowed."""
 
 
 class Storm:
@@ -31,11 +31,10 @@ class Storm:
     def __init__(
         self, scene: Scene, watch: Watch, resume: Callable[[], None], log: Path | None, *, may_finish: bool = False
     ) -> None:
-        """
-        Args:
-            may_finish: the run has a last step of its own; the storm is over with it.
-            resume: what a user does whose run has ended.
-            log: gets a line of JSON for each thing that happens.
+        """Args:
+        may_finish: the run has a last step; the storm ends with it.
+        resume: what a user does after the run has ended.
+        log: file for a JSON line per occurrence.
         """
         self.scene, self.watch, self.resume, self.log = scene, watch, resume, log
         self.may_finish = may_finish
@@ -45,7 +44,7 @@ class Storm:
         self._undone: list[Future[object]] = []
 
     def rage(self, faults: Sequence[Fault], until_s: float) -> None:
-        """All faults, then quiet until the given second."""
+        """Inject all faults, then wait until second `until_s`."""
         start = time.monotonic()
         with ThreadPoolExecutor(8) as pool, contextlib.suppress(RunOverError):
             for fault in faults:
@@ -94,15 +93,15 @@ class Storm:
             time.sleep(0.2)
 
     def _has_progress(self) -> bool:
-        """Whether the newest attempt has saved since the last fault."""
+        """Return whether the newest attempt has saved since the last fault."""
         last = self.hits[-1].time if self.hits else 0.0
         news = [s.what for s in self.watch.signs if s.what in ("checkpoint/saved", "attempt/started") and s.time > last]
         return news[-1:] == ["checkpoint/saved"]
 
     def _look_for_end(self) -> None:
-        """A run that has ended before it was told to has broken a promise; then do what a user does."""
+        """Record a violation if the run ended too early, and resume it as a user would."""
         end = self.scene.run.run_dir.end
-        # A start that Slurm ends while it puts the job back takes that for a cancel; the next start takes it back.
+        # A start that Slurm ends during a requeue records a cancel, which the next start revokes.
         if self.resumes >= _MAX_RESUMES or not end.is_file() or self.scene.is_queued() or not end.is_file():
             return
         said: dict[str, Any] = read_json(end)

@@ -1,4 +1,4 @@
-"""The parts of a long storm together: `python -m benchmarks.chaos.total LOG...`, of what --log wrote for each."""
+"""Combine the --log files of the parts of a long storm: `python -m benchmarks.chaos.total LOG...`."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from slurm_rl.run_dir.jsonl import Row, read_rows
 
 
 def read_storm(rows: Iterable[Row]) -> tuple[list[Hit], list[Sign], Outcome, list[str]]:
-    """What fell, what was to be seen, the numbers, and the promises that broke."""
+    """Return hits, signs, numbers and violated guarantees."""
     hits, signs, outcome, broken = list[Hit](), list[Sign](), Outcome(0.0, 0.0, 0.0, 0, 0), list[str]()
     for row in rows:
         if "fields" in row:
@@ -28,7 +28,7 @@ def read_storm(rows: Iterable[Row]) -> tuple[list[Hit], list[Sign], Outcome, lis
 
 
 def render_total(storms: Sequence[Iterable[Row]]) -> str:
-    """The table of all parts, their numbers in one sentence, and what broke."""
+    """Render the table of all parts, their numbers in one sentence, and the violations."""
     read = [read_storm(rows) for rows in storms]
     outcomes = [outcome for _, _, outcome, _ in read]
     whole = Outcome(*(sum(getattr(one, name) for one in outcomes) for name in Outcome.__dataclass_fields__))

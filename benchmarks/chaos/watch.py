@@ -1,6 +1,6 @@
-"""Looks at a run all the time, from outside, and notes when each of its signs was first to be seen.
+"""Poll a run from outside and record when each of its signs first appeared.
 
-By the clock of this process: a node's own may have jumped.
+Times are from this process's clock, since a node's clock may have been shifted.
 """
 
 import json
@@ -20,7 +20,7 @@ _ENDING = ("ending", "ended")
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that a run let see.
+    """An observable sign of a run.
 
     >>> Sign(12.5, "node/died", 3, {"cause": "n2: Killed"}).what
     'node/died'
@@ -28,18 +28,17 @@ class Sign:
 
     time: float
     what: str
-    """The kind of an event; `record/ending` of a node agent, `outcome` of the trainer, `slurm/down` of a node."""
+    """Kind of an event; `record/ending` of a node agent, `outcome` of the trainer, `slurm/down` of a node."""
     attempt: int
     fields: dict[str, Any]
 
 
 class Watch(threading.Thread):
-    """Signs of a run, in the order in which they were seen."""
+    """Signs of a run in order of appearance."""
 
     def __init__(self, run: RunDir, find_down: Callable[[], Collection[str]] = tuple) -> None:
-        """
-        Args:
-            find_down: the nodes that Slurm calls down; may take its time.
+        """Args:
+        find_down: returns the nodes that Slurm calls down; may be slow.
         """
         super().__init__(name="watch", daemon=True)
         self.run_dir, self.find_down, self.signs = run, find_down, list[Sign]()
@@ -91,6 +90,6 @@ class Watch(threading.Thread):
 
 
 def append_signs(log: Path, signs: Iterable[Sign]) -> None:
-    """A line of JSON each."""
+    """Append one JSON line per sign."""
     with log.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(sign)) + "\n" for sign in signs)

@@ -1,7 +1,7 @@
-"""Lets the clock of this node jump, for our Python processes: no namespace of Linux holds the time of day.
+"""Shift the clock of this node for our Python processes (no Linux namespace covers the time of day).
 
-Python imports it from PYTHONPATH at its start. $CHAOS_CLOCK is a folder; a file there, named as the node, holds seconds
-to add. The kernel's own clock (times of files) stays, and so does time.monotonic.
+Python imports this file from PYTHONPATH at its start. $CHAOS_CLOCK is a folder; the file with the node's name holds
+seconds to add. File times (the kernel's clock) and time.monotonic do not change.
 """
 
 import os
