@@ -1,5 +1,3 @@
-"""Advantages against numbers worked by hand."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Weights of tokens: by hand, and the property they exist for: the total does not depend on the micro-batches."""
-
 from typing import get_args
 
 import numpy as np
@@ -32,7 +30,7 @@ def test_by_hand(mode: AggregationName, constant_length: int | None, expected: l
     ("mode", "expected"),
     [
         ("token-mean", [1 / 4, 0]),
-        ("sequence-mean-token-mean", [1 / 8, 0]),  # the empty one still counts as a sequence
+        ("sequence-mean-token-mean", [1 / 8, 0]),  # the empty sequence still counts
         ("sequence-mean", [1 / 2, 0]),
     ],
 )
@@ -70,7 +68,7 @@ def make_sequences(lengths: list[tuple[int, int]], mode: AggregationName, seed: 
 
 
 def compute_total(name: str, sequences: list[TrainSequence], table: torch.Tensor) -> torch.Tensor:
-    """The weighted sum over one packed row; the "model" looks each token's logprob up in a table."""
+    """Return the weighted sum over one packed row; the "model" looks up each token's logprob in a table."""
     batch = build_packed_batch(sequences)
     assert batch.old_logprobs is not None
     inputs = LossInputs(

@@ -1,5 +1,3 @@
-"""Importance corrections, with ratios worked by hand."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""avg@k and pass@k against brute force over all choices, their intervals against the truth, failures apart."""
-
 import itertools
 import random
 from statistics import fmean, stdev
@@ -21,7 +19,7 @@ def test_estimates_equal_brute_force(rows: list[list[float | None]], k: int) -> 
     assert (found is None) == (not shares)
     if found is not None:
         assert found.value == pytest.approx(fmean(shares))
-    # Of every choice of k of a prompt's samples, whether one of them is right.
+    # For each choice of k samples of a prompt: whether one of them is correct.
     chances = [
         fmean(any(score >= 1 for score in choice) for choice in itertools.combinations(row, k))
         for row in known

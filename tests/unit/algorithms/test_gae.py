@@ -1,5 +1,3 @@
-"""GAE, the critic's loss and the KL controller, each against numbers worked out by hand."""
-
 import numpy as np
 import pytest
 import torch
@@ -54,7 +52,7 @@ def test_whitening_standardizes_known_tokens() -> None:
 
 
 def test_equal_tokens_are_whitened_to_exact_zero() -> None:
-    # A rest of rounding over a deviation of about 0 would be a step of full size. Sums of float32 in float64 have none.
+    # A rounding residue divided by a deviation near 0 would be a full-size step. Float32 summed in float64 has none.
     for size in range(1, 60):
         assert not whiten([row(*[0.1] * size), row(0.1)], [True, True])[0].any()
 
@@ -70,7 +68,7 @@ def test_value_loss_is_maximum_of_clipped_and_unclipped() -> None:
     old, returns = torch.tensor([0.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, -1.0, 0.1])
     values = torch.tensor([0.1, 0.5, 0.5, 0.5], requires_grad=True)
     token = value_loss(values, old, returns, clip=0.2)
-    # Within the clip: (0.1-1)^2/2. Beyond, towards the return: that of 0.2. Beyond, away from it: its own.
+    # Inside the clip: (0.1-1)^2/2. Clipped towards the return: loss of 0.2. Clipped away from it: unclipped loss.
     assert token.loss.tolist() == pytest.approx([0.405, 0.32, 1.125, 0.08])
     assert token.clipped.tolist() == [0, 1, 0, 0]
     token.loss.sum().backward()

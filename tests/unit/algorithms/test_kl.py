@@ -1,5 +1,3 @@
-"""KL estimators against numbers worked by hand, and against the true KL."""
-
 import math
 from dataclasses import replace
 
@@ -47,7 +45,7 @@ def test_kl_is_unbiased_over_vocabulary(estimator: str) -> None:
 @pytest.mark.parametrize("steps_taken", [0.0, 0.7], ids=["on-policy", "after-a-step"])
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_bias_corrected_kl_has_exact_gradient(bias_correction: bool, steps_taken: float) -> None:
-    """The loss of a policy over 7 tokens, summed over all of them with the sampler's probabilities as weights."""
+    """Use the loss of a policy over 7 tokens, weighted by the sampler's probabilities."""
     random = torch.Generator().manual_seed(0)
     old, reference, moved = (torch.randn(7, generator=random, dtype=torch.float64) for _ in range(3))
     logits = (old + steps_taken * moved).requires_grad_()
@@ -73,7 +71,7 @@ def test_k3_is_precise_near_zero() -> None:
 
 
 def test_gradients() -> None:
-    # by d: k1 1, k2 d, k3 1 - exp(-d); at d = log 2 that is 1, 0.6931, 0.5
+    # Derivatives by d: k1 1, k2 d, k3 1 - exp(-d); at d = log 2 these are 1, 0.6931, 0.5.
     for estimator, expected in (("k1", 1.0), ("k2", math.log(2)), ("k3", 0.5)):
         logprobs = torch.tensor([0.5]).log().requires_grad_()
         compute_kl(logprobs, torch.tensor([0.25]).log(), estimator).sum().backward()  # type: ignore[arg-type]
@@ -82,7 +80,7 @@ def test_gradients() -> None:
 
 
 def test_k3_value_and_gradient_are_bounded() -> None:
-    # exp(200) is infinity, and its gradient times anything.
+    # exp(200) overflows to infinity, and so does its gradient.
     logprobs = torch.tensor([-250.0, -0.1]).requires_grad_()
     found = compute_kl(logprobs, torch.tensor([-0.1, -250.0]), "k3")
     assert found.tolist() == pytest.approx([math.exp(20) - 21, 19 + math.exp(-20)])

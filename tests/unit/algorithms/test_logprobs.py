@@ -1,5 +1,3 @@
-"""Logprobs and entropy against numbers worked by hand."""
-
 import math
 from collections.abc import Callable
 from typing import TypeAlias
@@ -15,7 +13,7 @@ Measure: TypeAlias = Callable[[Tensor, Tensor, Temperature], tuple[Tensor, Tenso
 
 def test_by_hand() -> None:
     # Probabilities 1/2 1/4 1/4: entropy 0.5 log 2 + 2 * 0.25 log 4 = 1.5 log 2. The second row is uniform.
-    logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log() + 7.0  # a constant changes nothing
+    logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log() + 7.0  # a constant shift has no effect
     logprobs, entropy = compute_token_logprobs(logits, torch.tensor([1, 2]), 1.0)
     assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(1 / 3)], abs=1e-6)
     assert entropy.tolist() == pytest.approx([1.5 * math.log(2), math.log(3)], abs=1e-6)
@@ -42,7 +40,6 @@ def test_scalar_and_vector_temperature_are_bit_equal(measure: Measure) -> None:
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_mixed_temperatures_equal_separate_rows(entropy_gradient: bool) -> None:
-    """Logprobs, entropies, and the gradient into the logits."""
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
     targets, temperatures = torch.tensor([0, 7, 20, 49, 3, 3]), torch.tensor([0.5, 1.0, 0.5, 2.0, 0.7, 1.0])
 

@@ -1,5 +1,3 @@
-"""Positions in three axes, against a grid written down and against transformers."""
-
 import torch
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
@@ -16,7 +14,7 @@ def test_worked_example() -> None:
 
 
 def test_image_positions_equal_transformers() -> None:
-    """At the start, next to each other, and long ones both ways; patches merge two by two."""
+    """Test images at the start, adjacent images, and tall and wide ones; patches merge 2x2."""
     grids = [(1, 4), (3, 1), (2, 2)]
     kinds = [1] * 4 + [0] + [1] * 3 + [0, 0, 0] + [1] * 4 + [0]
     model = Qwen2_5_VLModel.__new__(Qwen2_5_VLModel)

@@ -1,5 +1,3 @@
-"""Sequences into one row, and values of the row back to sequences."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -16,7 +14,7 @@ def floats(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array(values, np.float32)
 
 
-# The worked example of algorithms/sequences.py, then a prompt with an empty completion, then one of three tokens.
+# The worked example of algorithms/sequences.py, a prompt with an empty completion, and one with three tokens.
 ADDITION = TrainSequence(
     token_ids=np.array([5, 12, 6, 13, 9, 1]),
     trained_from=4,
@@ -70,7 +68,7 @@ def test_supervised_sequences_lack_advantages_and_logprobs() -> None:
 
 def test_trained_token_has_temperature_of_its_sequence() -> None:
     assert build_packed_batch([ADDITION, SHORT]).temperatures is None
-    # What trains nothing, as a blank image does, need not say any.
+    # An untrained sequence, such as a blank image, needs no temperature.
     batch = build_packed_batch([replace(ADDITION, temperature=0.5), EMPTY, replace(SHORT, temperature=1.0)])
     assert batch.temperatures is not None and batch.temperatures.dtype == torch.float32
     assert batch.temperatures.tolist() == [0.5, 0.5, 1, 1, 1]
@@ -85,7 +83,7 @@ def test_row_without_trained_tokens() -> None:
 
 
 def test_mismatched_values_are_refused() -> None:
-    # Without the check a missing value would shift all that follow onto the wrong tokens.
+    # Without the check, all later values would shift to wrong tokens.
     short_by_one = TrainSequence(token_ids=np.array([1, 2, 3]), trained_from=1, old_logprobs=floats(-1))
     with pytest.raises(AssertionError):
         build_packed_batch([short_by_one])
@@ -97,7 +95,7 @@ def test_mismatched_values_are_refused() -> None:
 
 
 def test_untrained_sequence_may_lack_values() -> None:
-    """As the blank image behind text alone, which only keeps the vision tower's collectives going."""
+    """A blank image after text-only rows keeps the vision tower's collectives in step."""
     blank = TrainSequence(token_ids=np.array([3, 3, 0]), trained_from=3)
     batch = build_packed_batch([ADDITION, SHORT, blank])
     assert batch.advantages.tolist() == [1, 1, -1, -2, -3]

@@ -1,5 +1,3 @@
-"""Which sequence goes into which micro-batch of which worker."""
-
 from itertools import pairwise
 
 from hypothesis import given
@@ -37,19 +35,19 @@ def test_work_is_split_between_workers() -> None:
 
 
 def test_full_bins_are_kept_if_spreading_overflows() -> None:
-    # 3 3 2 2 2 fits two bins of 6 only as 3+3 and 2+2+2; the longest into the emptiest makes 3+2+2 and 3+2.
+    # Only 3+3 and 2+2+2 fit two bins of 6; longest into the emptiest gives 3+2+2 and 3+2.
     assert distribute([3, 3, 2, 2, 2], 1, 6) == [[[0, 1], [2, 3, 4]]]
 
 
 def test_few_bins_are_padded_with_empty_ones() -> None:
-    # First-fit makes 6 bins 3+3 and 6 bins 2+2+2. Spread over 13 bins, each 3 stands alone and leaves room for one 2:
-    # twelve of those and three in the last bin are 15 of the eighteen.
+    # First-fit makes 6 bins of 3+3 and 6 bins of 2+2+2. Over 13 bins, each 3 gets its own bin with room for one 2: 12
+    # of these and three in the last bin hold 15 of the 18.
     workers = distribute([3] * 12 + [2] * 18, 13, 6)
     assert sorted(len(members) for (members,) in workers) == [0] + [2] * 6 + [3] * 6
 
 
 def test_oversized_sequence_does_not_stop_spreading() -> None:
-    # First-fit would put both of 2 together and leave the third worker idle.
+    # First-fit would put both 2s together and leave the third worker idle.
     assert distribute([9, 2, 2], 3, 4) == [[[0]], [[1]], [[2]]]
 
 
@@ -59,7 +57,7 @@ def test_pack_properties(lengths: list[int], budget: int) -> None:
     assert sorted(i for members in bins for i in members) == list(range(len(lengths)))
     assert all(members for members in bins)
     assert all(len(members) == 1 or sum(lengths[i] for i in members) <= budget for members in bins)
-    # First fit: no two bins could be one.
+    # First-fit: no two bins could be merged.
     loads = sorted(sum(lengths[i] for i in members) for members in bins)
     assert len(loads) < 2 or loads[0] + loads[1] > budget
     assert bins == pack_by_tokens(lengths, budget)
@@ -74,16 +72,16 @@ def test_distribute_properties(lengths: list[int], num_workers: int, budget: int
     assert all(len(m) <= 1 or sum(lengths[i] for i in m) <= budget for m in micro_batches)
     assert workers == distribute(lengths, num_workers, budget)
 
-    # The same number for every worker, and no more rounds than first-fit needs.
+    # Each worker has the same number of rounds, and no more than first-fit needs.
     fewest = -(-len(pack_by_tokens(lengths, budget)) // num_workers)
     assert {len(worker) for worker in workers} == {fewest}
 
-    # No worker carries more than one micro-batch's worth of tokens above another.
+    # Loads differ by at most one micro-batch.
     loads = [[sum(lengths[i] for i in members) for members in worker] for worker in workers]
     totals = [sum(worker) for worker in loads]
     assert max(totals) - min(totals) <= max((load for worker in loads for load in worker), default=0)
 
-    # Rounds go from long to short: a round's shortest is no shorter than the next one's longest.
+    # Rounds are sorted by length: the shortest of a round is at least as long as the longest of the next.
     rounds = list(zip(*loads, strict=True))
     assert all(min(a) >= max(b) for a, b in pairwise(rounds))
 

@@ -1,5 +1,3 @@
-"""Policy losses and their gradients against numbers worked by hand."""
-
 import math
 
 import pytest
@@ -14,7 +12,7 @@ CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 def run_loss(
     name: str, ratios: list[float], advantages: list[float], sequence_ids: list[int], clip: ClipRange = CLIP
 ) -> tuple[TokenLoss, list[float]]:
-    """The loss at tokens whose policy probability is 0.5 and whose old one is 0.5 / ratio; with the gradient."""
+    """Return loss and gradient at tokens with policy probability 0.5 and old probability 0.5 / ratio."""
     logprobs = torch.full((len(ratios),), math.log(0.5)).requires_grad_()
     inputs = LossInputs(
         logprobs=logprobs,
@@ -103,7 +101,7 @@ def test_gspo_shares_and_gspo_token_separates_gradients() -> None:
 
 
 def test_gspo_token_clips_sequence() -> None:
-    # s = 1.5 as in test_gspo: the token of ratio 1 is clipped with it; with A < 0 neither is.
+    # s = 1.5 as above: the token with ratio 1 is clipped with it; with A < 0 neither is.
     token_loss, gradient = run_loss("gspo_token", [2.25, 1.0, 2.25, 1.0], [1.0, 1.0, -1.0, -1.0], [0, 0, 1, 1])
     assert token_loss.loss.tolist() == pytest.approx([-1.3, -1.3, 1.5, 1.5])
     assert token_loss.clipped.tolist() == [1, 1, 0, 0]
@@ -151,7 +149,7 @@ def test_extreme_ratios_have_finite_loss_and_gradient(name: str, advantage: floa
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_sequences_without_trained_tokens(name: str) -> None:
-    # Three sequences, the middle one empty; anomaly detection sees a NaN inside backward that never gets out.
+    # One of three sequences is empty; anomaly detection also finds a NaN that stays inside backward.
     with torch.autograd.set_detect_anomaly(True):
         token_loss, gradient = run_loss(name, [1.1, 1.1], [1.0, 1.0], [0, 2])
     assert token_loss.loss.isfinite().all()

@@ -1,5 +1,3 @@
-"""Losses of pairs and their gradients against numbers worked by hand."""
-
 import math
 from typing import Any
 
@@ -15,7 +13,7 @@ LOG3 = math.log(3)
 
 
 def make_ratios(chosen: float, rejected: float) -> LogRatios:
-    """One pair: 2 chosen tokens, 4 rejected ones."""
+    """Return ratios of one pair with 2 chosen and 4 rejected tokens."""
     return LogRatios(
         chosen=torch.tensor([chosen], requires_grad=True),
         rejected=torch.tensor([rejected], requires_grad=True),
@@ -37,7 +35,7 @@ def test_bradley_terry() -> None:
 
 
 def test_margin_raises_loss() -> None:
-    # The first difference is just its margin: log 2. The second has none.
+    # The first difference equals its margin: log 2. The second has no margin.
     loss = bradley_terry(torch.tensor([LOG3, LOG3]), torch.zeros(2), torch.tensor([LOG3, 0.0]))
     assert loss.tolist() == pytest.approx([math.log(2), math.log(4 / 3)])
 

@@ -1,5 +1,3 @@
-"""Every DPO loss and divergence: value and gradient are those of TRL's own code on the same logprobs."""
-
 from collections import defaultdict
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ def build_cases() -> list[DPOConfig]:
 
 
 def their_loss(config: DPOConfig, logprobs: Tensor, reference: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """What TRL's trainer computes of logprobs [2P, L] of tokens, chosen answers first."""
+    """Return TRL's loss for logprobs [2P, L], chosen answers first."""
     outputs = SimpleNamespace(
         log_probs=logprobs * mask[:, 1:],
         entropy=torch.zeros_like(logprobs),

@@ -1,5 +1,3 @@
-"""`config`: keys have a meaning and a unit, values are those of the words, 80 columns will do, typos name the key."""
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from slurm_rl.config.section import Section
 
 PRESETS = list_presets([conf_dir()])
 UNITS = {"_s": "second", "_gb": r"Gi?B|GB", "_mb": "MiB|megabyte", "_tokens": "token|Token"}
-"""End of a name -> what its type or meaning says."""
+"""Suffix of a key -> pattern of its type or description."""
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -1,5 +1,3 @@
-"""The verb `eval`: what it submits, of which model, and what it refuses."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ WORDS = ["+exp=demo", "+eval.sets.sums.data=addition", "data.train=''"]
 
 
 class Submitted(list[RunConfig]):
-    """Configs of the evaluations that were submitted, and what writes the model of the last one."""
+    """Submitted evaluation configs, and the callback that writes the model."""
 
     write_model: Callable[[Path], object] | None = None
 
@@ -43,7 +41,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Path]]:
-    """(step, folder) of the checkpoints that were converted."""
+    """Return (step, folder) of each converted checkpoint."""
     found: list[tuple[int, Path]] = []
 
     def prepare(run: RunDir, checkpoint: Any) -> Callable[..., object]:
@@ -81,7 +79,7 @@ def test_eval_converts_checkpoint_into_its_own_run_directory(
 ) -> None:
     run = make_run(tmp_path / "grpo", exported=True)
     assert main(["eval", *WORDS, f"model.path={run}", "--step", "20"]) == 0
-    # For the checks it names the model that the run began with; nothing is converted before they pass.
+    # Checks use the run's initial model; conversion waits until they pass.
     assert submitted[0].model.path == f"{run}/model" and converted == [] and submitted.write_model is not None
     submitted.write_model(tmp_path / "eval/model")
     assert converted == [(20, tmp_path / "eval/model")]

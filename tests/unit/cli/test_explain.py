@@ -1,6 +1,6 @@
-"""What `explain` prints, beside what it printed before, and that its reasons are those by which the plan chose.
+"""Compare `explain` with golden files and with the plan's own decisions.
 
-A wanted change: `python -m tests.unit.cli.test_explain` writes tests/golden/explain-*.txt again; review the diff.
+To update: `python -m tests.unit.cli.test_explain` writes tests/golden/explain-*.txt.
 """
 
 import re
@@ -33,7 +33,7 @@ CASES = {
 def explain(*words: str) -> str:
     config = load_config([*words, "run_dir=/shared/runs/golden"])
     shape = None if config.external else find_shape(config.model)
-    # A fixed machine, so that the text is the same everywhere.
+    # A fixed machine gives the same text everywhere.
     plan = build_plan(config, "/shared/runs/golden", SubmitFacts("/venv/bin/python", 8, "VERSION", shape))
     return render_explanation(config, plan, shape) + "\n"
 

@@ -1,5 +1,3 @@
-"""Which run a command means: a path, a name, a job id, or the run that was submitted last."""
-
 import json
 import os
 import time
@@ -42,7 +40,7 @@ def make_sweep(path: Path, job_id: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory; runs lie elsewhere."""
+    """Return an empty working directory; runs are in another folder."""
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,5 +1,3 @@
-"""No command ends in a traceback because a disk is full: it names the disk, and what to do."""
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, write_text
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
 
-# Verb -> command lines; each writes to the disk.
+# Verb -> command lines that write to the disk.
 WRITES = {
     "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo", "@/stages.yaml --dir @/new"],
     "doctor": ["doctor cluster.run_root=@/new", "doctor --nodes --exclude n1 --why slow --site-dir @/site"],
@@ -32,11 +30,11 @@ WRITES = {
 }
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
-"""Those that need an engine, a hub or a Slurm."""
+"""Verbs that need an engine, a hub or Slurm."""
 READS = {"config", "logs", "attach", "samples", "status"}
-"""They make no file."""
+"""Verbs that write no file."""
 ASKS = {"cancel"}
-"""Writes, for a job that waited, how it ended; the job is cancelled before."""
+"""Cancels first, then writes the final state of a pending job."""
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_model(policy: Path, model_path: str, model: object, out: Path, *rest: object, **options: object) -> int:
-    """Stands for the conversion, which needs torch: writes as that does."""
+    """Replace the conversion, which needs torch, with a function that writes a file."""
     with written_beside(out) as folder:
         write_text(folder / "config.json", "x" * 100_000)
     return 1

@@ -1,5 +1,3 @@
-"""What `here` makes of Slurm's environment, without a Slurm."""
-
 from pathlib import Path
 
 import pytest

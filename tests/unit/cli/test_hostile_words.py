@@ -1,5 +1,3 @@
-"""No words of any kind make a traceback: every command line ends with an exit code, and an error with a sentence."""
-
 import contextlib
 import io
 from pathlib import Path
@@ -15,7 +13,7 @@ from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.keys import list_keys
 
 VERBS = load_verbs().by_name
-# The same words each time: what a new seed finds is found by whoever changes `derandomize` for an hour.
+# Deterministic examples; set `derandomize` to False to search for new ones.
 KEPT = settings(
     derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
 )
@@ -33,7 +31,7 @@ VALUES = st.sampled_from(
     ]
 )
 OVERRIDES = st.builds("{}{}={}".format, st.sampled_from(["", "", "+", "++", "~"]), KEYS, VALUES)
-TEXT = st.text(st.characters(), max_size=12)  # lone surrogates and control characters among them
+TEXT = st.text(st.characters(), max_size=12)  # includes lone surrogates and control characters
 SHORT = st.sampled_from(
     ["", "=", "+", "~", "=5", "++x=1", "-", "--", "-5", "--x", "plan", "plan=", ".", "/", "~nobody/x"]
 )
@@ -45,13 +43,13 @@ FLAGS = st.builds(
     st.sampled_from(["", "=", "=5", "=-1", "=nan", "=x", "=/nowhere", "=" + "9" * 5000, "=日本", "=job"]),
 )
 WORDS = st.lists(OVERRIDES | TEXT | SHORT | FLAGS, min_size=1, max_size=4)
-# With it nothing composes, so that no run, build or server begins.
+# An override that fails composition, so that no run, build or server starts.
 STOP = "no.such.key=1"
 
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory; an exception that is none of ours is raised, not told."""
+    """Enter an empty working directory, and re-raise unexpected exceptions instead of reporting them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_RL_CONFIG_DIR"):
@@ -65,7 +63,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check_ends_well(words: list[str]) -> None:
-    # A file, since `cancel` works in a child process, whose words a buffer of this one would not get.
+    # A file, because `cancel` writes from a child process.
     with TemporaryFile("w+") as told, contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
         code = main(words)
         told.seek(0)

@@ -1,5 +1,3 @@
-"""`submit` names its image, and refuses one that could not start."""
-
 from pathlib import Path
 from typing import Any
 

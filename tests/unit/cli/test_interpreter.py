@@ -1,5 +1,3 @@
-"""What the job's Python lacks is told before the queue: refused by submit, warned of by plan."""
-
 import sys
 from pathlib import Path
 
@@ -17,7 +15,7 @@ LACK = "the job's Python lacks ray, transformers, vllm"
 
 @pytest.fixture
 def light(tmp_path: Path) -> Path:
-    """A Python that has torch and nothing else of the trainer."""
+    """Return a Python that has only torch."""
     path = tmp_path / "python"
     path.write_text('#!/bin/sh\nshift 2\nfor name in "$@"; do [ $name = torch ] || echo $name; done\n')
     path.chmod(0o755)

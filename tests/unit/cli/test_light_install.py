@@ -1,5 +1,3 @@
-"""The login node: an installed wheel with its presets, no torch, no Ray, and quick."""
-
 import os
 import subprocess
 import sys
@@ -27,11 +25,11 @@ finally:
     calls = sum(entry.callcount for entry in profile.getstats())
     pathlib.Path("calls").write_text(str(calls))
 """
-"""What a program costs, as the number of Python functions that it calls: the same on an idle and on a busy machine."""
+"""Counts Python function calls of a program, which do not depend on machine load."""
 
 
 def run_light(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A verb where the heavy packages cannot be imported."""
+    """Run a verb with heavy packages blocked."""
     return run_counted(folder, BLOCKER, *words)
 
 
@@ -43,7 +41,7 @@ def run_counted(folder: Path, program: str, *words: str) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Of an import of the libraries that every verb needs."""
+    """Return the calls that importing the common libraries takes."""
     folder = tmp_path_factory.mktemp("libraries")
     assert run_counted(folder, "import hydra, omegaconf, pydantic, yaml").returncode == 0
     return int((folder / "calls").read_text())
@@ -69,7 +67,7 @@ def test_light_verbs_import_no_heavy_module(words: list[str], said: str, tmp_pat
     done = run_light(tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
-    # As seen: 0.2 times (prepare --help) to 6.7 times (--cfg job).
+    # Measured: 0.2 times (prepare --help) to 6.7 times (--cfg job).
     assert int((tmp_path / "calls").read_text()) < 10 * libraries_calls
 
 
@@ -93,12 +91,12 @@ def test_wheel_ships_presets_and_templates(wheel: Path) -> None:
 
 
 def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
-    """In an environment of its own; the dependencies are this one's."""
+    """Use a new environment with this one's dependencies."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
     zipfile.ZipFile(wheel).extractall(site)
     libraries = next(path for path in sys.path if path.endswith("site-packages"))
-    # Behind the wheel, so that a checkout installed there in editable mode does not stand in for it.
+    # After the wheel, so that an editable checkout does not replace it.
     (site / "libraries.pth").write_text(libraries + "\n")
     python = tmp_path / "venv" / "bin" / "python"
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -120,5 +118,5 @@ def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
         [str(python), "-m", "slurm_rl", *build],
         cwd=tmp_path, env={**env, "PATH": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
-    # It has its recipe at hand; what is missing is only who builds it.
+    # The wheel contains the recipe; only the builder is missing.
     assert "building an image needs podman or docker" in done.stderr

@@ -1,5 +1,3 @@
-"""`plan` warns of a learning-rate warmup that ends with its schedule or after it, for every schedule of every task."""
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ CASES = {
     "rm": (("exp=rm_tiny", ROWS, "supervised.num_epochs=1"), "supervised.batch_size=2000", "optim", 5),
     "dpo": (("exp=dpo_tiny", ROWS), "supervised.max_steps=5", "optim", 5),
 }
-"""Words of the run, the word that makes it short, the optimizer, and the steps of its schedule."""
+"""Overrides of the run, the override that shortens it, the optimizer, and the steps of its schedule."""
 OPTIMIZERS = ("optim", "critic.optim", "warmup.optim")
 
 

@@ -1,5 +1,3 @@
-"""Targets of adapters are checked against the weights' headers before anything is queued."""
-
 import json
 from pathlib import Path
 

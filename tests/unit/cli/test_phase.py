@@ -1,5 +1,3 @@
-"""What a run says before its first step: status, logs and the foreground command."""
-
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ PHASE = "loading weights, 2 of 8 rollout engines ready"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A run on Slurm that loads its engines and has written no log."""
+    """Return a Slurm run that loads its engines and has no log yet."""
     run = RunDir(tmp_path / "run")
     fill(run.events, [{"time": 100.0, "kind": "attempt/started", "attempt": 1}, {"time": 130.0, **ENGINES}])
     write_json(run.plan, {})

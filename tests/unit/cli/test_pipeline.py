@@ -1,5 +1,3 @@
-"""A pipeline: its file, the words of its stages, what is refused, and its folder in `status`."""
-
 from pathlib import Path
 
 import pytest

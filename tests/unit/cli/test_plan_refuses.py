@@ -1,5 +1,3 @@
-"""`plan` refuses what `submit` refuses, in the same words, after it has printed the plan."""
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from slurm_rl.__main__ import main
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a model that has no pad token and a file that is no image."""
+    """Enter a folder with a model without pad token and an invalid image file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")

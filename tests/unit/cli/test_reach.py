@@ -1,5 +1,3 @@
-"""`attach`: argv for every kind of run, a real shell of a local one, and refusals."""
-
 import os
 import shlex
 import socket
@@ -65,7 +63,7 @@ def test_shell_of_other_runtimes_opens_image_with_mounts() -> None:
 
 
 def test_shell_under_pyxis_enters_container_by_process() -> None:
-    """A second one would be unpacked again, and have another /tmp. No variable comes out of a value's lines."""
+    """A second container would be unpacked again and have another /tmp. Line breaks in values define no variables."""
     env = ENV | {"SCRIPT": "a\nLD_PRELOAD=b"}
     plan = plan_of("+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/i.sqsh", run_dir="/shared/a")
     argv = build_attach(plan, ["bash", "-l"], job_key="77", attempt=1, host="n0", pid=4242, env=env).argv
@@ -83,7 +81,7 @@ def test_setup_lines_run_before_shell() -> None:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[RunDir]:
-    """A local run whose controller lives."""
+    """Return a local run with a live controller."""
     run = RunDir(tmp_path / "run")
     write_json(run.plan, plan_of(run_dir=str(run.path)).to_json())
     attempt = run.attempt(1)
@@ -105,7 +103,7 @@ def live(tmp_path: Path) -> Iterator[RunDir]:
 def test_shell_of_local_run_has_its_environment(live: RunDir) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", "attach", str(live.path), "--", "sh", "-c", "env"],
-        # As Slurm calls the node, which may not be the host's own name.
+        # Slurm's node name may differ from the hostname.
         env={**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[2]), "SLURMD_NODENAME": "n0"},
         capture_output=True,
         text=True,

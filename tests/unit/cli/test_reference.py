@@ -1,5 +1,3 @@
-"""docs/reference is what the docstrings and --help say now."""
-
 import pytest
 
 from slurm_rl.cli.parser import load_verbs

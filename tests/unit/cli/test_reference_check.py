@@ -1,5 +1,3 @@
-"""`plan` names the rows whose reference answers no completion can score against."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""A reward model that cannot score this run is refused before anything is queued."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""`reward-server`: what it refuses before it serves, and that it serves OpenRLHF's clients."""
-
 import os
 import re
 import signal
@@ -72,7 +70,7 @@ def test_contradicting_settings_are_refused(fields: dict[str, object], message: 
 
 
 def test_server_serves_unlabelled_requests_and_ends_on_sigterm(tmp_path: Path) -> None:
-    import requests  # what OpenRLHF's clients use
+    import requests  # OpenRLHF's clients use requests
 
     answers = tmp_path / "rows.jsonl"
     answers.write_text('{"message": "[{\\"role\\": \\"user\\", \\"content\\": \\"3+4?\\"}]", "answer": "8"}\n')

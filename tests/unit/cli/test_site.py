@@ -1,4 +1,4 @@
-"""`site`, with programs of Slurm's names that answer as a site does: what is written, refused, tried and told."""
+"""Run `site` with fake Slurm programs."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ FEW = "%P|%l|%D|%c|%m|%G"
 
 
 class LoginNode:
-    """A folder of programs that stands alone on PATH."""
+    """A folder of fake programs that replaces PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.home = folder / "bin", folder / "home"
@@ -34,10 +34,10 @@ class LoginNode:
         self.answer("sbatch", [("*", "")])
 
     def answer(self, program: str, cases: list[tuple[str, str]], refused: tuple[str, str] | None = None) -> None:
-        """The output for arguments of a pattern of sh's; without one it fails.
+        """Answer arguments that match a shell pattern; fail if there is no answer.
 
         Args:
-            refused: arguments of this pattern fail with these words, before all others.
+            refused: error text for these arguments, checked first.
         """
         lines = ["#!/bin/sh", 'case "$*" in']
         if refused is not None:

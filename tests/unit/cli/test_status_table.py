@@ -1,5 +1,3 @@
-"""Many runs in one screen."""
-
 import os
 from pathlib import Path
 

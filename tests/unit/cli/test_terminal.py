@@ -1,5 +1,3 @@
-"""What others wrote is shown on the terminal, and commands nothing there."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The table of verbs: every row has a module, help that is cheap, an example that holds; wrong words name the right."""
-
 import json
 import os
 import shlex
@@ -136,7 +134,7 @@ def test_wrong_words_name_right_ones(
 
 
 def lines_without_the_needed_flag() -> list[list[str]]:
-    """One command line per flag that needs another, without the other."""
+    """Return one command line for each flag that requires another one, without that one."""
     return [
         [verb, flag.option_strings[-1], *([] if flag.nargs == 0 else [str([*(flag.choices or ["17"])][-1])])]
         for verb, row in VERBS.items()

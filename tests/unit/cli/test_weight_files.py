@@ -1,5 +1,3 @@
-"""Folders whose weights no trainer could load are refused before the queue, with the reason."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Weights of another model, and layouts that cannot be: status 2 and both numbers before anything is queued."""
-
 import json
 from pathlib import Path
 

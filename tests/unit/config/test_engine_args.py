@@ -1,5 +1,3 @@
-"""rollout.engine_args against the fields of the installed vLLM."""
-
 import pytest
 
 from slurm_rl.config.engine_args import OURS, check_engine_args, read_engine_args

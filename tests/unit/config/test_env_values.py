@@ -1,5 +1,3 @@
-"""Presets may read the environment except secrets."""
-
 from pathlib import Path
 
 import pytest

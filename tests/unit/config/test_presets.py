@@ -1,5 +1,3 @@
-"""Shipped presets, and presets of a site."""
-
 import re
 from pathlib import Path
 

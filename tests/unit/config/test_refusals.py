@@ -1,5 +1,3 @@
-"""Configs that are refused: the message names the key, the value and the next action."""
-
 import re
 
 import pytest

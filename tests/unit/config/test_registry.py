@@ -1,5 +1,3 @@
-"""Registries name importable functions, and the config accepts only their names."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Field types of the config."""
-
 import math
 from typing import get_args, get_type_hints
 

@@ -1,5 +1,3 @@
-"""Sources of a mixture and evaluation sets: inherited values, views, and sampling."""
-
 from pathlib import Path
 
 import pytest

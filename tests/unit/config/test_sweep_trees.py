@@ -1,5 +1,3 @@
-"""The config of each run of a sweep is what Hydra composes of its words, whatever was composed before it."""
-
 from collections.abc import Callable
 
 import pytest
@@ -38,7 +36,7 @@ def test_sweep_configs_equal_hydra(sweep: str, is_reversed: bool) -> None:
 
 
 def _of(compose_words: Callable[[list[str]], object], words: list[str]) -> str:
-    """The tree, its types with it, or the error."""
+    """Return the tree with its types, or the error."""
     try:
         return repr(compose_words(words))
     except ConfigError as error:

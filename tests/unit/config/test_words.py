@@ -1,5 +1,3 @@
-"""Overrides compose in any order, with or without a plus; missing keys are named."""
-
 import itertools
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Presets are YAML 1.2: text keeps its spelling, and errors name file and line."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Rows with answers: what is read, what is refused, and by which name."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""data.chat_template=auto follows the tokenizer; `explain` and `plan` know the choice where the files are local."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""A curriculum: what it passes over; it follows from place and results alone, and sources keep their shares."""
-
 from collections import Counter
 
 import pytest
@@ -22,7 +20,7 @@ def choose(*candidates: list[int], config: CurriculumConfig = CONFIG, position: 
 
 
 def test_first_sometimes_solved_row_is_chosen() -> None:
-    # Solved, never solved, sometimes; and one that is not known well enough yet.
+    # Always solved, never solved, sometimes solved, and too few results.
     assert choose([0, 1, 2, 3]) == [2] and choose([0, 1, 3, 2]) == [3] and choose([0, 5, 2]) == [5]
     assert choose([1, 0]) == [1]
     wide = CurriculumConfig(low=0.4, high=0.9, min_samples=4, revisit=0.0)
@@ -62,7 +60,7 @@ def test_candidates_of_mixture_keep_shares_and_resume() -> None:
     assert all(len({sources[row] for row in rows}) == 1 and len(rows) == 3 for rows in whole)
     counts = Counter(sources[rows[0]] for rows in whole)
     assert counts == {name: Quotas({"a": 2, "b": 1}).before(2)[name] for name in "ab"}
-    # Of one candidate each it is the order itself.
+    # One candidate per row gives the plain order.
     assert [rows[0] for rows in order.candidates(50, 400, 1)] == order.take(50, 400)
     assert list_candidates(PromptOrder(5, 0), 2, 2, 2) == [PromptOrder(5, 0).take(4, 2), PromptOrder(5, 0).take(6, 2)]
 

@@ -1,5 +1,3 @@
-"""Which tokens are learned, with templates of several makes."""
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Qwen3's: the last turn of the assistant thinks, earlier ones do not show it.
+# Like Qwen3: only the last assistant turn shows its thinking.
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -32,7 +30,7 @@ CHAT = [
 
 @pytest.fixture
 def tokenizer() -> Any:
-    """One token per character; the marks of ChatML are special."""
+    """Return a tokenizer with one token per character; ChatML tags are special tokens."""
     return build_tokenizer("qwen3")
 
 
@@ -130,7 +128,7 @@ def test_placeholder_text_is_refused(tokenizer: Any) -> None:
 
 
 class Counter:
-    """Every image is of its width in tokens."""
+    """Count the width of an image as its tokens."""
 
     image_token_id = 40
 

@@ -1,5 +1,3 @@
-"""A reward model reads in scoring what it read in training, with templates of several makes."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -31,7 +29,7 @@ GEMMA = (
     "<bos>{% for m in messages %}<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n"
     "{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
 )
-# As Phi-3's and Qwen3's: an end of text behind the last turn, thoughts in front of its content.
+# Like Phi-3 and Qwen3: an end of text after the last turn, thinking before its content.
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -46,7 +44,7 @@ CHAT = [
 
 
 def build_tokenizer(template: str | None) -> Any:
-    """One token a character; a <bos> in front of text, as Llama's and Gemma's."""
+    """Return a tokenizer with one token per character that adds <bos>, as Llama and Gemma do."""
     characters = sorted(set("<|>_\n: xt/=+" + "abcdefghijklmnopqrstuvwxyzHWM0123456789"))
     special = ["<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>", "<|sep|>"]
     words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special, *characters])}))
@@ -65,7 +63,7 @@ def build_tokenizer(template: str | None) -> Any:
 
 
 def score_ids(tokenizer: Any, item: RewardItem, variables: dict[str, Any] | None = None) -> list[int]:
-    """What `RewardModel` feeds, without a model."""
+    """Return the token ids that `RewardModel` scores, without a model."""
 
     class Config:
         max_position_embeddings = 500
@@ -80,7 +78,7 @@ def score_ids(tokenizer: Any, item: RewardItem, variables: dict[str, Any] | None
 
 
 def make_item(tokenizer: Any, policy: Any, completion: str, **fields: Any) -> RewardItem:
-    """The completion as it comes from a policy with another tokenizer, over the wire and back."""
+    """Return a completion of a policy with another tokenizer, after a round trip through the protocol."""
     is_chat = tokenizer.chat_template is not None
     rows = [PromptRow(index=0, prompt=CHAT if is_chat else "Hi", answer="")]
     template = ChatTemplate(policy) if is_chat else None

@@ -52,7 +52,7 @@ def test_row_moved_to_held_out_side_is_detected(tmp_path: Path) -> None:
 
 
 def test_run_without_recorded_rows_is_refused(tmp_path: Path) -> None:
-    """Which rows it holds out may be others by now."""
+    """Its held-out rows may have changed."""
     (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
     with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: restore the old data"):
         check(tmp_path, PROMPTS, [])
@@ -66,7 +66,7 @@ def test_accepted_rows_are_recorded_once(changed: list[EncodedPrompt], tmp_path:
     check(tmp_path, PROMPTS, [])
     before = read_json(run.prompts)
     accept_new_rows(run)
-    accept_new_rows(run)  # the same command again, before the run came up
+    accept_new_rows(run)  # the command is repeated before the run starts
     check(tmp_path, changed, [])
     assert read_json(run.prompts)["replaced"] == [before]
     assert knows_rows(run, before) and knows_rows(run, read_json(run.prompts))
@@ -85,7 +85,7 @@ def test_accepted_rows_are_recorded_once(changed: list[EncodedPrompt], tmp_path:
     ],
 )
 def test_identity_covers_trained_content_only(change: dict[str, Any]) -> None:
-    """Also what leaves every number of tokens as it was."""
+    """Change only content that leaves all token counts equal."""
     rejected = TrainSequence(token_ids=np.array([1, 2, 9]), trained_from=1, trained=np.array([1]))
     chosen = replace(rejected, token_ids=np.array([1, 2, 3]), images=[place("a")])
     example = Example((chosen, rejected))

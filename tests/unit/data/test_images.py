@@ -1,5 +1,3 @@
-"""Where images come from, and what is said of those that are none."""
-
 import base64
 import struct
 import zlib
@@ -79,7 +77,7 @@ def save(image: Image.Image, path: Path, **options: Any) -> str:
 
 
 def drawn(mode: str, line: Any, ground: Any) -> Image.Image:
-    """A line of one pixel at (1, 0) on a ground of 3 x 2."""
+    """Return a 3x2 image with one pixel set at (1, 0)."""
     image = Image.new(mode, (3, 2), ground)
     image.putpixel((1, 0), line)
     return image
@@ -95,7 +93,7 @@ WHITE, BLACK, CLEAR = (255, 255, 255), (0, 0, 0), (0, 0, 0, 0)
 @pytest.mark.parametrize(
     ("image", "name", "options", "pixels"),
     [
-        # Black lines on a transparent ground: Image.convert("RGB") alone makes all of them black.
+        # Black lines on transparency: plain Image.convert("RGB") makes all pixels black.
         (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.png", {}, [WHITE, BLACK, WHITE]),
         (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.webp", {"lossless": True, "exact": True}, [WHITE, BLACK, WHITE]),
         (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.tiff", {}, [WHITE, BLACK, WHITE]),
@@ -106,12 +104,12 @@ WHITE, BLACK, CLEAR = (255, 255, 255), (0, 0, 0), (0, 0, 0, 0)
         (drawn("L", 9, 0), "a.png", {"transparency": 0}, [WHITE, (9, 9, 9), WHITE]),
         (drawn("RGB", (9, 0, 0), BLACK), "a.png", {"transparency": BLACK}, [WHITE, (9, 0, 0), WHITE]),
         (drawn("RGBA", (255, 0, 0, 128), CLEAR), "a.png", {}, [WHITE, (255, 127, 127), WHITE]),
-        # 16 bits: Image.convert clips all above 255.
+        # 16 bits: Image.convert clips all values above 255.
         (gray16(0, 32768, 65535), "a.png", {}, [BLACK, (128, 128, 128), WHITE]),
         (gray16(0, 32768, 65535), "a.tiff", {}, [BLACK, (128, 128, 128), WHITE]),
         (gray16(0, 32768, 65535), "a.ppm", {}, [BLACK, (128, 128, 128), WHITE]),
         (gray16(7, 257, 65535), "a.png", {"transparency": 7}, [WHITE, (1, 1, 1), WHITE]),
-        # Modes that Image.convert reads rightly.
+        # Modes that Image.convert reads correctly.
         (drawn("1", 1, 0), "a.png", {}, [BLACK, WHITE, BLACK]),
         (drawn("CMYK", (0, 255, 255, 0), (0, 0, 0, 0)), "a.tiff", {}, [WHITE, (255, 0, 0), WHITE]),
         (Image.new("CMYK", (3, 2), (0, 255, 255, 0)), "a.jpg", {}, [(254, 0, 0)] * 3),
@@ -137,7 +135,7 @@ def test_open_image_with_exif_orientation_is_upright(
     orientation: int, corner: tuple[int, int], suffix: str, tmp_path: Path
 ) -> None:
     image = Image.new("RGB", (64, 32), "white")
-    image.paste("black", (0, 0, 16, 16))  # which the orientation puts into another corner
+    image.paste("black", (0, 0, 16, 16))  # the orientation moves it to another corner
     exif = Image.Exif()
     exif[0x0112] = orientation
     source = save(image, tmp_path / f"a.{suffix}", exif=exif)
@@ -171,7 +169,7 @@ def test_image_without_defined_white_is_refused(mode: str, look: Callable[[str, 
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few hundred bytes that says it is so large."""
+    """Return a small PNG whose header claims a huge size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -195,7 +193,7 @@ def test_image_with_too_many_pixels_is_refused_before_decoding(
 
 
 def test_decoding_starts_no_program(tmp_path: Path) -> None:
-    """Pillow has Ghostscript draw PostScript, and looks at the content, not the name."""
+    """Pillow runs Ghostscript for PostScript, detected by content instead of name."""
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) run\n%%EOF\n")
     assert "UnidentifiedImageError" in describe_damage(path)

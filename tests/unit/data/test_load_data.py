@@ -1,5 +1,3 @@
-"""Which rows are trained on and which are held out, for every task."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ def test_held_out_rows_are_not_trained_and_none_is_lost() -> None:
     split = load_prompts(DataConfig(train="addition", num_eval=30, largest_addend=9))
     assert (len(split.train), len(split.held_out), split.num_overlapping) == (70, 30, 0)
     assert {r.index for r in split.train} | {r.index for r in split.held_out} == set(range(100))
-    # Written down once: a resumed run on another Python must hold the same ones out.
+    # Literal values: a resumed run on another Python must hold out the same rows.
     assert prompts_of(split.held_out)[:4] == ["6+4=", "6+5=", "0+7=", "4+3="]
 
 
@@ -59,7 +57,7 @@ def test_tasks_hold_out_same_prompts(tmp_path: Path) -> None:
     config = DataConfig(train=str(path), num_eval=10)
     held_out = prompts_of(load_prompts(config).held_out)
     assert prompts_of(load_answers(config).held_out) == held_out == prompts_of(load_pairs(config).held_out)
-    # The same as plain text, and as whole conversations.
+    # Plain text and whole conversations select the same rows.
     plain = load_prompts(DataConfig(train=write_rows(tmp_path / "plain.jsonl", QUESTIONS), num_eval=10))
     assert [messages[0]["content"] for messages in held_out] == prompts_of(plain.held_out)
     whole = tmp_path / "whole.jsonl"
@@ -134,13 +132,13 @@ def test_row_without_prompt_is_named_with_line(prompt: Any, tmp_path: Path) -> N
     path = write_rows(tmp_path / "rows.jsonl", ["a", prompt], chosen="1", rejected="2")
     for load in (load_prompts, load_answers, load_pairs):
         if prompt is None and load is not load_prompts:
-            continue  # there the column is optional
+            continue  # column is optional there
         with pytest.raises(DataError, match=r"rows\.jsonl:2: .*not empty"):
             load(DataConfig(train=path, num_eval=0))
 
 
 def test_copy_of_images_in_another_folder_holds_same_rows_out(tmp_path: Path) -> None:
-    """Seen before: paths counted as they were made absolute, so each user had other held-out rows."""
+    """Absolute image paths must not affect the choice of held-out rows."""
     chosen = []
     for folder in (tmp_path / "a", tmp_path / "of" / "another" / "b"):
         image_kit.write_rows(folder, num_rows=48)
@@ -154,7 +152,7 @@ def test_same_image_name_in_two_folders_is_two_prompts(tmp_path: Path) -> None:
         image_kit.write_rows(tmp_path / name, num_rows=12)
     files = {name: str(tmp_path / name / "train.jsonl") for name in ("train", "eval")}
     split = load_prompts(DataConfig(train=files["train"], eval=files["eval"], num_eval=500))
-    # Only the three prompts without an image are the same in both.
+    # Only the three prompts without images match.
     assert (split.num_overlapping, len(split.train)) == (3, 9)
 
 

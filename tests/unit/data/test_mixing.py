@@ -1,5 +1,3 @@
-"""Mixtures: exact quotas in each block, an order that resumes anywhere, and one source that is as it was."""
-
 from collections import Counter
 from fractions import Fraction
 
@@ -55,7 +53,7 @@ def test_order_keeps_quotas_and_covers_sources() -> None:
 @given(st.integers(0, 2500), st.integers(0, 700), st.integers(0, 700), st.integers(0, 9))
 def test_resumed_order_is_exact(a: int, n: int, m: int, seed: int) -> None:
     whole = MixedOrder(SOURCES, WEIGHTS, seed).take(a, n + m)
-    # Another object each, as after a restart.
+    # New objects, as after a restart.
     parts = MixedOrder(SOURCES, WEIGHTS, seed).take(a, n) + MixedOrder(SOURCES, WEIGHTS, seed).take(a + n, m)
     assert parts == whole and len(whole) == n + m
 

@@ -1,5 +1,3 @@
-"""Parquet files that are small and claim, or unpack to, much."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +30,7 @@ def source_of(path: Path) -> DataSource:
 
 
 def test_repeated_value_is_not_expanded_for_all_rows(tmp_path: Path) -> None:
-    """600 bytes, of which 500 rows of a megabyte follow."""
+    """600 bytes expand to 500 rows of 1 MB."""
     path = tmp_path / "bomb.parquet"
     values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["x" * (1 << 20)])
     pyarrow.parquet.write_table(pyarrow.table({"input": values}), path, compression="zstd")
@@ -45,12 +43,12 @@ def test_repeated_value_is_not_expanded_for_all_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_deep", [False, True], ids=["strings", "messages"])
 def test_row_with_repeated_long_value_is_refused_before_decoding(tmp_path: Path, is_deep: bool) -> None:
-    """A few kilobytes, of which a row of 2 GB would follow; the row before it is read."""
+    """A few kilobytes expand to a row of 2 GB; the row before it is read."""
     path = tmp_path / "bomb.parquet"
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2001, pyarrow.int32()), ["x" * (1 << 20)])
     items = pyarrow.StructArray.from_arrays([texts], ["content"]) if is_deep else texts
     rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2001], pyarrow.int32()), items)
-    # Without its schema nothing in the file says that it wants to be read as it is kept.
+    # Without the schema, the file does not request the stored encoding.
     pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 100_000
     program = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)){READ_ALL}"
@@ -64,7 +62,7 @@ NUM_ZEROS = 80_000_000
 
 @pytest.fixture(scope="module")
 def zeros(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two rows in some hundred bytes: one number, and the same one 80 million times. One row group of one page."""
+    """Write two rows in a few hundred bytes: one number, and 80 million copies of it, in one page."""
     path = tmp_path_factory.mktemp("zeros") / "bomb.parquet"
     items = pyarrow.nulls(NUM_ZEROS, pyarrow.int8()).fill_null(0)
     rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, NUM_ZEROS], pyarrow.int32()), items)
@@ -101,7 +99,7 @@ def test_row_with_too_many_values_is_refused(tmp_path: Path, is_empty: bool) -> 
 @pytest.mark.parametrize("values", [["a", "b"], [["a"], ["b", "c"]]], ids=["texts", "lists"])
 @pytest.mark.parametrize("page", ["1.0", "2.0"])
 def test_corrupted_byte_is_read_or_refused(tmp_path: Path, values: list[object], page: str) -> None:
-    """Numbers of rows, sizes of pages and offsets among them."""
+    """Corrupt row counts, page sizes and offsets among other bytes."""
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"input": values}), path, data_page_version=page)
     whole = path.read_bytes()

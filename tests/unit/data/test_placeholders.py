@@ -1,5 +1,3 @@
-"""One placeholder in the text, many in the tokens, and back."""
-
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tests.tiny_models import TinyVL
 
 
 class AreaCounter:
-    """A token for 100 pixels."""
+    """Count one token per 100 pixels."""
 
     image_token_id = 5
 

@@ -1,5 +1,3 @@
-"""The same rows from every format, and what is said of a source that is wrong."""
-
 import builtins
 import json
 from collections.abc import Callable
@@ -50,7 +48,7 @@ def write_saved_splits(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def write_clone(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A repository of the hub as git leaves it."""
+    """Write a clone of a hub repository."""
     clone = folder / "clone"
     (clone / "data").mkdir(parents=True)
     for split in ("train", "test"):
@@ -77,7 +75,7 @@ def test_formats_give_same_rows(write: Callable[..., Path], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_messages_are_same_in_every_format(write: Callable[..., Path], tmp_path: Path) -> None:
-    """Columnar formats give all parts all keys; those that are None are no keys of the row."""
+    """Columnar formats give all parts all keys; keys with None are dropped."""
     parts = [{"type": "image", "image": "https://x/1.png"}, {"type": "text", "text": "?"}]
     messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", "content": parts}]
     (row,) = load_rows(write(tmp_path, [{"q": messages, "a": "1"}]), COLUMNS)
@@ -176,7 +174,7 @@ def test_missing_library_is_named(
 
 
 def test_stored_image_column_is_not_decoded(tmp_path: Path) -> None:
-    """Lazy: bytes that are no picture at all come through."""
+    """Undecodable bytes pass through unchanged."""
     features = datasets.Features({"q": datasets.Value("string"), "a": datasets.Value("string"), "i": datasets.Image()})
     data = datasets.Dataset.from_dict({"q": ["?"], "a": ["1"], "i": [{"bytes": b"no picture", "path": None}]}, features)
     data.save_to_disk(tmp_path / "saved")

@@ -14,7 +14,7 @@ CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if
 
 
 def build_tokenizer(unk: str | None = "?", **options: Any) -> Any:
-    """One token a character of `abc...z0..9+=:;` and space; `unk` is id 0, <bos> id 1."""
+    """Return a tokenizer with one token per character of `abc...z0..9+=:;` and space; `unk` is id 0, <bos> id 1."""
     vocabulary = {
         token: i for i, token in enumerate([unk or "<none>", "<bos>", *"abcdefghijklmnopqrstuvwxyz0123456789+=:; "])
     }
@@ -106,7 +106,7 @@ def test_lossless_normalizer_is_accepted() -> None:
 
 
 def test_byte_tokens_keep_characters_of_normalized_text() -> None:
-    """The kind of tokenizer that Qwen and Llama 3 have: several tokens a character, no unknown token."""
+    """Qwen and Llama 3 use byte tokens: several tokens per character, no unknown token."""
     alphabet = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(alphabet, []))
     tokenizer.normalizer = normalizers.NFC()
@@ -127,7 +127,7 @@ def test_spelled_out_unknown_token_is_accepted() -> None:
 
 
 class SlowTokenizer:
-    """Enough of a tokenizer without offsets."""
+    """A tokenizer without offsets."""
 
     is_fast = False
     chat_template = None

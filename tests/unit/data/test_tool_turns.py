@@ -1,5 +1,3 @@
-"""Tokens after replies and tool calls, with the chat templates of the families."""
-
 from typing import Any
 
 import pytest
@@ -43,7 +41,7 @@ def test_parts_equal_tokens_of_full_conversation(family: str) -> None:
     text = chat.render(asked, "?", add_generation_prompt=True)
     tail = find_tail(chat)
     for call, answer in zip(calls, ("7", "12"), strict=True):
-        # The last token of a reply is what stopped it: the end of the turn, or what Gemma waits at.
+        # The stop token ends the reply: the end of the turn, or Gemma's tool-call stop.
         stop = tail or end
         text += write_calls(chat, call).removesuffix(tail) + stop
         text += tokenizer.decode(turns.render([result(0, answer)], tokenizer.convert_tokens_to_ids(stop)))
@@ -92,7 +90,6 @@ def test_unknown_call_syntax_must_be_named() -> None:
 
 
 def test_templates_with_tools_are_covered() -> None:
-    """Each is proven for turns of tools, or refused in words."""
     told = 0
     for path in sorted(FOLDER.glob("*.jinja")):
         try:
@@ -108,7 +105,7 @@ def test_templates_with_tools_are_covered() -> None:
 
 
 def test_thinking_is_kept_over_user_and_tool_turns() -> None:
-    """Qwen3's template cuts the thought of a reply as soon as a user's turn follows; nobody asks it to render one."""
+    """Qwen3's template drops thinking before a user turn, so earlier replies must not be rendered again."""
     chat = template("qwen3", ADD)
     turns, tokenizer = TurnRenderer(chat.tokenizer, chat), chat.tokenizer
     thought = "<think>\nhm\n</think>\n\n7"

@@ -1,4 +1,4 @@
-"""What SFT trains with every chat template that the package trl ships; tests/trained_text.py is the recorder."""
+"""Check the text that SFT trains for every chat template in trl; tests/trained_text.py records it."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from tests.trained_text import ADD, CONVERSATIONS, FAMILIES, FILE, fit, split_tu
 
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MARKED = [family for family in FAMILIES if MARK.search((FOLDER / f"{family}.jinja").read_text(encoding="utf-8"))]
-"""Templates whose authors marked what the model generates."""
+"""Templates with generation marks of their authors."""
 
 
 def test_trained_text_of_templates_matches_golden() -> None:
@@ -27,7 +27,7 @@ def test_trained_text_is_same_with_special_token_tags(family: str) -> None:
 
 @pytest.mark.parametrize("family", MARKED)
 def test_trained_text_matches_generation_marks(family: str) -> None:
-    """Marks may include the header of the turn and blanks after it; the calls of Gemma lack the token that stops it."""
+    """Marks may include the turn's header and trailing whitespace; Gemma's tool calls lack their stop token."""
     for name in CONVERSATIONS:
         turns = train(family, name)
         if not turns[0].startswith("refused"):

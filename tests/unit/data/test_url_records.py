@@ -1,5 +1,3 @@
-"""Data files on a URL read as those on a path, and errors name the URL."""
-
 import secrets
 from pathlib import Path
 

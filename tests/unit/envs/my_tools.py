@@ -1,4 +1,4 @@
-"""Tools of a user's, for tests/unit/envs/test_tools.py."""
+"""User-defined tools for tests/unit/envs/test_tools.py."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ def add(a: int, b: int = 1) -> int:
     """Add two numbers.
 
     Args:
-        a: One of them.
-        b: The other.
+        a: First number.
+        b: Second number.
     """
     return a + b
 
@@ -23,17 +23,17 @@ async def wait(seconds: float) -> dict[str, float]:
     """Wait.
 
     Args:
-        seconds: How long.
+        seconds: Duration in seconds.
     """
     await asyncio.sleep(seconds)
     return {"waited": seconds}
 
 
 def misbehave(way: str | None) -> Any:
-    """Do something else than answer.
+    """Misbehave.
 
     Args:
-        way: What to do. (choices: ["raise", "exit", "surrogate", "long", "object", "circle", "block", "die"])
+        way: Kind of failure. (choices: ["raise", "exit", "surrogate", "long", "object", "circle", "block", "die"])
     """
     circle: list[Any] = []
     circle.append(circle)
@@ -49,20 +49,20 @@ def misbehave(way: str | None) -> Any:
 
 
 def _helper() -> None:
-    """No tool."""
+    pass
 
 
 class Cart:
-    """Of which every episode has one."""
+    """A stateful tool set; each episode has its own instance."""
 
     def reset(self, row: Row, seed: int) -> None:
         self.things = [row.answer]
 
     def put(self, thing: str) -> list[str]:
-        """Put a thing into the cart.
+        """Add an item to the cart.
 
         Args:
-            thing: Its name.
+            thing: Name of the item.
         """
         self.things.append(thing)
         return self.things
@@ -74,7 +74,7 @@ class Cart:
 
 
 class SavedCart(Cart):
-    """The same, brought back by what it says of itself."""
+    """A cart with snapshot and restore."""
 
     resume = "snapshot"
 

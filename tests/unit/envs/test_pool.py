@@ -1,4 +1,4 @@
-"""Environments in real processes: each misbehaviour costs its own call, and says how."""
+"""Environments in real processes: each failure affects only its own call."""
 
 import time
 from collections.abc import Iterator
@@ -161,7 +161,7 @@ def test_unrecoverable_environment_is_lost_with_process() -> None:
 def test_environments_wait_concurrently_and_hung_one_is_ended() -> None:
     with EnvironmentPool(config("Slow", timeout_s=6.0)) as pool:
         calls = [call(str(place), "wait" if place == 7 else "x") for place in range(100)]
-        outcomes = pool.play(calls)  # one after the other they would take 30 s and be called late
+        outcomes = pool.play(calls)  # sequential resets would take 30 s and time out
     assert [place for place, outcome in enumerate(outcomes) if isinstance(outcome, Failure)] == [7]
     assert isinstance(outcomes[7], Failure) and outcomes[7].cause == "hang"
 
@@ -205,7 +205,7 @@ def test_unrunnable_file_is_refused(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("key", ["name", "tools"])
 def test_class_without_declared_methods_is_refused(tmp_path: Path, key: str, body: str, said: str) -> None:
-    """As the run begins, and not as each of its episodes comes to its first snapshot."""
+    """The run fails at startup instead of at the first snapshot."""
     (tmp_path / "world.py").write_text(
         "from slurm_rl.envs.environment import Environment, Step\n"
         f"class World({'Environment' if key == 'name' else 'object'}):\n    {body}\n"

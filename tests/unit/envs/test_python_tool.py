@@ -1,5 +1,3 @@
-"""`env.tools=python`: code of the policy in the sandbox, by a real pool."""
-
 import json
 from collections.abc import Iterator
 

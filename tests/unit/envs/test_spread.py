@@ -1,4 +1,4 @@
-"""Environments of several nodes as one; a node is a pool of this machine, that is lost when a test says so."""
+"""Environments on several nodes; each node is a local pool that a test can fail."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("worlds.py")
 
 
 class Node:
-    """`Host`: a pool, until `end` is set."""
+    """`Host`: a pool that works until `end` is set."""
 
     def __init__(self, name: str, pool: EnvironmentPool) -> None:
         self.name, self.pool, self.num_workers = name, pool, 1
@@ -36,7 +36,7 @@ class Node:
     def listen(self) -> list[Answer]:
         found = self.pool.listen(0.05)
         if self.end is not None:
-            raise self.end  # what it had answered nobody hears
+            raise self.end  # results are lost
         return found
 
 

@@ -1,5 +1,3 @@
-"""Tools in real processes: by signature and docstring, with every way in which a call can be wrong."""
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,20 +31,20 @@ def said(name: str, **arguments: object) -> ToolCall:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnvironmentPool]:
-    # Not of the whole file, which has a function that says nothing of itself.
+    # Not the whole file: it contains a function without a docstring.
     spec = config(f"{FILE}:MINE")
     with EnvironmentPool(spec, read_schemas(spec)) as pool:
         yield pool
 
 
 def told(name: str) -> list[Schema]:
-    """As a process of its own tells them; here that spares the start of one."""
+    """Read the tools in this process, which saves a process start."""
     return [build_schema(name, tool) for name, tool in bind_tools(load_tools(f"{FILE}:{name}"))[1].items()]
 
 
 def test_functions_are_described_by_signature_and_docstring(pool: EnvironmentPool) -> None:
     [add, wait, _] = pool.schemas
-    number = {"type": "integer", "description": "One of them."}
+    number = {"type": "integer", "description": "First number."}
     assert add == {
         "type": "function",
         "function": {
@@ -54,7 +52,7 @@ def test_functions_are_described_by_signature_and_docstring(pool: EnvironmentPoo
             "description": "Add two numbers.",
             "parameters": {
                 "type": "object",
-                "properties": {"a": number, "b": {**number, "description": "The other."}},
+                "properties": {"a": number, "b": {**number, "description": "Second number."}},
                 "required": ["a"],
             },
         },
@@ -161,7 +159,7 @@ def test_snapshot_restores_state() -> None:
         assert answer.snapshot == b'["bag", "a"]'
     second = first._replace(replies=[*first.replies, Reply(text="9", content="9")])
     with EnvironmentPool(spec, told("SavedCart")) as pool:
-        # Of two things; a world that is not the same shows, since it holds nine.
+        # Stale state would show: the other episode has nine items.
         assert pool.play([second._replace(snapshot=Snapshot(1, b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"))]) == [
             Step("", 1.0, True)
         ]

@@ -1,5 +1,3 @@
-"""The side of the environments, in this process: what goes back, and when."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from slurm_rl.envs.worker import Call, Worlds
 
 
 class Sent:
-    """The way back."""
+    """A channel that records messages."""
 
     def __init__(self) -> None:
         self.messages: list[list[str]] = []
@@ -24,7 +22,7 @@ class Sent:
 
 
 class Told(Environment):
-    """Does what its test says."""
+    """An environment with scripted callbacks."""
 
     def __init__(self, do: Callable[[str], Awaitable[None]]) -> None:
         self.do = do

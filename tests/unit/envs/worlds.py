@@ -1,4 +1,4 @@
-"""Worlds for tests, as a user's file has them: one that works and those that misbehave."""
+"""User-defined environments for tests: working and misbehaving ones."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from slurm_rl.envs.steps import Answer, Said, encode, pack_answer
 
 
 class Count(Environment):
-    """Says how many replies it has had, and ends at row.answer of them."""
+    """Return the number of replies, and end after row.answer of them."""
 
     def reset(self, row: Row, seed: int) -> None:
         self.replies: list[str] = []
@@ -29,7 +29,7 @@ class Count(Environment):
 
 
 class Bad(Count):
-    """Does what its reply says."""
+    """Misbehave as the reply requests."""
 
     def step(self, reply: Reply) -> Step:
         match reply.text:
@@ -53,24 +53,24 @@ class Bad(Count):
 
 
 class Text(str):
-    """A class that the trainer does not know."""
+    """A class that the trainer cannot import."""
 
     __slots__ = ()
 
 
 class Base(BaseException):
-    """None that `except Exception` takes."""
+    """An exception that `except Exception` does not catch."""
 
 
 class Unreadable(Exception):
-    """Has no text."""
+    """An exception whose `str()` fails."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
 
 
 class Marks(ToolCall):
-    """Makes a file where it is unpickled."""
+    """Create a file when unpickled."""
 
     mark = ""
 
@@ -79,7 +79,7 @@ class Marks(ToolCall):
 
 
 def write_to_sockets(data: bytes) -> None:
-    """As a library does that writes into a descriptor which it does not own."""
+    """Write into descriptors of other owners, as a faulty library does."""
     for number in range(3, 64):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -87,7 +87,7 @@ def write_to_sockets(data: bytes) -> None:
 
 
 class Odd(Count):
-    """Does what its reply says, of what is seldom thought of."""
+    """Misbehave in rare ways as the reply requests."""
 
     def step(self, reply: Reply) -> Step:
         match reply.text:
@@ -177,20 +177,18 @@ class Odd(Count):
 
 
 class NoReset(Environment):
-    """Whose reset fails."""
-
     def reset(self, row: Row, seed: int) -> None:
         raise RuntimeError("no world today")
 
 
 class Fleeting(Bad):
-    """A world that nothing brings back."""
+    """An environment without snapshots."""
 
     resume = "restart"
 
 
 class Slow(Count):
-    """Waits side by side with others, or for ever."""
+    """Sleep for a limited time, or forever."""
 
     async def step(self, reply: Reply) -> Step:  # type: ignore[override]
         await asyncio.sleep(600 if reply.text == "wait" else 0.3)
@@ -198,7 +196,7 @@ class Slow(Count):
 
 
 class Counted(Count):
-    """Has an effect outside that it makes once a call, as a repeated step needs it."""
+    """Append to a file once per call, to detect repeated steps."""
 
     def reset(self, row: Row, seed: int) -> None:
         super().reset(row, seed)
@@ -210,13 +208,13 @@ class Counted(Count):
 
 
 class CountedFleeting(Counted):
-    """The same, and nothing brings it back."""
+    """The same without snapshots."""
 
     resume = "restart"
 
 
 class Saved(Counted):
-    """The same, brought back by what it says of itself."""
+    """The same with snapshot and restore."""
 
     resume = "snapshot"
 
@@ -229,7 +227,7 @@ class Saved(Counted):
 
 
 class Noted(Count):
-    """Has an effect outside, once a call: a file in the folder that the prompt names."""
+    """Create one file per call in the folder that the prompt names."""
 
     def reset(self, row: Row, seed: int) -> None:
         super().reset(row, seed)
@@ -241,7 +239,7 @@ class Noted(Count):
 
 
 class DiesOnce(Noted):
-    """Takes its process along, as if something else had killed it, and not when it is asked again."""
+    """Kill its own process at the first attempt only."""
 
     def step(self, reply: Reply) -> Step:
         note = self.folder / reply.call_id
@@ -252,9 +250,7 @@ class DiesOnce(Noted):
 
 
 class Duel(Environment):
-    """Two players in turns: each hears what the other said, and the first to say more than the other wins.
-
-    The row's answer is how often each speaks."""
+    """Two agents take turns for row.answer turns each; the first agent with a longer total text wins."""
 
     def reset(self, row: Row, seed: int) -> None:
         self.left = 2 * int(row.answer)
@@ -272,7 +268,7 @@ class Duel(Environment):
 
 
 class Forgetful(Count):
-    """Cuts what was said after every second reply."""
+    """Remove earlier turns after every second reply."""
 
     def step(self, reply: Reply) -> Step:
         step = super().step(reply)
@@ -281,7 +277,7 @@ class Forgetful(Count):
 
 
 class Stranger(Count):
-    """Rewards somebody who has not said anything."""
+    """Reward an agent without turns."""
 
     def step(self, reply: Reply) -> Step:
         return Step("x", rewards={"nobody": 1.0})

@@ -1,5 +1,3 @@
-"""A run keeps its own copy of a user's file."""
-
 import json
 import shutil
 import subprocess

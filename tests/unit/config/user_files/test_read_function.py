@@ -1,5 +1,3 @@
-"""Signatures of user functions are checked without importing their files."""
-
 from pathlib import Path
 
 import pytest
