@@ -1,4 +1,4 @@
-"""Models that several files of this folder read."""
+"""Models shared by tests of this folder."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
 
 
 def build_reward_model(folder: Path) -> Path:
-    """Return the folder of a reward model of the tests' tiny model, whose head begins at random."""
+    """Return the folder of a reward model: the tests' tiny model with a random head."""
     from slurm_rl.models.policy import PolicyEngine
 
     tiny_models.build_tiny_model(tiny_models.SMALL, 0, folder / "model")
@@ -43,7 +43,7 @@ def build_reward_model(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a tiny Qwen3, which no test may change."""
+    """Return the folder of a tiny Qwen3, which tests must not change."""
     from tests.tiny_models import build_tiny_model
 
     folder = tmp_path_factory.mktemp("tiny") / "model"

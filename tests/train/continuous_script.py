@@ -1,4 +1,4 @@
-"""Samples while weights change, on a real vLLM engine, and says how far each token's logprob is from its model's."""
+"""Sample on a real vLLM engine while weights change; compare each token's logprob with its weight version."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def main(folder: Path) -> None:
     calls.append(asyncio.create_task(engine.generate(PROMPTS, [0, 10, 20], spec)))
     held = await engine.load_weights(1, states[1], probe)
     await wait_for_tokens(engine, 180)
-    # Straight from memory, while both batches are in flight; the sender blocks, so it gets a thread.
+    # From memory, while both batches are in flight; the sender blocks, so it runs in a thread.
     loop = asyncio.get_running_loop()
     client = OneEngine(lambda *call: asyncio.run_coroutine_threadsafe(engine.call_workers(*call), loop).result())
     await asyncio.to_thread(send_directly, client, models[0])
@@ -64,8 +64,8 @@ async def main(folder: Path) -> None:
         "versions": [[[v, len(list(run))] for v, run in groupby(c.versions())] for _, c in completions],
         "lengths": [len(c.token_ids) for _, c in completions],
     }
-    # Not to standard output: vLLM turns that off while Gloo connects (suppress_stdout), here in two threads at once,
-    # and the last of them may put back what the first had made of it.
+    # Not to standard output: vLLM redirects it while Gloo connects (suppress_stdout), here in two threads at once, and
+    # may not restore it.
     (folder / "found.json").write_text(json.dumps(found))
 
 
@@ -108,7 +108,6 @@ def send_directly(client: OneEngine, model: torch.nn.Module) -> None:
 
 
 async def wait_for_tokens(engine: AsyncVLLMEngine, count: int) -> None:
-    """Wait until a completion in flight has `count` tokens."""
     give_up = time.monotonic() + 240
     states = engine.llm.output_processor.request_states
     while max((state.detokenizer.num_output_tokens() for state in states.values()), default=0) < count:
@@ -117,7 +116,7 @@ async def wait_for_tokens(engine: AsyncVLLMEngine, count: int) -> None:
 
 
 def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completion: Trajectory) -> np.ndarray:
-    """Each token's logprob under the model of its version; versions 0 and 2 are the first."""
+    """Return each token's logprob under the model of its version; versions 0 and 2 use the first model."""
     sequence = TrainSequence(token_ids=np.asarray([*prompt, *completion.token_ids]), trained_from=len(prompt))
     by_model = [RowReader(m, torch.device("cpu")).compute_logprobs([sequence], 1.0)[0] for m in models]
     return np.choose(np.asarray(completion.versions()) % 2, by_model)

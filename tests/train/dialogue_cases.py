@@ -1,12 +1,12 @@
-"""Dialogues in the chat templates of the families, and a tiny model that is taught to lead them.
+"""Dialogues in the chat templates of the model families, and a tiny model trained to produce them.
 
-    qwen3/tools     a thought, a call of `add`, its result, a thought, an answer; hermes
-    qwen3/talk      three replies with thoughts, of which the template would drop the earlier ones
-    qwen3/program   the same, led by a program that sends replies back without their thoughts
-    gemma3/talk     three replies of a template that knows neither tools nor thoughts
+qwen3/tools     thought, call of `add`, result, thought, answer; parser hermes
+qwen3/talk      three replies with thoughts; the template would drop the earlier thoughts
+qwen3/program   the same, driven by a program that sends replies back without their thoughts
+gemma3/talk     three replies, template without tools or thoughts
 
-The templates are the families' own (tests/templates.py); all of them share one vocabulary, a token a character, and one
-model, a tiny Qwen3. The numbers that it says are at random, so that no token is certain.
+The templates are the families' own (tests/templates.py); all share a vocabulary of one token per character and a tiny
+Qwen3. The numbers in replies are random, so that no token is certain.
 """
 
 import sys
@@ -41,19 +41,19 @@ CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
 STEPS, ROW_TOKENS = 390, 4096
 SHAPE = TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
-"""What a first reply may be; those but the first with the two syntaxes that most models have."""
+"""Kinds of a first reply; those after `made` are used with the two most common syntaxes."""
 BADLY = ("qwen3", "llama3_2")
 
 
 @cache
 def tell_tools() -> list[Schema]:
-    """Of the one world with tools."""
+    """Return the schemas of the environment with tools."""
     return read_schemas(EnvironmentConfig(tools=f"{WORLDS}:Calculator"))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A family's template, and what its dialogues are held with."""
+    """A family's template and the environment of its dialogues."""
 
     name: str
 
@@ -88,8 +88,8 @@ class Case:
 
     @cached_property
     def thought(self) -> tuple[str, str]:
-        """What begins and ends a thought, in what the policy samples; "" of a family without."""
-        if self.family == "gemma3":  # whose template takes no tools
+        """Start and end of a thought as the policy samples them; "" for a family without thoughts."""
+        if self.family == "gemma3":  # its template takes no tools
             return "", ""
         told = ChatTemplate(self.tokenizer, {}, tell_tools())
         syntax = ToolSyntax.of(told, None)
@@ -98,7 +98,7 @@ class Case:
 
     @cached_property
     def stop(self) -> list[str]:
-        """What ends a reply: the end of its turn, and what Gemma 4 waits at behind a call."""
+        """Strings that end a reply: the end of the turn, and the token at which Gemma 4 waits after a call."""
         tail = find_tail(self.template) if self.has_tools else ""
         return [END.get(self.family, "<|im_end|>"), *filter(None, [tail])]
 
@@ -113,7 +113,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Author:
-    """Writes what the model is taught to say."""
+    """Writes the dialogues that the model is trained on."""
 
     case: Case
     random: np.random.Generator
@@ -126,7 +126,7 @@ class Author:
         return f"{begin}{what or self.number()}{end}" if end else ""
 
     def write(self, prompt: EncodedPrompt) -> TrainSequence:
-        """A dialogue, with what the model reads in it."""
+        """Return a dialogue with the environment's replies."""
         end = self.case.stop[0]
         if not self.case.has_tools:
             replies = [f"{self.think()}{self.number()}{end}" for _ in range(TURNS)]
@@ -144,7 +144,7 @@ class Author:
         return write_calls(self.case.template, as_calls(["add"], [{"a": a, "b": b}])).removesuffix(self.case.stop[-1])
 
     def write_badly(self, kind: str, a: int, b: int) -> str:
-        """A first reply with a call that cannot be made."""
+        """Return a first reply with an invalid call."""
         end, good = self.case.stop[-1], self.call(a, b)
         if kind == "malformed":
             before, _, behind = good.rpartition("}")
@@ -159,7 +159,7 @@ class Author:
 
 
 def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Sequence[Text]) -> TrainSequence:
-    """Replies are learned, and what is read between them is not."""
+    """Build the sequence; train on replies, not on the texts between them."""
     token_ids, trained = list(prompt.token_ids), list[int]()
     for place, reply in enumerate(replies):
         own = case.encode(reply)
@@ -176,9 +176,9 @@ def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Seq
 
 
 def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
-    """A policy that leads the dialogues of the cases, most of the time; exported to `folder`/taught.
+    """Train a policy that mostly follows the dialogues of the cases; export it to `folder`/taught.
 
-    Taught gently: the larger the rate and the longer, the surer the model, and the further float32 is from float64.
+    A small rate and few steps: a more certain model has larger float32 errors.
     """
     tokenizer = cases[0].tokenizer
     model = draw_weights(lambda: Qwen3ForCausalLM(Qwen3Config(**shape_of(SHAPE, tokenizer))), tokenizer, 0)
@@ -188,11 +188,11 @@ def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
     policy = PolicyEngine(folder / "drawn", config, PolicyConfig(num_threads=1), optim, temperature=1.0)
     random = np.random.default_rng(0)
     authors = [(Author(case, random), case.prompts(1)[0]) for case in cases]
-    # Calls are the longest to learn.
+    # Calls need the most steps to learn.
     shares = np.asarray([3.0 if case.has_tools else 1.0 for case in cases])
     for step in range(STEPS):
         chosen = random.choice(len(cases), min(3, len(cases)), replace=False, p=shares / shares.sum())
-        # One to a row: a long row with a mask for several takes its square.
+        # One per row: the mask of a packed row takes quadratic memory.
         taught = [[authors[place][0].write(authors[place][1])] for place in chosen]
         found = policy.train(taught, build_warmup_loss(), 1e-3 * min((step + 1) / 20, 1 - step / STEPS))
         if step % 40 == 39:
@@ -202,6 +202,6 @@ def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
 
 
 def pack(sequences: Sequence[TrainSequence]) -> tuple[list[list[TrainSequence]], list[list[int]]]:
-    """Several to a row, as a step of training reads them; and which are in each."""
+    """Pack several sequences per row, as a training step does; return rows and their sequence indices."""
     [share] = distribute([len(one.token_ids) for one in sequences], 1, ROW_TOKENS)
     return [[sequences[place] for place in row] for row in share], share

@@ -1,5 +1,5 @@
-"""Samples the dialogues of dialogue_cases.py on one real vLLM engine, along the way of a run, and says what the policy
-makes of the sequences that it would be trained on, beside what the engine said of the same tokens.
+"""Sample the dialogues of dialogue_cases.py on a real vLLM engine as a run does; compare the engine's logprobs with the
+policy's on the training sequences.
 
     python -m tests.train.dialogue_script FOLDER qwen3/tools gemma3/talk
 """
@@ -37,7 +37,7 @@ MEMBERS = 4
 
 
 class InProcess:
-    """`Sampler` over the engine of this process, without a wire between."""
+    """`Sampler` over an engine in this process."""
 
     def __init__(self, engine: VLLMEngine) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ class InProcess:
 
 
 def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
-    """LockstepEpisodes as a run has them."""
+    """Run LockstepEpisodes as a training run does."""
     sampler: Any = InProcess(engine)
     rows = 24 if case.has_tools and case.family in BADLY else 4
     with EnvironmentPool(case.env, case.schemas) as pool:
@@ -65,7 +65,7 @@ def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
 
 
 def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
-    """LockstepEpisodes of a program that sends replies back without their thoughts: each turn begins a branch."""
+    """Run LockstepEpisodes of a program that sends replies back without their thoughts: each turn starts a branch."""
     groups = []
     for prompt in case.prompts(8):
         conversation = Conversation(DialogueRenderer(case.tokenizer, case.template))
@@ -91,7 +91,7 @@ def go_on(reply: str) -> list[Message]:
 
 
 def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[str, Any]:
-    """Return the largest difference of the logprobs, and what was sampled."""
+    """Return the largest logprob difference and the samples."""
     completions = [completion for group in groups for completion in group.completions]
     sampled = [np.asarray(completions[owner].logprobs)[span] for owner, span in find_parts(groups)]
     sequences = build_plain_sequences(groups)
@@ -112,7 +112,7 @@ def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[
 
 
 def compute(policy: PolicyEngine, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-    """Logprobs of the trained tokens of each, read as a step of training reads them."""
+    """Return the logprobs of each sequence's trained tokens, computed as in a training step."""
     rows, share = pack(sequences)
     places = [place for row in share for place in row]
     found = [one for row in policy.compute_logprobs(rows) for one in row]
@@ -130,7 +130,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     engine = VLLMEngine(str(folder / "taught"), ModelConfig(path=str(folder / "taught")), rollout, CONTEXT, 0)
     found = {}
     for case in cases:
-        # The weights are the same for all; a run has an engine of its own family.
+        # All cases share the weights; a run has one family per engine.
         engine.tokenizer = case.tokenizer
         engine.tools = ToolCallReader(ToolSyntax.of(case.template, None), case.tokenizer) if case.has_tools else None
         stops = tuple(case.tokenizer.convert_tokens_to_ids(case.stop))

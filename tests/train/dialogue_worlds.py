@@ -1,4 +1,4 @@
-"""What the dialogues of dialogue_script.py are held with."""
+"""Environments of the dialogues in dialogue_script.py."""
 
 from slurm_rl.envs.environment import Environment, Reply, Row, Step
 
@@ -7,7 +7,7 @@ TURNS = 3
 
 
 class Calculator:
-    """Tools of an episode, which any answer solves."""
+    """Tools of an episode; any answer solves it."""
 
     def add(self, a: int, b: int) -> str:
         """Add.
@@ -23,7 +23,7 @@ class Calculator:
 
 
 class Doubter(Environment):
-    """Asks again as a user until there were three replies."""
+    """A user who asks again until there are three replies."""
 
     def reset(self, row: Row, seed: int) -> None:
         self.turn = 0

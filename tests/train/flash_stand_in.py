@@ -1,6 +1,6 @@
-"""Functions with the arguments of flash-attn 2.8.3 and of torch's varlen kernel, in plain mathematics, on any device.
+"""Reference implementations of flash-attn 2.8.3 and of torch's varlen kernel on any device.
 
-They hold their callers to what the kernels demand.
+They check the kernels' requirements on arguments.
 """
 
 import inspect
@@ -28,7 +28,7 @@ def attend_exactly(
     softcap: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
-    """Attention within [n, H, D] by its definition, in float32; `window` counts the token itself."""
+    """Compute attention within [n, H, D] by its definition, in float32; `window` includes the token itself."""
     groups, length = query.shape[1] // key.shape[1], len(query)
     key, value = (tensor.repeat_interleave(groups, dim=1).float() for tensor in (key, value))
     scores = torch.einsum("ihd,jhd->hij", query.float(), key) * (scale or query.shape[-1] ** -0.5)
@@ -86,14 +86,14 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor:
-    """The same of rows [R, W, H, D] of one sequence each."""
+    """The same for rows [R, W, H, D] of one sequence each."""
     window = None if window_size[0] < 0 else window_size[0] + 1
     rows = zip(q, k, v, strict=True)
     return torch.stack([attend_exactly(*row, softmax_scale, window, softcap, causal) for row in rows])
 
 
 def varlen_attn(query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **more: Any) -> Tensor:
-    """torch.nn.attention.varlen.varlen_attn, by whose own signature the arguments go."""
+    """Stand-in for torch.nn.attention.varlen.varlen_attn with the original signature."""
     given = _SIGNATURE.bind(query, key, value, *arguments, **more)
     given.apply_defaults()
     fields = given.arguments
@@ -106,7 +106,7 @@ def varlen_attn(query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **mo
 
 @contextmanager
 def flash_attn_installed() -> Iterator[None]:
-    """transformers finds these functions where it would import flash-attn's, and takes float32 for half."""
+    """Make transformers import these functions as flash-attn's and accept float32."""
     functions = (flash_attn_func, flash_attn_varlen_func, None, _UTILS._pad_input, _UTILS._unpad_input)
     with (
         mock.patch.object(_UTILS, "_loaded_implementation", None),

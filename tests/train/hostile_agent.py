@@ -1,4 +1,4 @@
-"""A program of which every second episode is hostile, each in another way."""
+"""A program with a different hostile behaviour in every second episode."""
 
 import contextlib
 import json
@@ -50,5 +50,5 @@ if member % 2:
     HOSTILE[2 * place + member // 2]()
 else:
     with contextlib.suppress(urllib.error.HTTPError):
-        ask("7" * 2_000_000)  # beyond any context: refused without a look at its tokens
+        ask("7" * 2_000_000)  # longer than any context: rejected without tokenizing
     say(json.dumps({"reward": float(member), "scores": {"turns": 1}}))

@@ -1,4 +1,4 @@
-"""Adapters on every family of text models: what a LoRA preset covers, and that trained, merged and exported agree."""
+"""LoRA on every family of text models: layers covered by a preset; trained, merged and exported models agree."""
 
 import tempfile
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ LORA_PRESETS = {
     for name in ("all_linear", "attention")
 }
 _SCALE = 0.1
-"""The families' tiny models have large weights. Smaller ones keep rounding below 1e-6."""
+"""Scale of the families' large random weights; smaller weights keep rounding below 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class LoraFinding:
     """One preset on one family."""
 
     layers: AdaptedLayers | None
-    """None: the preset is refused."""
+    """None if the preset is refused."""
     refusal: str = ""
     learned: float = 0.0
     """Largest change of a logprob by the adapters, in nats."""
     merged: float = 0.0
     """Largest difference between the model with adapters and with merged weights."""
     reloaded: float = 0.0
-    """The same for the export as transformers loads it."""
+    """The same for the export loaded by transformers."""
     misfits: tuple[str, ...] = ()
-    """Tensors that transformers did not find in the export, or did not know."""
+    """Tensors that transformers reports as missing or unexpected in the export."""
 
 
 def study_adapters(build: Any, preset: str) -> LoraFinding:
-    """Adapt a model, draw its adapters as if they had been trained, merge, export and reload it.
+    """Adapt a model, draw random adapters, merge, export and reload it.
 
     Args:
         build: returns the same random model in every call.
@@ -99,7 +99,7 @@ def _scale(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def compute_logprobs(model: PreTrainedModel) -> Tensor:
-    """Of all tokens at 21 random positions."""
+    """Return the logprobs of all tokens at 21 random positions."""
     ids = torch.randint(8, 60, (1, 21), generator=torch.Generator().manual_seed(0))
     logprobs: Tensor = model(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
     return logprobs

@@ -1,4 +1,4 @@
-"""Every family of text models, as a tiny model from its config alone, and how its sequences may stand in rows.
+"""Every family of text models as a tiny model from its config, and whether its sequences can be packed.
 
 python -m tests.train.model_families        writes docs/reference/model-families.md
 """
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 VOCABULARY = 64
 EXACT = 1e-5
 
-# Of these each family takes what its config has. Windows are shorter than the sequences, or they would never be seen.
+# Each family takes the keys that its config has. Windows are shorter than the sequences, to have an effect.
 _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp"), 64),
@@ -52,7 +52,7 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    # Large, so that what is wrong is large, too.
+    # Large, so that errors are large too.
     **dict.fromkeys(("initializer_range", "init_std"), 0.2),
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout"), 0.0),
     **dict.fromkeys(("hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0),
@@ -61,8 +61,8 @@ _SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
 _MLA: dict[str, Any] = {"num_key_value_heads": 4, "qk_rope_head_dim": 4, "head_dim": 4, "n_group": 2, "topk_group": 1}
-# More than our sequences have: the scores of a tiny indexer are often 0, and which of equal ones is taken depends on
-# the layout. Real ones begin to choose after 2,048 tokens.
+# More than the sequences have: scores of a tiny indexer are often 0, and the choice among equal ones depends on the
+# layout. Real indexers start to select after 2,048 tokens.
 _INDEX = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 128}
 _MROPE = {
     "rope_parameters": {
@@ -204,11 +204,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "youtu": _MLA,
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
-"""Model type of transformers -> what its tiny model has beyond the common shape."""
+"""Model type of transformers -> config keys of its tiny model beyond the common shape."""
 
 
 def build_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model of two layers, one of each kind where there are two; eager where there is no sdpa."""
+    """Build a random model of two layers, one of each kind if there are two; eager attention without sdpa."""
     kind = CONFIG_MAPPING[family]
     known = vars(kind())
     fields = {name: value for name, value in _SHAPE.items() if name in known} | FAMILIES[family]
@@ -230,17 +230,17 @@ class Finding:
     rows: str
     """`packed`, `one a row` or `refused`."""
     if_packed: float
-    """Worst error of a logprob in packed rows, in nats; NaN where the model cannot be read so."""
+    """Largest logprob error in packed rows, in nats; NaN if the model cannot run packed."""
     as_chosen: float
-    """The same in rows as chosen; NaN for a refused model."""
+    """Largest logprob error in the chosen layout; NaN for a refused model."""
     crosses: bool
-    """Whether a gradient reaches another sequence in rows as chosen."""
+    """Whether a gradient reaches another sequence in the chosen layout."""
     reason: str = ""
 
 
 def study(family: str) -> Finding:
-    """How the trainer reads this family, and how well."""
-    torch.set_num_threads(1)  # such small tensors only lose by more
+    """Determine how the trainer lays out this family, and the errors."""
+    torch.set_num_threads(1)  # more threads are slower on tensors this small
     model = build_model(family)
     try:
         found = check_rows(RowReader(model, CPU), torch.float32)
@@ -257,7 +257,7 @@ def study(family: str) -> Finding:
 
 
 def build_sequences() -> list[TrainSequence]:
-    """Of tokens that no other one has, so that a gradient tells where it went; they share rows."""
+    """Build sequences with disjoint tokens, so that a gradient shows its source; they share rows."""
     random = np.random.default_rng(7)
     return [
         TrainSequence(token_ids=random.integers(8 + 10 * index, 18 + 10 * index, length), trained_from=1)
@@ -274,7 +274,7 @@ def _compute_plain(model: PreTrainedModel, sequence: TrainSequence) -> FloatArra
 
 
 def _gradient_crosses(model: PreTrainedModel, packed: bool) -> bool:
-    """Whether the logprobs of one sequence have a gradient in the embedding of a token of another."""
+    """Return whether the logprobs of one sequence have a gradient in the embedding of another's token."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: Any, ids: tuple[Tensor, ...], embedded: Tensor) -> None:
@@ -296,7 +296,7 @@ def _gradient_crosses(model: PreTrainedModel, packed: bool) -> bool:
 
 
 def study_lora(family: str, preset: str) -> LoraFinding:
-    """What a preset of conf/lora covers in this family."""
+    """Return the layers of this family that a preset of conf/lora covers."""
     return study_adapters(partial(build_model, family), preset)
 
 

@@ -1,4 +1,4 @@
-"""Runs of every kind for the table of algorithm presets: words that plan them, and recorded batches to learn from."""
+"""Kinds of runs for the table of algorithm presets: their overrides and recorded batches."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ GAME = ("+exp=guessing_game_tiny",)
 
 @dataclass(frozen=True)
 class Kind:
-    """How a kind of run is planned."""
+    """A kind of run and how to plan it."""
 
     words: tuple[str, ...]
     example: str = ""
@@ -44,9 +44,9 @@ KINDS = {
 
 
 _SHAPES = {"sums": "single", "games": "turns", "calculator": "turns", "lora": "single", "images": "single"}
-"""Source or kind to the shape of its completions; the other kinds have one of their own."""
+"""Source or kind -> shape of its completions; other kinds have their own."""
 _SOURCES = ("sums", "games", "calculator", "games")
-"""Of the four prompts of a mixture."""
+"""Sources of the four prompts of a mixture."""
 
 
 def build_groups(kind: str, group_size: int, reader: ImageReader | None, image: str) -> list[Group]:
@@ -63,7 +63,7 @@ def build_groups(kind: str, group_size: int, reader: ImageReader | None, image: 
         scores = [float((index + member) % 2) for member in range(group_size)]
         completions = [_build_completion(shape, prompt.token_ids, score, chance) for score in scores]
         item = RewardItem(completion="7", answer="7")
-        # Of agents it is the sum of what each of them was given.
+        # With agents it is the sum of all agents' scores.
         values = [1.5 * score if kind == "agents" else score for score in scores]
         results = [RewardResult(item=item, value=value, parts={"arithmetic": value}) for value in values]
         groups.append(Group(prompt, completions, results))
@@ -71,7 +71,7 @@ def build_groups(kind: str, group_size: int, reader: ImageReader | None, image: 
 
 
 def with_logprobs(groups: Sequence[Group], arrays: Sequence[FloatArray]) -> list[Group]:
-    """Return the groups with the logprobs of the policy, one array per sequence, as if it had sampled them."""
+    """Return the groups with the policy's logprobs, one array per sequence, as if it had sampled them."""
     found = iter(join_parts(find_parts(groups), arrays))
     return [
         replace(group, completions=[replace(one, logprobs=next(found).tolist()) for one in group.completions])
@@ -83,7 +83,7 @@ def _build_completion(shape: str, prompt: list[int], score: float, chance: rando
     if shape == "single":
         token_ids = _draw(chance.randint(2, 5), chance)
         return Trajectory(token_ids, [0.0] * len(token_ids), "7", False, 0)
-    # Four replies of 2, 1, 2 and 1 tokens; the environment writes 2 tokens behind the first and the third.
+    # Four replies of 2, 1, 2 and 1 tokens; the environment adds 2 tokens after the first and the third.
     token_ids = _draw(10, chance)
     places = [(0, 2), (4, 5), (5, 7), (9, 10)]
     agents, rewards = ["", "", "black", "black"], [None, score, None, score / 2]
@@ -93,7 +93,7 @@ def _build_completion(shape: str, prompt: list[int], score: float, chance: rando
     ]
     branches = {
         "turns": [],
-        # What the other agent reads; the same dialogue with its first reply left out.
+        # The other agent's context: the same dialogue without its first reply.
         "agents": [Branch(prompt, 0, 5), Branch(_draw(4, chance), 5, 10)],
         "programs": [Branch(prompt, 0, 5), Branch([*prompt, *token_ids[2:5]], 5, 10)],
     }

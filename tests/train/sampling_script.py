@@ -1,4 +1,4 @@
-"""Samples in every way on one real vLLM engine, and says what came beside what the policy makes of the same tokens."""
+"""Sample with all settings on a real vLLM engine; compare with the policy's logprobs of the same tokens."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
         c.token_ids for i in (0, 1) for c in engine.generate(PROMPTS[i : i + 1], SEEDS[i : i + 1], PLAIN)[0]
     ]
     found["one_seed"] = [c.token_ids for group in engine.generate(PROMPTS[:1] * 2, SEEDS, PLAIN) for c in group]
-    # Six prompts of 30 tokens do not fit in one step of 96: the fourth would be read in part.
+    # Six prompts of 30 tokens do not fit in one step of 96 tokens: the fourth would be split.
     crowd = [TokenPrompt(token_ids=[5 + (first + place) % 7 for place in range(30)]) for first in range(6)]
     found["crowded"] = [c.token_ids for group in engine.generate(crowd, list(range(6)), PLAIN) for c in group]
     found["one_by_one"] = [
@@ -80,7 +80,7 @@ def describe(
 
 
 def bend(logits: torch.Tensor, seen: list[int], spec: SamplingSpec) -> torch.Tensor:
-    """Logprobs [V] of the distribution that is sampled from, step by step as the papers and vLLM have it."""
+    """Return the logprobs [V] of the sampled distribution, step by step as in the papers and vLLM."""
     logits = logits.clone()
     for token in set(seen):
         logits[token] *= spec.repetition_penalty if logits[token] < 0 else 1 / spec.repetition_penalty
@@ -91,7 +91,7 @@ def bend(logits: torch.Tensor, seen: list[int], spec: SamplingSpec) -> torch.Ten
     if spec.top_k:
         logits[logits < logits.topk(spec.top_k).values[-1]] = -torch.inf
     ordered = logits.softmax(-1).sort(descending=True)
-    # The tokens before whom less than top_p lies.
+    # Tokens with less than top_p of cumulative probability before them.
     logits[ordered.indices[ordered.values.cumsum(-1) - ordered.values >= spec.top_p]] = -torch.inf
     return logits.log_softmax(-1)
 

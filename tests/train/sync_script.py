@@ -1,4 +1,4 @@
-"""Send weights of a tiny mixture of experts to one real vLLM engine in three ways, and write what each sync found."""
+"""Send weights of a tiny MoE to a real vLLM engine in three ways; write the result of each sync."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ PROBE = TokenPrompt(token_ids=[2 + (5 * place) % 12 for place in range(32)])
 
 
 class OneProcess:
-    """`Cluster` whose actors are objects of this process."""
+    """`Cluster` with actors in this process."""
 
     plan = SimpleNamespace(weight_transfer="gloo", actors=[ActorPlan("rollout", 0, 0, (), 1)])
 
@@ -70,7 +70,7 @@ class Gloo:
 
 
 def build_policy(folder: Path, lora: LoraConfig | None) -> PolicyWorker:
-    """A rank of the policy without a process group."""
+    """Build one policy rank without a process group."""
     model = ModelConfig(path=str(folder), lora=lora)
     policy = PolicyWorker.__new__(PolicyWorker)
     policy.config = load_config(["+exp=demo"]).model_copy(update={"model": model})
@@ -88,7 +88,7 @@ def move(policy: PolicyWorker) -> None:
 
 
 def receive_without_use(extension: Any, weights: Any) -> None:
-    """In place of the reload: the checksum covers what passes here, the model gets none of it."""
+    """Replace the reload: compute the checksum but leave the model unchanged."""
     deque(weights, maxlen=0)
 
 

@@ -1,4 +1,4 @@
-"""A local run that a script submits: it outlives the script, and any other process has it by its path."""
+"""A local run outlives the script that submitted it; other processes open it by its path."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(folder: Path) -> slurm_rl.Run:
-    """The run of a script that was killed with all of its group; who reads its output is not kept by the run."""
+    """Run a script that submits a run and kills its own process group; the run must not hold the stdout pipe open."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as done:

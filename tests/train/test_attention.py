@@ -1,4 +1,4 @@
-"""Attention over packed rows without a mask computes what the masked one does, and `auto` chooses it where it can."""
+"""Attention over packed rows without a mask equals masked attention; `auto` selects it where supported."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if f
 
 
 def read(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logprobs and every gradient of sequences in packed rows."""
+    """Return logprobs and all gradients of sequences in packed rows."""
     model.zero_grad()
     logprobs, _ = RowReader(model, CPU).forward(build_packed_batch(build_sequences()), 0.7)
     (logprobs * torch.linspace(0.5, 1.5, len(logprobs))).sum().backward()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def read(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def assert_same(found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
-    # Of a random minicpm3 logprobs come to -112, where neighbouring float32 numbers are 8e-6 apart.
+    # A random minicpm3 has logprobs down to -112, where the spacing of float32 is 8e-6.
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=1e-5)
     assert found[1].keys() == wanted[1].keys()
     for name, gradient in wanted[1].items():
@@ -56,14 +56,14 @@ def assert_same(found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, d
 
 
 def assert_reads_alike(model: PreTrainedModel, wanted: tuple[Tensor, dict[str, Tensor]], family: str) -> None:
-    """The same numbers, where the trial at load lets rows be packed; of the quick families it does."""
+    """Check for equal numbers if the row check packs the family; it must pack the quick families."""
     if family in QUICK or check_rows(RowReader(model, CPU), torch.float32).packed:
         assert_same(read(model), wanted)
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
 def test_varlen_equals_masked_rows(family: str) -> None:
-    """In every family that `auto` gives it to and whose masked rows are right."""
+    """For every family with varlen attention and correct masked rows."""
     model = build_model(family)
     if choose_attention(model, "cuda", any_mask=True) != "varlen" or LINES[family][0] != "packed":
         assert family not in QUICK
@@ -76,7 +76,7 @@ def test_varlen_equals_masked_rows(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "deepseek_v3"])
 def test_kernel_gets_same_arguments(family: str) -> None:
-    """In place of torch's kernel stand the names of its arguments and plain mathematics."""
+    """torch's kernel is replaced by a reference that checks the names of its arguments."""
     model = build_model(family)
     wanted, kernel = read(model), mock.Mock(side_effect=flash_stand_in.varlen_attn)
     settle_attention(model, "varlen", any_mask=False)
@@ -90,7 +90,7 @@ def test_kernel_gets_same_arguments(family: str) -> None:
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
 def test_flash_attention_gets_sequence_ends(family: str) -> None:
-    """The same of flash-attn, through transformers, for every family that says it has it."""
+    """The same for flash-attn through transformers, for every family that supports it."""
     model = build_model(family, torch.bfloat16)
     with mock.patch.object(attention, "is_flash_attn_2_available", lambda: True):
         if choose_attention(model, "cuda", any_mask=False) != FLASH or LINES[family][0] != "packed":
@@ -100,13 +100,13 @@ def test_flash_attention_gets_sequence_ends(family: str) -> None:
     if choose_attention(model, "cpu", any_mask=False) == "eager":
         model.set_attn_implementation("eager")
     wanted = read(model)
-    model.config._attn_implementation = FLASH  # past the checks for a GPU and a package
+    model.config._attn_implementation = FLASH  # skip the checks for a GPU and the package
     with flash_stand_in.flash_attn_installed():
         assert_reads_alike(model, wanted, family)
 
 
 def test_scores_are_capped_on_every_device() -> None:
-    """SDPA leaves a cap out without a word; varlen has none to offer."""
+    """SDPA silently ignores a score cap; varlen has no such argument."""
     model: Any = build_model("gemma2")
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = 0.05
@@ -122,10 +122,10 @@ def test_scores_are_capped_on_every_device() -> None:
     ("family", "dtype", "chosen"),
     [
         ("qwen3", torch.bfloat16, FLASH),
-        ("qwen3", torch.float32, VARLEN),  # flash-attn computes in half precision
-        ("phimoe", torch.bfloat16, None),  # its window is in its mask alone
+        ("qwen3", torch.float32, VARLEN),  # flash-attn requires half precision
+        ("phimoe", torch.bfloat16, None),  # its window exists only in its mask
         ("gemma2", torch.bfloat16, FLASH),
-        ("llama4_text", torch.bfloat16, None),  # chunks are no window
+        ("llama4_text", torch.bfloat16, None),  # chunks are not windows
         ("gpt_oss", torch.bfloat16, None),  # sinks
         ("bloom", torch.bfloat16, None),
     ],
@@ -154,7 +154,7 @@ def build_small() -> list[TrainSequence]:
     ("fields", "score_seed"), [({}, None), ({"logprob_chunk_tokens": 5}, 1), ({"prefix_sharing": True}, None)]
 )
 def test_engine_takes_same_steps(folder: Path, fields: dict[str, Any], score_seed: int | None) -> None:
-    """Of a policy and of a critic, with what `auto` is on a GPU and on CPU; shared prompts bring their mask."""
+    """For policy and critic, with the choices of `auto` on GPU and CPU; shared prompts need a mask."""
     policy, found = PolicyConfig(num_threads=1, **fields), []
     for device in ("cpu", "cuda"):
         with mock.patch.object(attention, "get_device", lambda device=device: torch.device(device)):
@@ -169,7 +169,7 @@ def test_engine_takes_same_steps(folder: Path, fields: dict[str, Any], score_see
 
 @pytest.mark.parametrize(("family", "way"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
 def test_images_give_same_result(family: Any, way: str, tmp_path: Path) -> None:
-    """The tower attends to each image as a whole, the text to what is before it."""
+    """The vision tower attends to each image as a whole, the text to earlier tokens."""
     build_tiny_model(TinyVL(family=family), 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
     model, images = load_model(tmp_path / "model", config), load_image_reader(tmp_path / "model", config)
@@ -194,7 +194,7 @@ def test_images_give_same_result(family: Any, way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, pytest.param(256, marks=pytest.mark.slow)])
 def test_packed_row_allocates_no_square(window: int | None) -> None:
-    """Forward and backward: fewer bytes in all than the row's mask would take; the masked way takes more."""
+    """Forward and backward allocate less than the row's mask would; the masked path allocates more."""
     lengths, peaks = [2048] + [128] * 48, {}
     config = Qwen2Config(
         vocab_size=16,

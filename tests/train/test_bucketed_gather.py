@@ -1,4 +1,4 @@
-"""Weights gathered in buckets are those that torch gathers one by one, bit for bit,."""
+"""Weights gathered in buckets equal those gathered one by one by torch, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from slurm_rl.models.distributed import init_process_group, leave_process_group
 from slurm_rl.models.lora import add_adapters, is_adapter
 from tests.unit.models.test_store_address import free_port
 
-# Neither 2 nor 3 divides these rows: 25 of the vocabulary, 14 of the keys' weights, 35 of a layer's inner ones.
+# Rows not divisible by 2 or 3: 25 of the vocabulary, 14 of the key weights, 35 of the MLP.
 ODD = Qwen2Config(
     vocab_size=25,
     hidden_size=14,
@@ -28,7 +28,7 @@ ODD = Qwen2Config(
     tie_word_embeddings=True,
 )
 BUCKET = 2000
-"""Bytes: several tensors of this model, and less than some of them."""
+"""Bytes: larger than several tensors of this model, smaller than others."""
 
 
 def build(dtype: torch.dtype, num_ranks: int, *, lora: bool = False, **fields: Any) -> Backend:
@@ -81,7 +81,7 @@ def check_same(backend: Backend, rank: int) -> None:
 
 
 class counted_gathers:
-    """Bytes of each collective that gathers tensors."""
+    """Record the bytes of each collective that gathers tensors."""
 
     def __enter__(self) -> list[int]:
         self.original: Callable[..., Any] = distributed.all_gather_single

@@ -1,4 +1,4 @@
-"""When a run saves changes none of its numbers, so clocks may decide it (checkpoint.interval=auto)."""
+"""The time of saves changes no metric, so a clock may decide it (checkpoint.interval=auto)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def saved_steps(run: Path) -> list[int]:
 
 def test_interval_changes_no_digit_of_supervised_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cadence, "FIRST_EVERY", 1)
-    # So that steps of milliseconds reach another interval at once.
+    # So that steps of milliseconds change the interval at once.
     monkeypatch.setattr(cadence, "LEAST_SAVES", 1)
     rows, saves = {}, {}
     for every in ("1", "3", "auto"):

@@ -1,4 +1,4 @@
-"""New weights in the middle of completions, on a real vLLM engine. One process for all."""
+"""Weight updates during completions on a real vLLM engine, in one process for all tests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The critic on a real model: where it speaks, that it learns, what it starts from, what a checkpoint restores."""
+"""The critic on a real model: position of values, learning, initial weights, resume."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Two gloo workers in every layout compute what one plain worker computes.
+"""Two gloo workers in every layout compute the same as one plain worker.
 
-One pair of processes runs all layouts in turn and leaves its findings in files: starting two processes with
-torch and DeepSpeed for each test would take longer than all that they compute.
+One pair of processes runs all layouts in turn and writes the results to files: starting two processes with torch and
+DeepSpeed per test would take longer than the tests.
 """
 
 import json
@@ -31,7 +31,7 @@ from tests.train.test_engine_policy import cross_entropy
 from tests.unit.models.test_store_address import free_port
 
 SMALL = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
-# With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
+# With the default eps, Adam turns the rounding of a vanishing gradient into a step.
 OPTIM = OptimConfig(lr=2e-3, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6, warmup_steps=2, schedule="cosine")
 OTHER_OPTIM = OptimConfig(lr=1e-3, betas=(0.5, 0.8), max_grad_norm=0.2, eps=1e-6)
 NUM_STEPS, SAVED_AFTER, RESET_AFTER = 7, 3, 5
@@ -58,11 +58,11 @@ SPARING = {
 ADAPTED = {"fsdp2-lora": FSDP2, "zero-2-lora": ZERO[2], "zero-3-lora": ZERO[3]}
 LAYOUTS = PLAIN | SPARING | ADAPTED
 OFTEN = ("fsdp2", "zero-2", "zero-3", "zero-3-offload-all", "fsdp2-lora")
-"""The tests of the other layouts are slow; each lies between two of these, or beside one."""
+"""Layouts in `make test`; the others, which combine these features, are slow."""
 
 
 def build_sequences(step: int) -> list[TrainSequence]:
-    """Those of odd steps have two temperatures, the others that of the engine."""
+    """Build sequences: in odd steps with two temperatures, in even ones with the engine's."""
     random = np.random.default_rng(step)
     lengths = random.integers(3, 14, 5 + step)
     return [
@@ -77,7 +77,7 @@ def build_sequences(step: int) -> list[TrainSequence]:
 
 
 def deal(step: int, rank: int, num_workers: int) -> list[list[TrainSequence]]:
-    """This rank's micro-batches: 2 to 4 of them, some empty."""
+    """Return this rank's micro-batches: 2 to 4 of them, some empty."""
     sequences = build_sequences(step)
     dealt = distribute([len(s.token_ids) for s in sequences], num_workers, budget=16)
     return [[sequences[i] for i in members] for members in dealt[rank]]
@@ -121,7 +121,7 @@ def run_resharded(rank: int, root: Path) -> None:
 
 
 def run_layout(rank: int, name: str, model: Path, out: Path) -> None:
-    """Train, save, resume; of plain layouts also what must fail, a reset optimizer and exports."""
+    """Train, save and resume; in plain layouts also expected failures, an optimizer reset and exports."""
     policy, lora = LAYOUTS[name], LORA if name in ADAPTED else None
     for folder in ("checkpoint", "last", "just-reset", "half"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def run_exports(
         engine.export(out / export)
         engine.save(out / saved)
     torch.distributed.barrier()
-    half.load(out / "half")  # with the classes of its own that DeepSpeed keeps for bfloat16
+    half.load(out / "half")  # with the classes that DeepSpeed stores for bfloat16
     resumed.backend.reset_optimizer(OTHER_OPTIM)
     resumed.save(out / "just-reset")
     found["after_reset"] = run_steps(resumed, range(2), rank, 2)
@@ -184,7 +184,7 @@ def logprobs_of(engine: PolicyEngine, rank: int, **options: Any) -> list[list[li
 
 
 class Code:
-    """Pickled, it makes a folder where it is read."""
+    """An object that creates a folder when unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -194,7 +194,7 @@ class Code:
 
 
 def plant_code(checkpoint: Path, planted: Path) -> None:
-    """A checkpoint whose files hold what they should, and code beside it."""
+    """Copy the checkpoint and add objects that would execute code when unpickled."""
     shutil.copytree(checkpoint, planted)
     for file in planted.rglob("*.pt"):
         torch.save({**torch.load(file, weights_only=False), "code": Code(planted / "ran")}, file)
@@ -219,7 +219,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seldom(root: Path) -> None:
-    """The other layouts, too."""
     others = [name for name in LAYOUTS if name not in OFTEN]
     multiprocessing.spawn(run_worker, args=(free_port(), root, others), nprocs=2)
 
@@ -235,7 +234,7 @@ def folder_of(request: pytest.FixtureRequest, root: Path) -> Path:
 
 
 def save_as_others(root: Path) -> None:
-    """Write the checkpoint of one worker, and the same cut as torch cuts it among 40."""
+    """Write the checkpoint of one worker, and the same sharded for 40 as torch does."""
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
     run_steps(engine, range(SAVED_AFTER), 0, 1)
     one = root / "by-1"
@@ -259,14 +258,14 @@ def cut(value: Any, rank: int, num: int) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> Reference:
-    """One plain worker over the same sequences."""
+    """One plain worker on the same sequences."""
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
     return run_steps(engine, range(NUM_STEPS), 0, 1), engine
 
 
 @pytest.fixture(scope="module")
 def adapted_reference(root: Path) -> Reference:
-    """The same with adapters."""
+    """One plain worker with adapters."""
     engine = build_engine(root / "model", PolicyConfig(num_threads=1), lora=LORA)
     return run_steps(engine, range(NUM_STEPS), 0, 1), engine
 
@@ -301,7 +300,7 @@ def test_layout_equals_one_worker(layout: Path, reference: Reference, adapted_re
         for name, tensor in wanted.items():
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
     check_logprobs(layout, "logprobs", engine)
-    # Rank 0 only gets the whole state.
+    # Only rank 0 gets the whole state.
     assert "lm_head.weight" in found_by(layout, 0)["state_names"] and found_by(layout, 1)["state_names"] == []
 
 
@@ -367,7 +366,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def test_one_worker_resumes_from_two(root: Path, reference: Reference) -> None:
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
-    run_steps(engine, range(10, 11), 0, 1)  # what it held before must not matter
+    run_steps(engine, range(10, 11), 0, 1)  # its state before the load must not matter
     engine.load(root / "fsdp2" / "checkpoint")
     for ours, expected in zip(
         run_steps(engine, range(SAVED_AFTER, NUM_STEPS), 0, 1), reference[0][SAVED_AFTER:], strict=True
@@ -377,7 +376,7 @@ def test_one_worker_resumes_from_two(root: Path, reference: Reference) -> None:
 
 @pytest.mark.parametrize("num_saved", [1, 40])
 def test_two_workers_resume_from_others(num_saved: int, root: Path, reference: Reference) -> None:
-    """Of 40 workers most hold nothing of a tensor with 14 rows."""
+    """Most of 40 workers hold nothing of a tensor with 14 rows."""
     found = json.loads((root / f"resharded-{num_saved}.json").read_text())
     for ours, expected in zip(found, reference[0][SAVED_AFTER:], strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Adapters: what is trained, saved, sent and exported, and that merged and apart they are one model."""
+"""LoRA adapters: training, saving, sending and exporting; merged and separate adapters agree."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_fresh_adapters_change_nothing_and_follow_seed(folder: Path) -> None:
 
 
 def test_merged_and_separate_adapters_agree(folder: Path, tmp_path: Path) -> None:
-    """Logprobs under the engine, the merged export, peft's own loading and the base with adapters sent, to 1e-5."""
+    """Logprobs of the engine, the merged export, peft's loading, and the base with sent adapters agree to 1e-5."""
     engine = build_engine(folder)
     train(engine, range(4))
     expected = logprobs_of(engine)
@@ -93,7 +93,7 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, None])
 def test_sent_weights_equal_merged_adapters(folder: Path, lora: LoraConfig | None, dtype: str, one_rank: None) -> None:
-    """Bit for bit; and its names, types and shapes, which vLLM cuts its buffers by, are known beforehand, in order."""
+    """Bit for bit; names, types and shapes, which define vLLM's buffers, are known in advance and in order."""
     engine = build_engine(folder, lora, dtype=dtype)
     train(engine, range(2))
     sent = list(engine.full_state(CPU))
@@ -159,7 +159,7 @@ def test_adapter_without_base_layer_is_refused(folder: Path) -> None:
 
 
 def test_reward_head_is_trained_and_saved_with_adapters(folder: Path, tmp_path: Path) -> None:
-    """Scores under the engine, the merged export, peft's own loading and the converted checkpoint, to 1e-5."""
+    """Scores of the engine, the merged export, peft's loading and the converted checkpoint agree to 1e-5."""
     engine = build_engine(folder, score_seed=3)
     start = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""The tiny model and its character tokenizer; loading a model, and what is said when it does not fit."""
+"""The tiny model and its character tokenizer; loading a model, and errors for unsuitable ones."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ def test_options_reach_model(folder: Path) -> None:
 def test_init_from_replaces_weights(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(SMALL, 1, tmp_path / "other")
     (tmp_path / "weights").mkdir()
-    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "weights")  # no more is needed
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "weights")  # config and tokenizer are not needed
     model = load_model(folder, config(folder, init_from=str(tmp_path / "weights")))
     expected = load_model(tmp_path / "other", config(tmp_path / "other")).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())

@@ -1,4 +1,4 @@
-"""One rank of the policy engine: what a packed row computes, what a step does, what a checkpoint restores."""
+"""One rank of the policy engine: packed rows, steps, and checkpoints."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from slurm_rl.workers.train_workers import PolicyWorker
 from tests.tiny_models import build_tiny_model
 from tests.train.conftest import SMALL
 
-# With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
+# With the default eps, Adam turns the rounding of a vanishing gradient into a step.
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6)
 CPU = torch.device("cpu")
 
@@ -94,7 +94,7 @@ def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
 def test_chunked_head_equals_unchunked(chunk_tokens: int, entropy_gradient: bool, tied: bool) -> None:
-    """Logprobs, entropies and every gradient, to 1e-5."""
+    """Logprobs, entropies and every gradient agree to 1e-5."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SHAPE, "tie_word_embeddings": tied}, head_dim=16))
     batch = build_packed_batch(build_sequences(9))
@@ -157,7 +157,7 @@ def test_step_without_tokens_changes_nothing(folder: Path) -> None:
 
 
 def test_warmup_uses_temperature_1(folder: Path) -> None:
-    """Of an engine that samples at 0.5 it would teach a flatter distribution than that of the answers."""
+    """With the engine's sampling temperature of 0.5, a warm-up would learn a flatter distribution."""
     sequences, found = build_sequences(4), []
     for temperature in (0.5, 1.0):
         worker = PolicyWorker.__new__(PolicyWorker)
@@ -181,13 +181,13 @@ def train(engine: PolicyEngine, seeds: Sequence[int]) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, steps: int) -> None:
-    """Also from a checkpoint before the first step, which has no moments."""
+    """Also from a checkpoint before the first step, without optimizer moments."""
     engine = build_engine(folder)
     train(engine, range(steps))
     engine.save(tmp_path)
     uninterrupted = train(engine, range(3, 6))
     resumed = build_engine(folder)
-    train(resumed, [9])  # what it held before must not matter
+    train(resumed, [9])  # its state before the load must not matter
     resumed.load(tmp_path)
     assert train(resumed, range(3, 6)) == uninterrupted
     assert_same(state_of(engine), state_of(resumed))
@@ -199,7 +199,7 @@ def test_background_save_holds_state_of_its_moment(folder: Path, tmp_path: Path)
         train(each, range(2))
     files = engine.save(tmp_path, background=True)
     assert files == [tmp_path / "rank-0.pt"]
-    uninterrupted = train(engine, range(2, 4))  # beside the writing
+    uninterrupted = train(engine, range(2, 4))  # while the save is being written
     assert uninterrupted == train(undisturbed, range(2, 4))
     wait_for_files(files, 60, threading.Event())
     resumed = build_engine(folder)
@@ -242,7 +242,7 @@ def test_nonfinite_step_changes_nothing(folder: Path, loss_fn: object, what: str
 
 
 def test_reset_optimizer_equals_new_one(folder: Path, tmp_path: Path) -> None:
-    """The same weights with a fresh engine and with a reset one give the same steps."""
+    """A fresh engine and a reset one with the same weights take the same steps."""
     engine = build_engine(folder)
     train(engine, range(3))
     engine.export(tmp_path / "export")
@@ -258,7 +258,7 @@ def test_full_state_is_state_dict_with_tied_names(folder: Path) -> None:
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
     before = {name: tensor.clone() for name, tensor in state.items()}
     train(engine, [1])
-    assert_same(before, state)  # copies: a later step leaves them alone
+    assert_same(before, state)  # copies: later steps do not change them
 
 
 def test_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:

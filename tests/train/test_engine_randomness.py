@@ -1,4 +1,4 @@
-"""Nothing random lies between two looks at a model in training, and a resumed process draws those that come next."""
+"""Training is deterministic between two forward passes, and a resumed process continues the random sequence."""
 
 import random
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.train.test_engine_policy import build_engine
 
 WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)
-# Dropout in layers, in functions that read the config, of whole layers, and noise on a router.
+# Dropout in layers, in functions that read the config, of whole layers, and router noise.
 FAMILIES = {
     "gpt2": GPT2,
     "opt": OPTConfig(**WIDTH, ffn_dim=64, word_embed_proj_dim=32, dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
@@ -74,7 +74,7 @@ def build_sequences(seed: int) -> list[TrainSequence]:
 
 
 def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
-    """Of GPT-2, whose config wants dropout: what the loss sees in training is what was computed before it."""
+    """With GPT-2's dropout in the config: the loss sees the logprobs computed before the step."""
     engine = build_engine(build_folder(GPT2, tmp_path / "model"))
     said = np.concatenate(engine.compute_logprobs([build_sequences(0)])[0])
     seen: list[Tensor] = []
@@ -88,7 +88,7 @@ def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
 
 
 def train_by_chance(engine: PolicyEngine, steps: range) -> list[float]:
-    """Losses scaled by numbers of every kind that a process draws."""
+    """Return losses scaled by numbers from every random generator of a process."""
 
     def scaled(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
         chance = float(torch.rand(1)) + np.random.rand() + random.random() + random.gauss() + np.random.randn()

@@ -1,4 +1,4 @@
-"""A rollout engine that is killed or stopped in the middle of a run. Real Ray, vLLM and torch on CPU."""
+"""A rollout engine killed or stopped during a run, with real Ray, vLLM and torch on CPU."""
 
 import contextlib
 import os
@@ -21,19 +21,19 @@ pytestmark = pytest.mark.slow
 
 
 def wait_for_engine(run: RunDir, process: subprocess.Popen[str], *, is_known: bool) -> int:
-    """The engine's pid while it samples, after two steps.
+    """Return the engine's pid while it samples, after two steps.
 
     Args:
-        is_known: it has sampled often enough to have a deadline of its own.
+        is_known: wait until it has finished enough calls to have a deadline.
     """
     return wait_for_phase(run, process, "rollout-0", "generate", 5 if is_known else 0)
 
 
 def wait_for_phase(run: RunDir, process: subprocess.Popen[str], name: str, phase: str, num_calls: int = 0) -> int:
-    """The pid of an actor while it does this, after two steps; by its own beats, since the whole run takes seconds.
+    """Return an actor's pid while it is in this phase by its heartbeats, after two steps.
 
     Args:
-        num_calls: that it has ended before.
+        num_calls: number of calls finished before.
     """
     deadline, folder = time.monotonic() + 600, None
     while time.monotonic() < deadline:
@@ -51,7 +51,7 @@ def wait_for_phase(run: RunDir, process: subprocess.Popen[str], name: str, phase
 
 
 def find_beats(run: RunDir) -> Path | None:
-    """The folder of the beats, as the run's processes know it; None before there are any."""
+    """Return the folder of the heartbeats; None before it exists."""
     for pid in find_processes(run.path):
         with contextlib.suppress(OSError):
             for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -61,7 +61,7 @@ def find_beats(run: RunDir) -> Path | None:
 
 
 def finish(run: RunDir, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """The events of a run that has finished in its first attempt."""
+    """Return the events of a run that finished in its first attempt."""
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert run.attempt_numbers() == [1]
@@ -96,7 +96,7 @@ def test_engine_with_direct_transfer_is_replaced(whole_run: Path, tmp_path: Path
 
 
 def test_asynchronous_engine_is_replaced_after_kill(whole_run: Path, tmp_path: Path) -> None:
-    """The killed process is vLLM's EngineCore, a child of the actor: the actor lives until it notices."""
+    """The killed process is vLLM's EngineCore, a child of the actor, which lives until it notices."""
     run = RunDir(tmp_path / "asynchronous")
     options = "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1", "trainer.num_steps=12"
     process = start_run(run.path, "ray.dashboard=false", *options)

@@ -1,4 +1,4 @@
-"""Images through the policy engine: packed or alone, every sequence gets the numbers that transformers gives it."""
+"""Images in the policy engine: packed or not, every sequence gets the numbers of transformers."""
 
 import dataclasses
 from pathlib import Path
@@ -40,7 +40,7 @@ def reader(folder: Path) -> ImageReader:
 
 @pytest.fixture(scope="module")
 def sequences(reader: ImageReader, tmp_path_factory: pytest.TempPathFactory) -> list[TrainSequence]:
-    """Two images, none, one image, and again none; of lengths that rows of the packed batch mix."""
+    """Sequences with two images, none, one, and none; with lengths that are packed together."""
     folder = tmp_path_factory.mktemp("images")
     wide, tall, small = (
         write_image(folder / f"{seed}.png", seed, *size) for seed, size in enumerate([(140, 60), (60, 170), (20, 30)])
@@ -65,7 +65,7 @@ def build_engine(folder: Path, *, chunk: int | None = None) -> PolicyEngine:
 
 
 def transformers_logprobs(folder: Path, reader: ImageReader, sequence: TrainSequence) -> FloatArray:
-    """One sequence alone through the model as transformers uses it: it makes the positions itself."""
+    """Run one sequence through the model as transformers does, which computes the positions."""
     model = load_model(folder, ModelConfig(path=str(folder))).eval()
     ids = torch.from_numpy(sequence.token_ids).unsqueeze(0)
     inputs = {}
@@ -94,7 +94,7 @@ def test_packed_logprobs_equal_transformers(
 def test_sampled_placeholder_is_token_not_image(
     folder: Path, reader: ImageReader, sequences: list[TrainSequence]
 ) -> None:
-    """Against the parts of the model put together by hand; Qwen3-VL also adds images inside its blocks."""
+    """The reference combines the model's parts by hand; Qwen3-VL also adds images inside its blocks."""
     ids = sequences[2].token_ids.copy()
     ids[-2] = reader.image_token_id
     sequence = dataclasses.replace(sequences[2], token_ids=ids)
@@ -121,7 +121,7 @@ def test_sampled_placeholder_is_token_not_image(
 def test_other_pixels_give_other_logprobs(
     folder: Path, reader: ImageReader, sequences: list[TrainSequence], tmp_path: Path
 ) -> None:
-    """Or the equalities above would hold of a model that is blind."""
+    """Otherwise a model that ignores images would pass the tests above."""
     [span] = sequences[2].images
     other = write_image(tmp_path / "other.png", 77, 60, 170)
     changed = TrainSequence(
@@ -134,7 +134,7 @@ def test_other_pixels_give_other_logprobs(
 
 
 def test_packing_does_not_change_step(folder: Path, sequences: list[TrainSequence]) -> None:
-    """Also of micro-batches of text alone, which go through the vision tower with a blank image."""
+    """Also for text-only micro-batches, which send a blank image through the vision tower."""
     states = []
     for micro_batches in ([sequences], [[one] for one in reversed(sequences)]):
         engine = build_engine(folder)
@@ -143,13 +143,13 @@ def test_packing_does_not_change_step(folder: Path, sequences: list[TrainSequenc
     (one, packed), (many, apart) = states
     assert one["loss"] == pytest.approx(many["loss"], abs=1e-5)
     assert one["grad_norm"] == pytest.approx(many["grad_norm"], rel=1e-4)
-    # AdamW's first step is lr times the gradient's sign, whatever its size: noise may turn a gradient of nearly 0.
+    # AdamW's first step is lr times the sign of the gradient: noise may flip a gradient of nearly 0.
     differing = sum(int(((packed[name] - apart[name]).abs() > 1e-4).sum()) for name in packed)
     assert differing < 1e-3 * sum(tensor.numel() for tensor in packed.values())
 
 
 def test_text_only_batch_runs_vision_tower(folder: Path, sequences: list[TrainSequence]) -> None:
-    """Else its sharded weights would be gathered on the ranks with images alone, which then wait for ever."""
+    """Otherwise ranks with images would wait forever for the others to gather its shards."""
     engine = build_engine(folder)
     calls = []
     engine.module.model.visual.register_forward_hook(lambda *_: calls.append(1))

@@ -1,4 +1,4 @@
-"""Environments on two nodes of a real Ray cluster; one node is killed, and its episodes go on at the other."""
+"""Environments on two nodes of a real Ray cluster; after one is killed its episodes continue on the other."""
 
 import os
 import time
@@ -37,7 +37,7 @@ class Here(Environment):
 
 @pytest.fixture
 def rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Ray's own cluster of several raylets on one machine."""
+    """Ray's test cluster of several raylets on one machine."""
     import ray
     from ray.cluster_utils import Cluster as Raylets
 
@@ -55,7 +55,7 @@ def rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def _add_node(raylets: Any, **options: Any) -> Any:
-    """Ray gives a raylet 30 s, which a busy machine may need."""
+    """Retry: Ray gives a raylet 30 s, which may not suffice on a busy machine."""
     for left in reversed(range(4)):
         try:
             return raylets.add_node(**options)

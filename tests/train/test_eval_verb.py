@@ -1,4 +1,4 @@
-"""The verb `eval`, run as a user types it: a model made by SFT and its checkpoint, measured by real engines on CPU."""
+"""The verb `eval` from the command line: an SFT model and its checkpoint, evaluated by real engines on CPU."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.whole_run import run_cli
 
 SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
 ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
-# Sums so small that a minute of training gets some of them right.
+# Sums small enough that a minute of training gets some of them right.
 ROWS = ("data.largest_addend=9", "data.num_eval=10", "supervised.batch_size=64", "supervised.num_epochs=60")
 TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.interval=30", *ROWS, "run_dir=runs/sft")
 
@@ -44,7 +44,7 @@ def test_evaluation_of_export_and_checkpoint_is_repeatable(tmp_path: Path) -> No
     found = measured(tmp_path, "first")
     assert found["set/sums/prompts"] == 25 and found["set/sums/avg@4"] > 0
     assert measured(tmp_path, "again") == found
-    # Of one checkpoint, the newest, the numbers are those of the export.
+    # The newest checkpoint has the numbers of the export.
     named = ("eval", "runs/sft", "--step", "60", *words[2:])
     run_cli(tmp_path, *named, "run_dir=runs/step")
     assert (tmp_path / "runs/step/model/config.json").is_file()

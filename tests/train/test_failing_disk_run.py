@@ -1,4 +1,4 @@
-"""A whole run on a real disk that fills up or turns read-only at the worst moments; later every digit is there."""
+"""A complete run on a real disk that fills up or turns read-only during a save; later all metrics are identical."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ _SMALL_KB = 64 << 10
 
 
 def a_checkpoint_is_being_written(run: RunDir) -> bool:
-    """A later one, so that there is one to keep."""
+    """Return whether a second or later checkpoint is being written."""
     return newest_step(run) >= 0 and any(run.checkpoints.glob(".step-*.tmp*"))
 
 
@@ -26,12 +26,12 @@ def metrics_grow(run: RunDir) -> bool:
 
 
 def logs_begin(run: RunDir) -> bool:
-    """Nothing is trained yet: Ray has just come up."""
+    """Nothing is trained yet: Ray has just started."""
     return any(row["kind"] == "ray/head_ready" for row in read_rows(run.events))
 
 
 def spoil_when(run: RunDir, disk: Disk, is_time: Callable[[RunDir], bool]) -> int:
-    """The newest checkpoint that was whole by then; -1 for none."""
+    """Spoil the disk when `is_time`; return the newest complete checkpoint, or -1."""
     wait_for(lambda: is_time(run), "the moment never came", pause_s=0.002)
     newest = newest_step(run)
     disk.spoil()

@@ -1,4 +1,4 @@
-"""Both sides of the gloo transfer in one process: every tensor arrives as it was sent, on every engine rank."""
+"""Both sides of the gloo transfer in one process: every tensor arrives unchanged on every engine rank."""
 
 import socket
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Model(torch.nn.Module):
 
 
 class TwoRanks:
-    """What reaches a tensor-parallel engine of two ranks: each call on both at once."""
+    """A tensor-parallel engine of two ranks: each call goes to both at once."""
 
     def __init__(self, engines: list[GlooEngine]) -> None:
         self.engines, self.calls = engines, []  # type: ignore[var-annotated]
@@ -77,7 +77,7 @@ def build_engine(rank: int) -> GlooEngine:
 
 
 def extend(engine: GlooEngine) -> RolloutWorkerExtension:
-    """vLLM's worker, with what it gains from us."""
+    """Return vLLM's worker with our extension."""
     worker = RolloutWorkerExtension()
     worker.weight_transfer_engine, worker.device = engine, torch.device("cpu")
     return worker
@@ -129,7 +129,7 @@ def test_other_policy_ranks_gather_without_sending() -> None:
 
 
 def test_plan_knows_head_sizes_of_cpu_engine() -> None:
-    """Here, since this file has imported vLLM already, which takes long."""
+    """In this file because it has already imported vLLM, which is slow."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES

@@ -1,4 +1,4 @@
-"""What tests/gpu starts on GPUs runs here on CPU, as far as it can: so that on a GPU machine only GPUs are new."""
+"""Run the helpers of tests/gpu on CPU, so that on a GPU machine only the GPUs are untested."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A stopped and a slow rank are named, and the run continues. Real torchrun and torch on CPU."""
+"""A stopped and a slow rank are named, and the run continues, with real torchrun and torch on CPU."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def pid_of(run: RunDir, name: str) -> int:
 
 
 def test_stopped_rank_is_named_and_run_continues(tmp_path: Path) -> None:
-    """No failure is allowed: only a hang starts another attempt."""
+    """No failures are allowed, so only a hang can start another attempt."""
     run = RunDir(tmp_path / "hung")
     process = start(run.path, words=(*WORDS, *SOON, "supervised.num_epochs=1000"))
     os.kill(pid_of(run, "rank-1"), signal.SIGSTOP)
@@ -81,7 +81,7 @@ def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Itera
 
 
 def test_throttled_rank_is_named_with_sharded_parameters(tmp_path: Path) -> None:
-    """With FSDP2 each pass waits for both ranks, so that their passes take the same time."""
+    """With FSDP2 each pass waits for both ranks, so their passes take the same time."""
     run = RunDir(tmp_path / "slow")
     process = start(run.path, words=(*WORDS, "supervised.num_epochs=1000", "job.max_failures=0"))
 

@@ -1,4 +1,4 @@
-"""A whole run of which half of the episodes are hostile. Real Ray, vLLM and torch on CPU."""
+"""A complete run in which half of the episodes are hostile, with real Ray, vLLM and torch on CPU."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The demo beside a user who attacks it all the while: it ends with every digit, and nothing of it was his."""
+"""Another user attacks the demo while it runs: its metrics are identical and its data stay private."""
 
 import os
 import re
@@ -21,12 +21,12 @@ from tests.train.test_run import find_temp_dirs
 from tests.whole_run import exact_rows, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-# What is not a file of anybody, or the system's.
+# Targets that are not files, or belong to the system.
 _NOT_OURS = re.compile(r"^(?!/)|^/(dev/(?!shm/)|proc/|sys/|usr/|lib|bin/|etc/)| \(deleted\)$|^/memfd:")
 
 
 def processes_of(process: subprocess.Popen[str], mark: Path) -> list[psutil.Process]:
-    """All of the run, those of Ray too that are nobody's children: they know the run by their environment."""
+    """Return all processes of the run, including Ray's orphans, which its environment variables identify."""
     found = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
     for one in psutil.process_iter():
         try:
@@ -48,7 +48,7 @@ def ports_of(processes: list[psutil.Process]) -> list[int]:
 
 
 def open_to_others(processes: list[psutil.Process], python: Path) -> set[str]:
-    """Files that the run has open to write or shares as memory, outside of the installation, that anybody may reach."""
+    """Return open writable files and shared memory, outside the installation, that any user can access."""
     paths = set()
     for one in processes:
         try:
@@ -74,7 +74,7 @@ def _reaches(path: str) -> bool:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Where he may come as far as the run's own folders; pytest closes its folders whenever it starts anywhere."""
+    """Make a folder that the other user can traverse up to the run; pytest restricts its own folders."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     folder = Path(tempfile.mkdtemp(prefix="slurm_rl-", dir="/tmp"))
@@ -107,7 +107,7 @@ def test_demo_with_hostile_neighbour_has_identical_metrics(whole_run: Path, plac
     assert process.returncode == 0, output
     assert exact_rows(run_dir) == exact_rows(whole_run)
     assert neighbour.loot == [] and open_files == set()
-    # He was there: Ray's ports and those of two services.
+    # The attacker reached Ray's ports and those of two services.
     assert num_ports > 8
     events = read_rows(RunDir(run_dir).events)
     assert [row for row in events if row["kind"] == "reward/service_died"] == []

@@ -1,4 +1,4 @@
-"""kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU."""
+"""SIGKILL a run of episodes in every turn of a step and at random times, with real Ray, vLLM and torch on CPU."""
 
 import os
 import random
@@ -19,13 +19,13 @@ from tests.train.test_engine_run import find_beats
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LONG = ("trainer.num_steps=12", "eval.interval=6")
 KILLS = 5
-"""At random moments, of each of SEEDS."""
+"""Number of random kills for each of SEEDS."""
 SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]:
-    """Runs that nobody disturbed, by their words; free order has the tokens of waves."""
+    """Undisturbed runs by their overrides; free order has the tokens of waves."""
     found: dict[tuple[str, ...], Game] = {}
 
     def find(mode: Mode, *words: str) -> Game:
@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]
 
 @pytest.mark.parametrize("name", MODES)
 def test_kill_in_every_turn_keeps_metrics(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
-    """In turn 0, 1, 2 and 3 of the third step, each time gone on with."""
+    """In turns 0, 1, 2 and 3 of the third step, resumed each time."""
     mode, lefts = MODES[name], list[Left]()
     game = Game(tmp_path, *mode.words)
     for turn in range(4):
@@ -56,7 +56,7 @@ def test_kill_in_every_turn_keeps_metrics(name: str, tmp_path: Path, undisturbed
 def test_agents_killed_at_random_moments_resume_to_same_tokens(
     name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
-    """The trainer alone or all processes of the run; in turns, training, evaluation or a save."""
+    """Kill the trainer or the whole run, in turns, training, evaluation or a save."""
     mode, chance, lefts, num_kills = MODES[name], random.Random(seed), list[Left](), 0
     game = Game(tmp_path / "run-0", *LONG, *mode.words)
     while num_kills < KILLS:
@@ -74,7 +74,7 @@ def test_agents_killed_at_random_moments_resume_to_same_tokens(
 def test_run_stopped_in_turn_resumes_to_same_digits(
     name: str, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
-    """Its checkpoint holds the batch that was under way, or in free order its journal."""
+    """Its checkpoint holds the current batch, or in free order its journal."""
     mode = MODES[name]
     game = Game(tmp_path, *mode.words)
     game.hold(2, 1)

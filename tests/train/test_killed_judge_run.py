@@ -1,4 +1,4 @@
-"""A reward model that judges, killed in the middle of a run: its worker, then its service. Real Ray, vLLM, torch."""
+"""A judge (reward model) is killed during a run: its worker, then its service; real Ray, vLLM and torch."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Words of a run whose completions a model scores."""
+    """Overrides of a run with completions scored by a model."""
     model = build_reward_model(tmp_path_factory.mktemp("judge"))
     return (f"reward.model.path={model}", "trainer.num_steps=20", "ray.dashboard=false")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(judged_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model in a worker of the trainer."""
+    """The model runs in a worker of the trainer."""
     run_dir = tmp_path_factory.mktemp("judged") / "run"
     finish(start_run(run_dir, *judged_words))
     return run_dir
@@ -61,7 +61,7 @@ def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
 
 
 def find_worker(service: int) -> int:
-    """The process that holds the model: a child of the server that the service's workers are forked off."""
+    """Return the process with the model: a child of the server that forks the service's workers."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -74,7 +74,7 @@ def find_worker(service: int) -> int:
 
 
 def kill_at_work(pid: int, process: subprocess.Popen[str]) -> None:
-    """While it scores, by the time that it has computed: it waits for its next completions without any."""
+    """Kill it while it scores, detected by its CPU time: it uses none while idle."""
     schedstat = Path(f"/proc/{pid}/schedstat")
     began = int(schedstat.read_text().split()[0])
     wait_for(lambda: int(schedstat.read_text().split()[0]) > began + 3e6, "it to compute", process, pause_s=0.001)

@@ -1,4 +1,4 @@
-"""PPO on the guessing game: it learns, is killed in a turn, and resumes to every digit. Real Ray, vLLM and torch."""
+"""PPO on the guessing game learns, is killed in a turn, and resumes to identical metrics; real Ray, vLLM and torch."""
 
 from pathlib import Path
 from statistics import mean
@@ -31,7 +31,7 @@ def test_ppo_with_environment_learns_and_resumes_to_same_digits(tmp_path: Path) 
     rewards = [row["reward/mean"] for row in steps]
     assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.05, rewards
     assert all(row["critic/loss"] > 0 and row["episode/masked"] > 0 for row in steps)
-    # The first step trains the critic only.
+    # The first step trains only the critic.
     assert "policy/grad_norm" not in steps[0] and all(row["policy/grad_norm"] > 0 for row in steps[1:])
 
     # In the third turn of step 7; the newest checkpoint is of step 6.

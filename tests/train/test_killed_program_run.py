@@ -1,4 +1,4 @@
-"""A run of programs that is killed or asked to stop while they play. Real Ray, vLLM and torch on CPU."""
+"""A run of external programs is killed or stopped while they play, with real Ray, vLLM and torch on CPU."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FREE = MODES["async"]
-"""What is promised of free order is promised of programs, but for the order in which turns are in the journal."""
+"""Programs have the guarantees of free order, except for the order of turns in the journal."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_killed_in_two_turns_of_step(tmp_path: Path, undisturbed: ProgramGame) -
 
 
 def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed: ProgramGame) -> None:
-    """Its checkpoint waits for no program."""
+    """Its checkpoint does not wait for programs."""
     game = ProgramGame(tmp_path)
     game.hold(2, 1)
     process = game.start()
@@ -52,7 +52,7 @@ def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed:
 
 
 def test_run_ahead_loses_no_turn_of_saved_policy(tmp_path: Path) -> None:
-    """Killed while a batch plays ahead of the one that is trained on; new weights wait for its programs."""
+    """Killed while a batch plays ahead of the trained one; new weights wait for its programs."""
     ahead = Mode(("rollout.max_off_policy_steps=1", "checkpoint.interval=1"), waves=False, ahead=1)
     game = ProgramGame(tmp_path, *ahead.words)
     game.kill_in(2, 1, saved=1)

@@ -1,4 +1,4 @@
-"""A teacher that is killed in the middle of a run, on a worker of its own or in the policy's. Real Ray, vLLM, torch."""
+"""A teacher is killed during a run, in its own worker or in the policy's; real Ray, vLLM and torch."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ WORDS = ("+algorithm=distill", "algorithm.kl.coef=1.0", "warmup.num_steps=0", "r
 
 @pytest.fixture(scope="module")
 def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Of a policy that learns from another model with its tokens; both begin at random."""
+    """Overrides of a policy that learns from another model with its tokenizer; both are random."""
     from tests.tiny_models import SMALL, build_tiny_model
 
     teacher = tmp_path_factory.mktemp("teacher") / "model"

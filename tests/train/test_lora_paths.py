@@ -1,4 +1,4 @@
-"""Adapters on mixtures of experts and vision-language models: training, export, convert and weight sync agree."""
+"""LoRA on MoE and vision-language models: training, export, convert and weight sync agree."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tests.train.test_engine_policy import cross_entropy
 
 logging.set_verbosity_error()
 LORA = LoraConfig(rank=4, alpha=8.0)
-# With dense layers beside the experts, whose layers have the names of the experts' matrices.
+# With dense layers, which have the names of the experts' matrices.
 MIXTURES = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_moe"]
 VISION = ["qwen2_5_vl", "qwen3_vl"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_vl")]
@@ -72,7 +72,7 @@ def test_adapter_forms_agree(folders: Path, tmp_path: Path, family: str) -> None
     engine.save(tmp_path / "saved")
     engine.export(tmp_path / "export")
     convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
-    # What a rollout engine loads: the base's files, adapters merged into them under the files' names.
+    # A rollout engine loads the base's files and merges adapters under the files' names.
     sent = dict(engine.adapters_to_send())
     check_targets(str(folder), engine.model_config, are_sent=True)
     write_merged(folder, sent, tmp_path / "received")

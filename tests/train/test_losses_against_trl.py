@@ -1,16 +1,15 @@
-"""TRL as the oracle: its GRPOTrainer and ours, on the same numbers.
+"""Compare losses and advantages with TRL's GRPOTrainer on the same numbers.
 
-A real GRPOTrainer around a model of two thousand parameters. For losses its `_compute_loss` runs as it is, except
-that the logprobs are ours, not the model's. For advantages `_generate_and_score_completions` runs as
-it is, except that the rewards are ours. What stands where:
+The GRPOTrainer has a model of two thousand parameters. Its `_compute_loss` runs unmodified on our logprobs, and its
+`_generate_and_score_completions` on our rewards. Equivalent settings:
 
-    TRL loss_type   grpo                        dapo, bnpo    dr_grpo                         luspo
-    aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constant length  sequence-mean
-    TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
-    loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
-    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
-    TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
-                                    test_moving_trl.py
+TRL loss_type   grpo                        dapo, bnpo    dr_grpo                         luspo
+aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constant length  sequence-mean
+TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
+loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
+TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
+TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
+                                test_moving_trl.py
 """
 
 from dataclasses import replace
@@ -69,7 +68,7 @@ def compute_ours(
     kl_coefficient: float = 0.0,
     clip: ClipRange = CLIP,
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Our loss, its gradient by the logprobs [N], and which tokens [N] were clipped."""
+    """Return our loss, its gradient by the logprobs [N], and which tokens [N] were clipped."""
     logprobs = case.logprobs[MASK].requires_grad_()
     sequence_ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     inputs = LossInputs(
@@ -131,9 +130,9 @@ def test_loss_and_gradient(trainer: Any, row: str, kl_coefficient: float, seed: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """TRL's delta bounds the ratio of either sign; above 1 + high that of a negative advantage alone has an effect."""
+    """TRL's delta bounds all ratios; above 1 + high it only has an effect for negative advantages."""
     dual, case = 1.5, make_case(seed)
-    case = replace(case, advantages=-case.advantages)  # that sequences drift up whose advantage is negative
+    case = replace(case, advantages=-case.advantages)  # so that sequences with negative advantage drift up
     monkeypatch.setattr(trainer.args, "delta", dual)
     theirs, their_gradient = compute_theirs(
         trainer,
@@ -153,7 +152,7 @@ def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
     assert ours < without
 
 
-# Four prompts; the third is solved always, the last by luck.
+# Four prompts; the third is always solved, the last by luck.
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.5], [0.2, 0.9, -0.3, 0.4], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
 
 
@@ -181,7 +180,7 @@ def test_advantages(
 
 
 def whiten_like_trl(name: str) -> torch.Tensor:
-    """Ours for completions of one token each, with the deviation over n - 1, as TRL takes it."""
+    """Return our result for completions of one token each, with the deviation over n - 1 as in TRL."""
     scores = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool)).flatten()
     count = len(scores)
     whitened = whiten([score.numpy() for score in scores.split(1)], [True] * count)
@@ -196,7 +195,7 @@ def test_reinforce_pp_is_one_group_per_batch(tiny_model: Any, tokenizer: Any, tm
 
 
 def test_reinforce_pp_baseline_scales_centred_rewards_by_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    # TRL's scale_rewards="batch" divides by the deviation of what it is given; REINFORCE++ by that of the centred.
+    # TRL's scale_rewards="batch" divides by the deviation of raw rewards, REINFORCE++ by that of centred ones.
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
     theirs = compute_their_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
     torch.testing.assert_close(whiten_like_trl("reinforce_pp_baseline"), theirs, rtol=1e-3, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Every family of text models is packed and exact, one a row and exact, or refused; and the page says which."""
+"""Every family of text models is exact in the documented layout (packed or one per row), or refused."""
 
 import pytest
 from transformers import logging

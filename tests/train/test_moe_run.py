@@ -1,4 +1,4 @@
-"""A mixture of experts through the whole pipeline: it learns, is killed, and resumes with every digit."""
+"""A MoE in the whole pipeline learns, is killed, and resumes to identical metrics."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""TRL 1.16 and slurm_rl compute the same for the rows of docs/from/moving-trl.md that are mathematics."""
+"""TRL 1.16 and slurm_rl compute the same for the formulas in docs/from/moving-trl.md."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "use_vllm": False,
     "_entropy_bonus_enabled": False,
 }
-"""Of TRL's trainer, in every test that says nothing else."""
+"""Settings of TRL's trainer unless a test sets others."""
 OURS: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.4, "clip_ratio_c": None}
 
 
@@ -62,12 +62,12 @@ def ours_of(
     sampler: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> tuple[float, torch.Tensor]:
-    """Return the loss of `algorithm` by our own path from sequences on, and its gradient by the logprobs [N].
+    """Return the loss of `algorithm` from sequences on, and its gradient by the logprobs [N].
 
     Args:
         fields: of AlgorithmConfig.
         kind: of the correction.
-        sampler: logprobs [B, T] of what sampled the tokens.
+        sampler: logprobs [B, T] of the sampling policy.
     """
     config = AlgorithmConfig.model_validate({**OURS, **fields})
     sequences = [
@@ -128,13 +128,13 @@ def test_vllm_importance_sampling_equals_correction(
     low: float,
     seed: int,
 ) -> None:
-    """TRL computes its factors from logprobs of its own engine, and its loss with them; None corrects nothing."""
+    """TRL computes its factors from its own engine's logprobs; None disables the correction."""
     random = torch.Generator().manual_seed(seed)
     case = make_case(seed)
     drift = torch.tensor([0.3, -0.1, 0.2, 0.05, 0.0]).unsqueeze(1)
     sampler = case.old_logprobs + drift + 0.3 * torch.randn(MASK.shape, generator=random)
     if kind == "token_tis" and clip_min is not None:
-        clip_min = None  # the page says that token_tis has no lower bound
+        clip_min = None  # the page states that token_tis has no lower bound
     more = {
         "use_vllm": True,
         "vllm_importance_sampling_correction": mode is not None,
@@ -153,8 +153,8 @@ def test_vllm_importance_sampling_equals_correction(
 def compute_factors(
     trainer: Any, monkeypatch: pytest.MonkeyPatch, case: Case, sampler: torch.Tensor, settings: dict[str, Any]
 ) -> torch.Tensor:
-    """Return TRL's importance sampling ratio, [B, T] or [B, 1], of tokens that its engine gave `sampler` logprobs."""
-    lengths = [max(length, 1) for length in LENGTHS]  # an empty completion has no ratio that matters
+    """Return TRL's importance sampling ratio, [B, T] or [B, 1], for the engine logprobs `sampler`."""
+    lengths = [max(length, 1) for length in LENGTHS]  # the ratio of an empty completion does not matter
     ids = [[3] * length for length in lengths]
     logprobs = [row[:length].tolist() for row, length in zip(sampler, lengths, strict=True)]
     generated: Any = ([[3]] * len(ids), ids, None, ["w3"] * len(ids), logprobs, {}, None, None)
@@ -179,7 +179,7 @@ def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: i
 
 
 def test_dapo_minibatches_are_weighted_by_tokens(trainer: Any) -> None:
-    """TRL divides a minibatch by the mean tokens of all of them, ours by its own; the same where they are equal."""
+    """TRL divides a minibatch by the mean tokens over all minibatches, ours by its own; equal for equal sizes."""
     case, own = make_case(0), sum(LENGTHS)
     ours, gradient = ours_of(case, {})
     for total in (2 * own, 3 * own):
@@ -193,7 +193,7 @@ def test_dapo_minibatches_are_weighted_by_tokens(trainer: Any) -> None:
 
 
 def test_mask_truncated_completions_equals_filter_of_truncated_ones(trainer: Any) -> None:
-    """Of five completions the second and the fourth are cut; in TRL they count in the mean over completions."""
+    """The second and fourth of five completions are truncated; TRL counts them in the mean over completions."""
     case, keep = make_case(1), torch.tensor([1, 0, 1, 0, 1])
     mask = MASK.long() * keep.unsqueeze(1)
     inputs = {"completion_mask": mask, "num_items_in_batch": mask.sum()}

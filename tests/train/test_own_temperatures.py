@@ -1,4 +1,4 @@
-"""Sequences of several temperatures in one row: each has the numbers that it has alone, whatever reads the row."""
+"""Sequences with several temperatures in one row get the same numbers as in separate rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +22,12 @@ TEMPERATURES = (0.5, 1.0, 1.6, 0.7)
 
 
 def heat(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """Each group of three has a temperature of its own."""
+    """Give each group of three its own temperature."""
     return [replace(one, temperature=TEMPERATURES[place // 3]) for place, one in enumerate(sequences)]
 
 
 def read_alone(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropy by the plain model, without a row and without our division."""
+    """Return logprobs and entropy of the plain model, without packing and our temperature scaling."""
     ids = torch.from_numpy(sequence.token_ids)
     log_p = torch.log_softmax(model(ids[None]).logits[0].float() / sequence.temperature, -1)[
         sequence.trained_from - 1 : -1
@@ -76,7 +76,7 @@ def test_policy_and_reference_use_temperature_of_each(folder: Path) -> None:
 
 
 def test_equal_temperatures_give_identical_bits(folder: Path) -> None:
-    """Micro-batches without work are among them."""
+    """Some micro-batches are empty."""
     one, other = build_engine(folder, 0.8), build_engine(folder, 9.0)
     for step in range(3):
         plain = build_groups(step)

@@ -1,7 +1,7 @@
-"""podman for real: what `wrap` builds runs, gets its environment and mounts, and leaves nothing behind.
+"""Commands built by `wrap` run in real podman with their environment and mounts, and leave nothing behind.
 
-The image is a busybox and nothing else, made here, so no registry is needed. Storage lives in a
-temporary folder; the machine's own containers are not touched.
+The image contains only busybox and is built here, so no registry is needed. Storage is in a temporary folder; the
+machine's own containers are not touched.
 """
 
 import signal
@@ -22,7 +22,7 @@ PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static"}
 
 @dataclass(frozen=True)
 class Podman:
-    """podman on storage of its own."""
+    """podman with private storage."""
 
     env: Mapping[str, str]
 
@@ -66,7 +66,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def _wait_until_running(podman: Podman, name: str) -> None:
-    """podman drops a signal that comes after the command began and before podman has noted that it runs."""
+    """podman drops a signal sent after the command starts and before podman records it as running."""
     inspect = ["podman", "inspect", "--format={{.State.Running}}", name]
     deadline = time.monotonic() + 120
     while subprocess.run(inspect, env=podman.env, capture_output=True, text=True).stdout != "true\n":
@@ -120,7 +120,7 @@ def test_leftover_container_is_ended_by_name_only(podman: Podman) -> None:
         started = time.monotonic()
         podman.end(ours)
         assert podman.names() == ["t-ours-2"] and time.monotonic() - started < 100
-        podman.end(ours)  # a second time: nothing to do, no error
+        podman.end(ours)  # idempotent
     finally:
         podman.end(neighbour)
         for client in clients:

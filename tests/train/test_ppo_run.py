@@ -1,4 +1,4 @@
-"""PPO through the whole pipeline: killed, it resumes to the same numbers in every digit. Real Ray, vLLM and torch."""
+"""Killed PPO runs resume to identical metrics, with real Ray, vLLM and torch."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_killed_run_resumes_policy_critic_and_kl_coefficient(tmp_path: Path) -> 
 
 
 def test_critic_and_reward_model_have_own_processes(tmp_path: Path) -> None:
-    """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
+    """As with --colocate_critic_reward: two critic ranks, each with a reward model, and one policy rank."""
     model = build_reward_model(tmp_path)
     words = [*WORDS, "critic.num_workers=2", f"reward.model.path={model}", "reward.model.device=critic"]
     finish(start_run(tmp_path / "run", *words, f"critic.init_from={model}", "trainer.num_steps=3"))

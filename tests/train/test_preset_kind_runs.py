@@ -1,4 +1,4 @@
-"""Cells of the table in test_preset_table.py as whole runs of two steps: real Ray, vLLM, environments and rewards."""
+"""Cells of the table in test_preset_table.py as runs of two steps, with real Ray, vLLM, environments and rewards."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ CELLS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("gspo", "programs"): ("openai_program", ("+exp=openai_program_tiny", GAMER, *TEXT)),
     ("grpo", "images"): ("images", ("+exp=images_tiny", *SHORT, "algorithm.kl.coef=0.01")),
 }
-"""(preset, kind) to the example whose experiments are on the path, and the words."""
+"""(preset, kind) -> example with its experiments, and overrides."""
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=" ".join)

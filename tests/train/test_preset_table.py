@@ -2,8 +2,7 @@
 
 Each cell covers the config rules, the plan, and the trainer's path from scored groups to weights on real models:
 overlong shaping, advantages, sequences, minibatches, logprobs of policy and reference, loss and step of the policy,
-values and step of the critic. It does not cover sampling, rewards and environments, whose results are recorded: see
-tests/examples.
+values and step of the critic. Sampling, rewards and environments are recorded; tests/examples covers them.
 """
 
 import math
@@ -35,9 +34,9 @@ from tests.train.preset_kinds import KINDS, PRESETS, build_groups, with_logprobs
 TEXT = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 GROUP_SIZE = 4
 REFUSED = {("images", "ppo"): "a critic or a reward model needs a text model"}
-"""Cells that `plan` refuses, with its words."""
+"""Cells that `plan` refuses, with its message."""
 OFTEN = ("grpo", "ppo")
-"""Presets that `make test` tries with every kind of run; the others with single turns only."""
+"""Presets that `make test` combines with every kind of run; the others only with single turns."""
 BATCH = (f"algorithm.group_size={GROUP_SIZE}", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
 
 
@@ -61,7 +60,7 @@ class Models:
         self.policy, self.critic = object.__new__(PolicyWorker), object.__new__(CriticWorker)
         self.policy.engine = self._build(folder, lora, None)
         self.policy.device, self.policy.config = self.policy.engine.device, load_config(["+exp=demo"])
-        # Other weights than the policy's, or distillation would have nothing to learn.
+        # Other weights than the policy's, so that distillation has something to learn.
         self.policy.load_reference(str(teacher))
         self.teacher, self.frozen = teacher, self.policy.reference
         self.learners: dict[str, TrainWorker] = {"policy": self.policy}
@@ -145,9 +144,9 @@ def test_preset_with_kind_of_run_plans_and_learns(
         assert learned.num_tokens == sum(one.num_sampled for one in kept) > 0, "it trains on what was sampled only"
         assert len(learned.totals) == config.trainer.num_updates
         assert all(math.isfinite(one[name]) for one in learned.totals for name in ("loss", "grad_norm"))
-        # Of the second minibatch gspo may clip every sequence.
+        # In the second minibatch gspo may clip every sequence.
         assert learned.totals[0]["grad_norm"] > 0
-        # The first minibatch has the policy's weights of the sampling.
+        # The first minibatch has the weights of sampling.
         assert learned.totals[0]["mismatch/max"] < 1e-4
         if config.algorithm.needs_values:
             assert learned.metrics["critic/loss"] > 0 and learned.metrics["critic/grad_norm"] > 0

@@ -1,8 +1,7 @@
-"""What is shipped runs: each experiment preset of a real model, with a tiny random one of its family in its place.
+"""Run each shipped preset of a real model with a tiny random one of its family.
 
-Nothing else is changed but sizes: lengths, batches, steps and processes. `model.dtype` is what the presets get on a
-GPU; what `model.attention=auto` is there, tests/train/test_attention.py tries. In `make test` the examples stand upon
-these presets, with another tiny model: tests/examples.
+Only sizes change: lengths, batches, steps and processes. `model.dtype` is that of GPUs; tests/train/test_attention.py
+covers `model.attention=auto`. In `make test`, tests/examples uses these presets with another tiny model.
 """
 
 from pathlib import Path
@@ -20,7 +19,7 @@ SHORT_TEXT = ("supervised.batch_size=8", "supervised.max_tokens=256", "data.num_
 
 
 def train(run: Path, *words: str) -> list[dict[str, Any]]:
-    """Run it to its end; its rows."""
+    """Run to the end; return the metrics rows."""
     run_cli(run.parent, f"run_dir={run}", *AS_ON_A_GPU, *words)
     assert (run / "export" / "model.safetensors").is_file()
     return exact_rows(run)
@@ -46,7 +45,7 @@ def train_supervised(task: str, run: Path, llama: Path, conversations: Path) -> 
 
 @pytest.fixture(scope="module")
 def reward_model(llama: Path, conversations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What task=rm exports, which PPO's preset takes."""
+    """Export of task=rm, as PPO's preset expects."""
     run = tmp_path_factory.mktemp("runs") / "rm"
     train_supervised("rm", run, llama, conversations)
     return run / "export"

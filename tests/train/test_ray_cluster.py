@@ -1,5 +1,6 @@
-"""The demo on a Ray cluster that somebody else brought up: submitted by address and token, watched, cancelled,
-resumed. The cluster is a real one that the test starts, with ports, token and temp dir of its own."""
+"""The demo on an external Ray cluster: submitted by address and token, watched, cancelled, resumed. The test starts a
+real cluster with private ports, token and temporary directory.
+"""
 
 import os
 import subprocess
@@ -22,7 +23,7 @@ def cluster() -> Iterator[OthersCluster]:
 
 
 def slurm_rl(cluster: OthersCluster, folder: Path, *words: str, token: str | None = None) -> tuple[int, str]:
-    """What a user types, on a machine that knows the cluster by its address alone."""
+    """Run a command on a machine that only knows the cluster's address."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RAY_AUTH_TOKEN": token or cluster.token}
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300

@@ -1,4 +1,4 @@
-"""A real run whose machine is lost with all its files, and that goes on from the copy on its URL."""
+"""A run that loses its machine with all files resumes from the copy at its URL."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_run_without_folder_resumes_from_url(whole_run: Path, tmp_path: Path, mo
     assert exact_rows(run_dir) == exact_rows(whole_run)
     copies = {path.name for path in (tmp_path / "bucket" / "lost").iterdir()}
     assert {"reference", "step-46", "export"} <= copies
-    # The folder was lost, and with it the number of the attempt.
+    # The attempt number was lost with the folder.
     assert len([name for name in copies if name.startswith("attempt-1-")]) == 2
     kept = [name for name in copies if name.startswith("step-")]
     assert len(kept) <= 3, "the newest two, the best"

@@ -1,4 +1,4 @@
-"""A reward model is trained, exported, and scores a GRPO run's completions as its training did."""
+"""A reward model is trained, exported, and scores a GRPO run's completions as in training."""
 
 import json
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ WORDS = [
     "policy.num_threads=1",
     "rm.center_rewards_coef=0.01",
 ]
-# As ChatML's, something stands behind the end of a turn; the policy's template is another one.
+# As in ChatML, text follows the end of a turn; the policy has a different template.
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos> {% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -67,7 +67,7 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
 
 
 def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
-    """Of the held-out pairs' answers, by the engine that trains, from the export."""
+    """Scores of the held-out pairs' answers by the training engine, from the export."""
     same = config.model_copy(update={"model": config.model.model_copy(update={"path": str(run.export)})})
     objective = build_objective(same, str(run.export))
     engine = build_engine(same, str(run.export), objective, RankInfo())
@@ -77,7 +77,7 @@ def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
 
 
 def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]:
-    """Of the same answers, as completions of a policy's prompts."""
+    """Scores of the same answers as completions of a policy's prompts."""
 
     class Scorer:
         def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:

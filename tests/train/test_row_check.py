@@ -1,4 +1,4 @@
-"""What the trial at load finds, beyond the table of families: in bfloat16, of scores, chunks and shared prompts."""
+"""The row check at load, beyond the table of families: bfloat16, scores, chunks and shared prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.train.model_families import CPU, build_model, build_sequences
 
 
 def test_probe_shares_row() -> None:
-    """Else nothing would be tried."""
+    """Otherwise the check would test nothing."""
     lengths = [len(sequence.token_ids) for sequence in build_probe(build_model("qwen3").config)[0]]
     assert build_row_layout(lengths).num_rows == 1
     assert build_row_layout(lengths, packed=False).num_rows == 3
@@ -29,7 +29,7 @@ def test_probe_shares_row() -> None:
 
 @pytest.mark.parametrize(("family", "packed"), [("qwen3", True), ("qwen3_moe", True), ("lfm2", False), ("opt", False)])
 def test_leak_shows_in_bfloat16(family: str, packed: bool) -> None:
-    """Where rounding is larger than the leak of some."""
+    """In bfloat16 rounding is larger than some leaks."""
     assert check_rows(RowReader(build_model(family, torch.bfloat16), CPU), torch.bfloat16).packed == packed
 
 
@@ -43,7 +43,7 @@ def test_row_check_leaves_model_unchanged() -> None:
 
 
 def test_row_check_detects_one_leaking_row(tmp_path: Path) -> None:
-    """Logprobs before and after a step, of a model whose convolutions run over the boundary."""
+    """Logprobs before and after a step, for a model with convolutions that cross the boundary."""
     build_tiny_model(TinyModel(), 0, tmp_path)  # for its tokenizer
     build_model("lfm2").save_pretrained(tmp_path)
     config, policy = ModelConfig(path=str(tmp_path)), PolicyConfig(num_threads=1)
@@ -82,7 +82,7 @@ def test_chunked_head_equals_logits_of_model(family: str) -> None:
 
 
 def test_unsupported_head_is_refused_chunks() -> None:
-    """It multiplies by what Granite divides by."""
+    """It multiplies where Granite divides."""
     model = build_model("hyperclovax")
     model.config.logits_scaling = 0.3
     with pytest.raises(ConfigError, match=r"policy\.logprob_chunk_tokens.*standard deviations.*=null"):
@@ -97,7 +97,7 @@ def test_model_that_mixes_shared_prompts_is_refused() -> None:
 
 
 def test_real_attention_chunk_is_recognized() -> None:
-    """Thousands of tokens are more than the trial reads."""
+    """The attention chunk, thousands of tokens, is longer than the check's row."""
     model = build_model("llama4_text")
     model.config.attention_chunk_size = 8192
     found = check_rows(RowReader(model, CPU), torch.float32)
@@ -106,7 +106,7 @@ def test_real_attention_chunk_is_recognized() -> None:
 
 
 def test_half_head_sums_in_float32() -> None:
-    """Against the product of the same numbers in float64; a linear layer of bfloat16 rounds its sums."""
+    """Compare with a float64 product; a bfloat16 linear layer rounds its sums."""
     torch.manual_seed(0)
     head = torch.nn.Linear(64, 9000).bfloat16()
     hidden = torch.randn(3, 64).bfloat16().requires_grad_()

@@ -1,4 +1,4 @@
-"""The demo's pipeline end to end, and what happens when it is killed. Real Ray, vLLM and torch on CPU."""
+"""The demo's pipeline end to end, also killed, with real Ray, vLLM and torch on CPU."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def test_engine_and_policy_agree_after_every_sync(whole_run: Path) -> None:
     steps = [row for row in exact_rows(whole_run) if row["stage"] == "grpo"]
     assert len(steps) == 6
     assert any(row["policy/grad_norm"] > 0 for row in steps), "nothing was learned, so nothing was synced"
-    # The tied output layer is part of it: stale, it is off by more than 1.
+    # Includes the tied output layer: stale, it differs by more than 1.
     assert max(row["sync/probe_difference"] for row in steps) < 1e-4
     assert max(row["mismatch/mean"] for row in steps) < 1e-4
 
@@ -103,13 +103,13 @@ def test_run_leaves_no_process_or_file(whole_run: Path) -> None:
 
 @pytest.fixture
 def other_ray() -> Iterator[set[int]]:
-    """Processes of a Ray cluster that the same user started by himself on this machine."""
-    folder = Path(tempfile.mkdtemp(prefix="other-", dir="/tmp"))  # short: Ray's sockets lie below
+    """Processes of another Ray cluster of the same user on this machine."""
+    folder = Path(tempfile.mkdtemp(prefix="other-", dir="/tmp"))  # short: Ray's sockets are created below
     argv = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
     with (folder / "log").open("wb") as log:
         ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    # Before that a raylet may still give up, and nobody would have touched it.
+    # Until then its raylet may still fail, without any interference.
     give_up = time.monotonic() + 300
     while "Ray runtime started" not in (folder / "log").read_text():
         assert ray.poll() is None and time.monotonic() < give_up, (folder / "log").read_text()
@@ -126,7 +126,7 @@ def other_ray() -> Iterator[set[int]]:
 
 
 def session_of(leader: int) -> list[int]:
-    """Living processes of the session that `leader` began."""
+    """Return the living processes of the session led by `leader`."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -137,9 +137,9 @@ def session_of(leader: int) -> list[int]:
 
 
 def test_killed_run_resumes_to_same_numbers(whole_run: Path, tmp_path: Path) -> None:
-    """kill -9 of the trainer in the middle of a step, after a save."""
+    """SIGKILL the trainer in the middle of a step, after a save."""
     run_dir = tmp_path / "killed"
-    # A dashboard, which the undisturbed run has, is a third of the CPU time of a bring-up.
+    # The undisturbed run has a dashboard, which takes a third of the CPU time of a bring-up.
     kill_driver_when(start_run(run_dir, "ray.dashboard=false"), run_dir, lambda: has_rows(run_dir, 43))
     assert json.loads((run_dir / "end.json").read_text())["state"] == "failed"
     finish(start_run(run_dir, verb="resume"))
@@ -150,9 +150,9 @@ def test_killed_run_resumes_to_same_numbers(whole_run: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)  # 21 starts of Ray and an engine
 def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, other_ray: set[int]) -> None:
-    """At random moments of saves of the real trainer: every resume finds a checkpoint, and the numbers stay.
+    """Kill at random times during saves: every resume finds a checkpoint, and the metrics are identical.
 
-    So does another Ray of this user; in `make test` two runs share a node in tests/slurm/test_faults.py.
+    Another Ray cluster of this user survives; in `make test` two runs share a node in tests/slurm/test_faults.py.
     """
     chance, num_kills, num_runs = random.Random(0), 0, 0
     while num_kills < 20:
@@ -177,9 +177,9 @@ def test_killed_run_ahead_has_identical_metrics(tmp_path: Path) -> None:
     words = ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
     finish(start_run(whole, *words))
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
-    # The first batches are all of the first weights; then each is two steps old.
+    # The first batches all use the first weights; later ones are two steps old.
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
-    # Old weights are what there is to correct: without them the two programs agree to 1e-5.
+    # Stale weights cause the mismatch: without them engine and policy agree to 1e-5.
     assert rows[0]["mismatch/max"] < 1e-4 < rows[-1]["mismatch/max"]
     kill_driver_when(start_run(killed, *words), killed, lambda: has_rows(killed, 44))
     finish(start_run(killed, verb="resume"))
@@ -188,7 +188,7 @@ def test_killed_run_ahead_has_identical_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_continuous_run_respects_staleness_bound(tmp_path: Path) -> None:
-    """Killed and resumed on the way. Time decides its numbers, so nothing can be compared but the bound."""
+    """Killed and resumed. Its numbers depend on timing, so only the bound can be checked."""
     run_dir = tmp_path / "continuous"
     words = (
         "rollout.max_off_policy_steps=2",
@@ -203,7 +203,7 @@ def test_continuous_run_respects_staleness_bound(tmp_path: Path) -> None:
 
 
 def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
-    """Until the trainer writes a checkpoint that has no name yet; False when the run ends before."""
+    """Wait until the trainer writes an unfinished checkpoint; return False if the run ends before."""
     before = set((run_dir / "checkpoints").glob(".step-*"))
     while process.poll() is None:
         if set((run_dir / "checkpoints").glob(".step-*.tmp*")) - before:
@@ -213,13 +213,13 @@ def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
 
 
 def find_temp_dirs(run_dir: Path) -> list[Path]:
-    """The run's node-local folders; others on this machine are none of its business."""
+    """Return the run's node-local folders only."""
     plan = JobPlan.from_json(read_json(run_dir / "plan.json"))
     return list(Path(plan.tmp_root).glob(f"{tmp_stem(plan)}*"))
 
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
-    """SIGKILL the trainer as soon as `is_time` says so; the command must then end with status 1."""
+    """SIGKILL the trainer when `is_time`; the command must then exit with status 1."""
     wait_for(is_time, "the moment to kill never came", process, pause_s=0.002)
     os.kill(find_driver(run_dir), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
@@ -259,7 +259,7 @@ def test_bad_input_ends_with_status_2_and_no_traceback(
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command line says; in this process, since a start of its own is tested in test_light_install.py."""
+    """Return the error message; test_light_install.py tests the command in a separate process."""
     assert main(["submit", *words]) == 2
     printed = capsys.readouterr()
     assert "Traceback" not in printed.out + printed.err

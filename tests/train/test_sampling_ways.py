@@ -1,4 +1,4 @@
-"""Every way to sample, on a real vLLM engine: logprobs are of what was sampled from, and stops end completions."""
+"""All sampling settings on a real vLLM engine: logprobs of the sampled distribution, and stops."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_logprobs_are_of_sampled_distribution(sampled: dict[str, Any], way: str)
 
 
 def read(tokens: list[int]) -> str:
-    """Padding and end of text say nothing; the others are characters."""
+    """Padding and end of text have no characters."""
     return "".join("0123456789+="[token - 2] for token in tokens if token > 1)
 
 
@@ -61,5 +61,5 @@ def test_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
 
 
 def test_later_prompts_are_read_in_next_step(sampled: dict[str, Any]) -> None:
-    """Seen before: of a prompt that was read in part, vLLM asks a CPU's random numbers for what they cannot do."""
+    """If a prompt is prefilled in parts, vLLM fails on CPU random number generators."""
     assert sampled["crowded"] == sampled["one_by_one"]

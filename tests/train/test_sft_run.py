@@ -1,7 +1,7 @@
-"""SFT over two ranks of torchrun on this machine, by the command line: killed, interrupted, resumed.
+"""SFT from the command line with two local torchrun ranks: killed, interrupted, resumed.
 
-In `make test`: ranks killed on Slurm, tests/slurm/test_torchrun.py; a stop in a rank, test_supervised.py; Ctrl-C,
-tests/slurm/test_ends.py.
+Other tests in `make test`: ranks killed on Slurm, tests/slurm/test_torchrun.py; a stop in a rank, test_supervised.py;
+Ctrl-C, tests/slurm/test_ends.py.
 """
 
 import os
@@ -24,7 +24,7 @@ WORDS = (
     "policy.num_workers=2",
     "data.largest_addend=9",
     "data.num_eval=20",
-    # 80 steps, so that a signal after the first save comes before the end.
+    # 80 steps, so that a signal after the first save arrives before the end.
     "supervised.batch_size=8",
     "supervised.num_epochs=8",
     "checkpoint.interval=5",
@@ -38,7 +38,7 @@ def start(
     run: Path, verb: str = "submit", words: tuple[str, ...] = WORDS, path: Path | None = None
 ) -> subprocess.Popen[str]:
     """Args:
-    path: a folder of further modules.
+    path: extra folder for imports.
     """
     words = (str(run),) if verb == "resume" else (f"run_dir={run}", *words)
     return subprocess.Popen(
@@ -52,7 +52,7 @@ def start(
 
 
 def has_saved(run: RunDir, attempt: int) -> bool:
-    """The attempt has trained and has a checkpoint of its own."""
+    """Return whether the attempt has trained and saved a checkpoint."""
     events = read_rows(run.events)
     starts = [at for at, row in enumerate(events) if row["kind"] == "trainer/started"]
     return len(starts) >= attempt and any(row["kind"] == "checkpoint/saved" for row in events[starts[attempt - 1] :])
@@ -60,7 +60,7 @@ def has_saved(run: RunDir, attempt: int) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     process = start(folder)
     output, _ = process.communicate(timeout=300)

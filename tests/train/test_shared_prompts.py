@@ -1,4 +1,4 @@
-"""Completions behind one prompt in one row: the numbers of sequences of their own."""
+"""Completions with a shared prompt in one row get the numbers of separate sequences."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, cross_entropy
 
 
 def build_groups(seed: int = 0, group_size: int = 3) -> list[TrainSequence]:
-    """Groups of prompts and completions of many lengths; one prompt is the beginning of another."""
+    """Build groups with many lengths of prompts and completions; one prompt is a prefix of another."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(2, 14, n) for n in (9, 1, 5)]
     prompts.append(prompts[0][:4])

@@ -1,4 +1,4 @@
-"""Each rank reads its own part of a model, and holds no more; the weights are those of the whole model, bit for bit."""
+"""Each rank reads and holds only its own part of a model; together they equal the whole model, bit for bit."""
 
 import itertools
 import shutil
@@ -55,7 +55,7 @@ def build_moe(folder: Path, num_experts: int) -> None:
 
 
 def load(folder: Path, backend: str, kind: str, num_ranks: int) -> dict[str, Tensor]:
-    """All weights of the engine, whole on every rank."""
+    """Return all weights of the engine, gathered on every rank."""
     model, score_seed = KINDS.get(kind, KINDS["bfloat16"])
     policy = PolicyConfig(num_workers=num_ranks, num_threads=1, **BACKENDS[backend])
     engine = PolicyEngine(
@@ -88,7 +88,7 @@ SEQUENCE = TrainSequence(token_ids=torch.arange(8, 40).numpy(), trained_from=4, 
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, object]]]:
-    """A model in bfloat16, and what two ranks made of it."""
+    """A bfloat16 model, and the weights that two ranks loaded."""
     folder, out = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out")
     build_tiny_llama(folder)
     build_tiny_model(TinyVL(), 0, folder / "vl")
@@ -120,7 +120,7 @@ def test_two_ranks_together_hold_loaded_weights(
 def test_published_tensors_match_parameter_names(
     split: tuple[Path, list[dict[str, object]]], backend: str, kind: str
 ) -> None:
-    """Qwen2.5-VL's `visual.` is `model.visual.` in transformers 5, and a mixture's experts are one parameter."""
+    """Qwen2.5-VL's `visual.` is `model.visual.` in transformers 5, and a MoE's experts are one parameter."""
     folder, ranks = split[0] / kind, split[1]
     config = KINDS["bfloat16"][0].model_copy(update={"path": str(folder)})
     model, files = open_model(folder, config)
@@ -144,14 +144,14 @@ def test_sharded_reference_equals_whole(split: tuple[Path, list[dict[str, object
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["zero-3", "fsdp2"])
 def test_rank_memory_while_loading_is_its_part(tmp_path: Path, backend: str) -> None:
-    """At most 1.2 times its shard and one tensor; the smaller the model, the more everything else weighs."""
+    """At most 1.2 times its shard plus one tensor; in smaller models fixed costs dominate."""
     write_model(tmp_path, 0.4, hidden_size=512, vocab_size=8000)
     for peak in measure(tmp_path, backend, 2):
         assert peak.over_shard <= 1.2
 
 
 def test_unsplittable_model_is_loaded_whole(tmp_path: Path) -> None:
-    """An expert is missing, or its number is not that of a part; the whole loading tells what is wrong."""
+    """If an expert is missing or not divisible, the whole-model loading reports the error."""
     build_moe(tmp_path / "moe", num_experts=4)
     _, files = open_model(tmp_path / "moe", ModelConfig(path=str(tmp_path / "moe")))
     assert files is not None
@@ -170,7 +170,7 @@ def test_unsplittable_model_is_loaded_whole(tmp_path: Path) -> None:
 
 
 def test_model_with_saved_buffers_is_loaded_whole(tmp_path: Path) -> None:
-    """Such as the bias by which some experts are chosen: only parameters are read tensor by tensor."""
+    """Such as expert selection biases: only parameters are read tensor by tensor."""
     build_tiny_llama(tmp_path)
     model, files = open_model(tmp_path, ModelConfig(path=str(tmp_path)))
     assert files is not None

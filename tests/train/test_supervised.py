@@ -1,4 +1,4 @@
-"""SFT, reward models and DPO, whole: the same numbers in every layout, after a stop and a kill; bad input is named."""
+"""SFT, reward models and DPO: equal numbers in every layout, after a stop and a kill; bad input is named."""
 
 import faulthandler
 import json
@@ -41,22 +41,22 @@ TASKS = {
     "dpo-live": ["+exp=dpo_tiny", "dpo.reference=live", "dpo.loss=ipo"],
 }
 ADAPTED = {"rm-lora": ["+exp=rm_tiny", "+lora=all_linear", "model.lora.rank=4"]}
-"""With four ranks alone, which are slow."""
+"""Only with four ranks, in slow tests."""
 LAYOUTS = {
     "fsdp2": [],
     "zero-2": ["policy.backend=deepspeed", "policy.zero_stage=2"],
     "zero-3": ["policy.backend=deepspeed", "policy.zero_stage=3"],
 }
 Pairs = list[tuple[str, str]]
-"""Layouts with tasks."""
-# Layouts differ below the objective, and tests/train/test_engine_distributed.py holds them against each other.
+"""Pairs of layout and task."""
+# Layouts differ below the objective; tests/train/test_engine_distributed.py compares them.
 OFTEN: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached"), ("zero-3", "dpo-cached")]
 STOPPED: Pairs = [("fsdp2", "sft"), ("zero-3", "dpo-cached")]
 FOUR: Pairs = [(layout, task) for layout in LAYOUTS for task in (TASKS | ADAPTED)]
 
 
 class StopAfter(StopFlag):
-    """Asks to stop at the n-th step."""
+    """Request a stop at the n-th step."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("supervised")
     multiprocessing.spawn(work, args=(2, free_port(), root, OFTEN), nprocs=2)
-    # Here, where all is imported already.
+    # In this process, which has already imported everything.
     work(0, 1, free_port(), root, [("fsdp2", task) for task in TASKS])
     return root
 
@@ -170,7 +170,7 @@ def test_checkpoint_of_reward_model_converts_to_one(root: Path, tmp_path: Path) 
 
 
 def test_early_stop_exports_best(tmp_path: Path) -> None:
-    """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
+    """With a learning rate that makes every step worse, the run ends two evaluations later and restores the start."""
     words = ["eval.interval=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
     run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
     run_training(run, config, RankInfo())

@@ -1,14 +1,14 @@
-"""TRL as the oracle: its SFT, reward and DPO trainers and ours, from the same rows and weights to loss and gradient.
+"""Compare loss and gradient with TRL's SFT, reward and DPO trainers, from the same rows and weights.
 
-Nothing of TRL is replaced: it renders, tokenizes, pads and computes its loss; we do so in packed rows. What stands
-where:
+TRL is unmodified: it renders, tokenizes, pads and computes its loss; slurm_rl does so in packed rows. Equivalent
+settings:
 
-    TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
-    TRL RM    center_rewards_coefficient                             rm.center_rewards_coef
-    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/algorithms)    dpo.loss
-              ["sigmoid", "sft"] with loss_weights                   dpo.sft_coef
-              reference logprobs of 0                                dpo.reference=none
-              (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
+TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
+TRL RM    center_rewards_coefficient                             rm.center_rewards_coef
+TRL DPO   loss_type sigmoid, ipo (all: tests/unit/algorithms)    dpo.loss
+          ["sigmoid", "sft"] with loss_weights                   dpo.sft_coef
+          reference logprobs of 0                                dpo.reference=none
+(since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
 """
 
 import json
@@ -65,7 +65,7 @@ MARGINS = [0.0, 1.5, 0.25, 3.0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy in `model`, another one in `reference`; both with large weights, so that all tokens differ."""
+    """The policy in `model`, another one in `reference`; large weights, so that all tokens differ."""
     root = tmp_path_factory.mktemp("oracle")
     for seed, name in enumerate(("model", "reference")):
         build_tiny_model(TINY, seed=seed, folder=root / name)
@@ -90,7 +90,7 @@ def make_config(folder: Path, rows: list[dict[str, Any]], task: str, **sections:
 
 
 def train_once(config: RunConfig, prepare: Prepare) -> dict[str, float]:
-    """One step of ours over all rows, in micro-batches of two examples."""
+    """Take one step over all rows, in micro-batches of two examples."""
     model_path = str(config.model.path)
     objective = build_objective(config, model_path)
     engine = build_engine(config, model_path, objective, RankInfo())
@@ -109,7 +109,7 @@ def settings(path: Path, size: int, **fields: Any) -> dict[str, Any]:
 
 
 def their_step(trainer: Any, inputs: dict[str, Any] | None = None) -> tuple[float, float]:
-    """Loss and gradient norm of TRL's own batch."""
+    """Return loss and gradient norm of TRL's own batch."""
     inputs = next(iter(trainer.get_train_dataloader())) if inputs is None else inputs
     trainer.model.zero_grad()
     trainer.model.train()
@@ -165,7 +165,7 @@ def test_sft_of_prompts_and_completions(folder: Path, tmp_path: Path) -> None:
 def test_num_train_epochs_without_partial_batch(
     num_rows: int, theirs: int, ours: int, folder: Path, tmp_path: Path
 ) -> None:
-    """Of 11 rows in batches of 4 TRL makes a partial batch in each epoch; ours continues with the next epoch."""
+    """For 11 rows in batches of 4 TRL makes a partial batch per epoch; ours continues into the next epoch."""
     trainer = build_sft_of_completions(folder, tmp_path, num_train_epochs=2)
     loader = torch.utils.data.DataLoader(list(range(num_rows)), batch_size=4)  # type: ignore[arg-type]
     assert trainer.set_initial_training_values(trainer.args, loader)[-1] == theirs
@@ -197,7 +197,7 @@ def test_reward_model(margins: list[float] | None, centering: float, folder: Pat
 
 
 def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
-    """Both read the score at the last token of what the template writes, here a space behind the end of the turn."""
+    """Both read the score at the last token of the template, here a space after the end of the turn."""
     from transformers import AutoModelForSequenceClassification
 
     roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
@@ -236,7 +236,7 @@ VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
 def reference_of(
     config: RunConfig, folder: Path, cache: Path
 ) -> Callable[[list[Example], PolicyEngine], list[Example]]:
-    """Puts the other model in the place of the reference, in the way the config asks for."""
+    """Return a function that adds the other model's reference logprobs as the config requests."""
     path = str(folder / "reference")
 
     def cached(examples: list[Example], _: PolicyEngine) -> list[Example]:

@@ -1,4 +1,4 @@
-"""The tiny experiments learn what they are for, each within three minutes on two cores."""
+"""The tiny experiments reach their goals, each within three minutes on two cores."""
 
 import json
 import math
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def run_experiment(name: str, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """The first and the last evaluation."""
+    """Return the first and the last evaluation."""
     run, config = RunDir(folder), load_config([f"+exp={name}"])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     run_training(run, config, RankInfo())

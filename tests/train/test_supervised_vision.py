@@ -1,4 +1,4 @@
-"""SFT and DPO of a vision-language model: rows with no, one and two images, and what transformers makes of them."""
+"""SFT and DPO of a vision-language model: rows with no, one and two images, compared with transformers."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve rows and twelve to evaluate; paths are relative to the file, and all answers tell what an image shows."""
+    """Twelve training and twelve evaluation rows with relative paths; the answers describe the images."""
     folder = tmp_path_factory.mktemp("rows")
     for number, size in enumerate([(60, 60), (120, 50), (40, 110)]):
         write_image(folder / f"{number}.png", number, *size)
@@ -61,7 +61,7 @@ def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
 
 
 def loss_of_transformers(model_folder: Path, folder: Path) -> float:
-    """Mean over the assistant's tokens, each row alone, with the pixels and positions of transformers."""
+    """Return the mean over the assistant's tokens, row by row, with transformers' pixels and positions."""
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
     model = AutoModelForImageTextToText.from_pretrained(model_folder).eval()

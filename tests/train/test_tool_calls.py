@@ -1,4 +1,4 @@
-"""Calls of tools as parsers of vLLM read them: good, bad, cut off, in a thought, each counted for what it is."""
+"""Tool calls as parsed by vLLM: valid, malformed, cut off, in a thought."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ def reader(family: str, parser: str | None = None) -> ToolCallReader:
 
 
 def read(of: ToolCallReader, text: str, *, cut: bool = False) -> tuple[str, list[tuple[str, str, str | None]]]:
-    """Behind a thought, where the model begins inside one."""
+    """Parse text after a thought, because the model starts inside one."""
     syntax = of.syntax
     begun = syntax.thought[1] if syntax.thought is not None and syntax.thinks_first else ""
     found = of.read(begun + text, cut=cut)
@@ -41,7 +41,7 @@ def test_reader_marks_cut_call(family: str) -> None:
     for length in (len(of.syntax.opening) + 8, len(of.syntax.example) - len(of.syntax.closing) - 1):
         text = of.syntax.example[:length]
         assert read(of, text, cut=True)[1] == [("", text, "cut")]
-    # That the reply was cut behind it is nothing to the call.
+    # A cut after the call does not affect it.
     assert read(of, of.syntax.example, cut=True)[1] == [("add", CALL, None)]
 
 

@@ -1,5 +1,6 @@
-"""Whole episodes of calls with everything but a model: the example's template, tool and way of writing a call, vLLM's
-parser, environments in processes, and an engine that replies what the test says."""
+"""Episodes of tool calls without a model: the example's template, tool and call syntax, vLLM's parser, environments in
+processes, and an engine with scripted replies.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ SPEC = SamplingSpec(num_completions=1, max_tokens=24, temperature=1.0, top_p=1.0
 
 
 class Engine:
-    """Replies by the prompt's question and how often it was asked."""
+    """Replies by the prompt's question and the number of earlier requests."""
 
     def __init__(self, tokenizer: Any, reader: ToolCallReader, script: dict[str, list[str]]) -> None:
         self.tokenizer, self.reader, self.script = tokenizer, reader, script
@@ -87,13 +88,13 @@ def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Grou
 
 def test_tool_call_is_executed_and_answered(pool: EnvironmentPool) -> None:
     [group], engine = play(pool, {"1418": ["[add(a=481,b=937)]<eos>", "1418<eos>"]})
-    # As examples/calculator/make_data.py writes what is to be imitated.
+    # As examples/calculator/make_data.py writes the SFT data.
     assert engine.asked == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
     [completion] = group.completions
     assert group.results[0].value == 1.0 and completion.text == "1418"
     [call] = completion.turns[0].calls
     assert (call.name, call.arguments, call.result, call.error) == ("add", '{"a": 481, "b": 937}', "1418=", None)
-    # What the tool said is between the turns, and nothing trains on it.
+    # The tool's result is between the turns and is not trained on.
     assert completion.turns[1].start - completion.turns[0].end == len("1418=")
     assert completion.num_sampled == len("[add(a=481,b=937)]") + 1 + len("1418") + 1
 
@@ -124,7 +125,7 @@ ADD: Any = {
 
 
 class Asked:
-    """What an engine does with requests of programs, but for the sampling."""
+    """An engine's handling of program requests, without sampling."""
 
     def __init__(self, tokenizer: Any, replies: list[str]) -> None:
         self.tokenizer, self.replies, self.contexts = tokenizer, replies, list[str]()
@@ -144,7 +145,7 @@ class Asked:
 
 
 def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[str]]:
-    """A program's question with a tool, and what it was told then."""
+    """Return a program's two answers to a question with a tool."""
     tokenizer = load_tokenizer(EXAMPLE / "model")
     engine = Asked(tokenizer, replies)
     renderer = DialogueRenderer(tokenizer, ChatTemplate(tokenizer), parser)
@@ -165,7 +166,7 @@ def test_program_with_own_tools_gets_parsed_calls() -> None:
     function, last, contexts = ask_twice(None, ["[add(a=481,b=937)]<eos>", "1418<eos>"])
     assert (function.name, function.arguments) == ("add", '{"a": 481, "b": 937}')
     assert last.content == "1418" and last.tool_calls is None
-    # The same tokens as where the tool is ours.
+    # The same tokens as with our own tool.
     assert contexts == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
 
 

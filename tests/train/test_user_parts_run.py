@@ -1,4 +1,4 @@
-"""A whole run with an advantage, a loss, a filter and a reward from a user's file. Real Ray, vLLM and torch on CPU."""
+"""A run with an advantage, a loss, a filter and a reward from a user's file, with real Ray, vLLM and torch on CPU."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ PARTS = (
 
 @pytest.mark.slow
 def test_copies_of_built_in_parts_give_same_numbers(tmp_path: Path) -> None:
-    """The files are gone before anything reads them: the run has copies, of what they import too."""
+    """The files are deleted before anything reads them: the run has copies, including their imports."""
     shutil.copytree(MINE, tmp_path / "mine")
     mine, ours = tmp_path / "with-mine", tmp_path / "with-ours"
     process = start_run(mine, *SHORT, *PARTS)
@@ -30,7 +30,7 @@ def test_copies_of_built_in_parts_give_same_numbers(tmp_path: Path) -> None:
     finish(start_run(ours, *SHORT, "algorithm.filters.drop_zero_variance_groups=true"))
     rows, wanted = exact_rows(mine), exact_rows(ours)
     for row in rows:
-        row.pop("score/reward", None)  # a function's reward is a score of that name too
+        row.pop("score/reward", None)  # a function's reward is also a score of that name
     assert rows == wanted
     trained = [(row["tokens/trained"], row["tokens/sampled"]) for row in rows if row["stage"] == "grpo"]
     assert len(trained) == 3

@@ -1,6 +1,6 @@
-"""Two workers of a vision-language model, one with images and one with text alone, compute what one worker does.
+"""Two workers of a vision-language model, one with images and one with text only, equal one worker.
 
-Without a pass of the second one through the vision tower this would never end.
+Without a pass of the second worker through the vision tower, the first would wait forever.
 """
 
 import json
@@ -31,7 +31,7 @@ NUM_STEPS = 3
 
 
 def build_sequences(root: Path) -> list[list[TrainSequence]]:
-    """By worker."""
+    """Return the sequences of each worker."""
     reader = load_image_reader(root / "model", ModelConfig(path="unused"))
     assert reader is not None
     wide, tall = str(root / "wide.png"), str(root / "tall.png")
@@ -74,5 +74,5 @@ def test_layouts_give_losses_of_one_worker(root: Path) -> None:
     for rank in range(2):
         found = json.loads((root / f"found-{rank}.json").read_text())
         for name, losses in found.items():
-            # Of about three digits in bfloat16.
+            # bfloat16 has about three digits.
             assert losses == pytest.approx(expected, rel=1e-4 if "float32" in name else 2e-2), name

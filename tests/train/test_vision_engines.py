@@ -1,4 +1,4 @@
-"""vLLM and the policy on images: they read the same pixels, and weights sent from one are used by the other."""
+"""vLLM and the policy on images: both read the same pixels, and the engine uses the policy's weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Pair:
     prompts: list[EncodedPrompt]
 
     def sync(self, version: int) -> tuple[HeldWeights, list[float]]:
-        """Send the weights; what the engine says of the first prompt's tokens, and what the policy says."""
+        """Send the weights; return the engine's and the policy's logprobs of the first prompt's tokens."""
         records, checksum = pack_weights(self.policy.full_state())
         probe = self.prompts[0].tokens
         held = self.engine.load_weights(version, records, probe)
@@ -60,7 +60,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("vl")
     build_tiny_model(TinyVL(family=request.param), seed=0, folder=folder / "model")
-    # Bounds other than those of the model's file: both must be told.
+    # Other bounds than in the model's file: both must receive them.
     config = ModelConfig(path=str(folder / "model"), min_pixels=40 * 40, max_pixels=28 * 28 * 20)
     wide, tall = write_image(folder / "1.png", 1, 200, 60), write_image(folder / "2.png", 2, 60, 170)
     image, text = {"type": "image"}, {"type": "text", "text": "What is it?"}
@@ -95,7 +95,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def sample_sequences(pair: Pair) -> list[TrainSequence]:
-    """Two completions of each prompt, with the logprobs that the engine sampled them with."""
+    """Return two completions per prompt, with the engine's logprobs."""
     spec = SamplingSpec(num_completions=2, max_tokens=8, temperature=1.0, top_p=1.0, seed=3)
     completions = pair.engine.generate(
         [prompt.tokens for prompt in pair.prompts], seed_prompts(spec, len(pair.prompts)), spec
@@ -106,7 +106,7 @@ def sample_sequences(pair: Pair) -> list[TrainSequence]:
 
 
 def assert_agreement(pair: Pair) -> None:
-    """The logprobs that the engine sampled with are those of the policy, for all prompts in one packed row."""
+    """Check that engine and policy logprobs agree, with all prompts in one packed row."""
     sequences = sample_sequences(pair)
     [found] = pair.policy.compute_logprobs([sequences])
     for sequence, logprobs in zip(sequences, found, strict=True):
@@ -119,7 +119,7 @@ def test_engine_and_policy_agree_on_images(pair: Pair) -> None:
 
 
 def test_sent_weights_reach_vision_tower(pair: Pair) -> None:
-    """The engine knows an image again by its pixels: what it made of them with older weights must be gone."""
+    """The engine caches images by their pixels: it must drop features of older weights."""
     held, said = pair.sync(0)
     np.testing.assert_allclose(held.probe, said, atol=1e-4)
     with torch.no_grad():

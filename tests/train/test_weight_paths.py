@@ -1,4 +1,4 @@
-"""Whole runs that send weights in other ways than the demo does. Minutes, so only in `make test-all`."""
+"""Complete runs with other weight transports than the demo's. Takes minutes."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ def finish(run_dir: Path, *words: str) -> list[dict[str, float]]:
 
 
 def test_gloo_run_has_metrics_of_object_store(whole_run: Path, tmp_path: Path) -> None:
-    """Not one digit of any metric is another."""
+    """All metrics are identical."""
     assert finish(tmp_path / "gloo", "rollout.weight_transfer=gloo") == exact_rows(whole_run)
 
 
 def test_async_engines_take_direct_transfers(tmp_path: Path) -> None:
-    """Between two steps; each version was proven by checksum and probe, or the run would have ended."""
+    """Between two steps; checksum and probe verify each version."""
     words = ("rollout.weight_transfer=gloo", "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1")
     rows = [row for row in finish(tmp_path / "ahead", *words) if row["stage"] == "grpo"]
     assert len(rows) == 6
@@ -32,7 +32,7 @@ def test_async_engines_take_direct_transfers(tmp_path: Path) -> None:
 
 
 def test_engines_hold_base_with_sent_adapters(tmp_path: Path) -> None:
-    """Adapters alone travel, and are the export; after every sync engine and policy agree on the probe."""
+    """Only adapters are sent and exported; engine and policy agree on the probe after every sync."""
     words = ("+lora=all_linear", "model.lora.rank=8", "model.lora.export=adapter")
     rows = [row for row in finish(tmp_path / "lora", *words) if row["stage"] == "grpo"]
     assert len(rows) == 6
@@ -44,6 +44,6 @@ def test_engines_hold_base_with_sent_adapters(tmp_path: Path) -> None:
     export = tmp_path / "lora" / "export"
     adapters = load_file(export / "adapter_model.safetensors")
     assert all(np.abs(tensor).max() > 0 for tensor in adapters.values())
-    # The policy merges them before it sends, in place of each engine: not one digit of any metric is another.
+    # The policy merges them before sending, instead of each engine: all metrics are identical.
     assert finish(tmp_path / "merged", *words, "rollout.weight_transfer=gloo") == exact_rows(tmp_path / "lora")
     assert json.loads((export / "adapter_config.json").read_text())["r"] == 8

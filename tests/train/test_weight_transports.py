@@ -1,4 +1,4 @@
-"""Small mixtures of experts get their weights through every transport; an engine that ignores them is refused."""
+"""Small MoE models get their weights through every transport; an engine that ignores them is detected."""
 
 from typing import Any
 

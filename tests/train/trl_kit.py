@@ -1,4 +1,4 @@
-"""TRL's trainers around a model of two thousand parameters, with logprobs and rewards in place of a model's own."""
+"""TRL's trainers with a model of two thousand parameters and given logprobs and rewards."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ datasets = pytest.importorskip("datasets")
 
 CLIP = ClipRange(low=0.2, high=0.4, dual=None)
 MAX_LENGTH = 6
-# Long, full, single and empty completions; the last is where a mean would divide by zero.
+# Long, full, single and empty completions; a mean over the last one would divide by zero.
 LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
 MASK = torch.arange(MAX_LENGTH) < torch.tensor(LENGTHS).unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Padded [B, T] logprobs and one advantage a sequence [B]."""
+    """Padded [B, T] logprobs and one advantage per sequence [B]."""
 
     logprobs: torch.Tensor
     old_logprobs: torch.Tensor
@@ -61,7 +61,7 @@ def build_tokenizer() -> Any:
 def build_trainer(
     kind: str, tiny_model: Any, tokenizer: Any, path: Path, shape: tuple[int, int], **settings: Any
 ) -> Any:
-    """A trainer of TRL (`GRPO` or `RLOO`) whose every batch is P prompts of G completions."""
+    """Build TRL's `GRPO` or `RLOO` trainer with batches of P prompts and G completions."""
     num_prompts, group_size = shape
     config = getattr(trl, f"{kind}Config")(
         output_dir=str(path),
@@ -84,7 +84,7 @@ def build_trainer(
 
 
 def make_case(seed: int) -> Case:
-    """Tokens drift alone and with their sequence, so that token ratios and sequence ratios both get clipped."""
+    """Make a case in which both token ratios and sequence ratios get clipped."""
     random = torch.Generator().manual_seed(seed)
     drift = torch.tensor([0.8, -0.8, 0.4, 0.0, 0.0]).unsqueeze(1)
     advantages = torch.tensor([1.0, -0.7, -1.3, 0.4, 0.9]) + 0.2 * torch.randn(len(LENGTHS), generator=random)
@@ -109,7 +109,7 @@ def compute_theirs(
 
     Args:
         entropies: of the tokens [B, T]; None: 0.
-        inputs: of `_compute_loss`, in place of or beside those of the case.
+        inputs: added to, or replacing, the inputs of `_compute_loss` from the case.
         settings: attributes of the trainer, or of its arguments.
     """
     logprobs = case.logprobs.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Empty modules in place of heavy ones, for scripts that run a release's parsers."""
+"""Replace heavy modules by empty ones in scripts that run a release's parsers."""
 
 import importlib.abc
 import importlib.machinery
@@ -18,7 +18,7 @@ class Anything(types.ModuleType):
 
 
 class Replacer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find an empty module for each name that is heavy."""
+    """Importer that returns an empty module for each heavy name."""
 
     def __init__(self, is_heavy: Callable[[str], bool]) -> None:
         self.is_heavy = is_heavy

@@ -1,11 +1,11 @@
-"""OpenRLHF's own code that asks for rewards, or serves them, in a process of its own.
+"""Run OpenRLHF's released reward client or server in a separate process.
 
     openrlhf_process.py <release> ask-flat <url>       openrlhf/utils/remote_rm_utils.py of 0.8
     openrlhf_process.py <release> ask-dotted <url>     openrlhf/utils/agent.py of 0.11
     openrlhf_process.py <release> serve <port>         openrlhf/cli/serve_rm.py
 
-What it runs is the release's; only the packages' __init__.py, which import GPU libraries, are not read, and in place
-of a model of billions there is one whose score is the number of tokens.
+Only the packages' __init__.py, which import GPU libraries, are skipped, and the reward model is replaced by one that
+returns the number of tokens.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def ask_flat(url: str) -> Any:
     from openrlhf.utils.remote_rm_utils import remote_rm_fn_ray
 
     queries = [f"{PROMPT}{answer}<|im_end|>" for answer in ANSWERS]
-    # As a Ray task it would run this function elsewhere.
+    # As a Ray task this function would run in another process.
     return remote_rm_fn_ray._function(url, queries, [PROMPT] * len(queries), ["7"] * len(queries))
 
 
@@ -51,7 +51,7 @@ def ask_dotted(url: str) -> Any:
 
 
 class Tokenizer:
-    """One token a character."""
+    """One token per character."""
 
     def __call__(self, text: str, **_: Any) -> Any:
         import torch
@@ -63,7 +63,7 @@ class Tokenizer:
 
 
 class Engine:
-    """Writes the same text every time."""
+    """An engine with a constant completion."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,8 +1,8 @@
-"""Runs the argument parser of an OpenRLHF program, and the checks after it, without anything that trains.
+"""Run the argument parser of an OpenRLHF program and its checks, without training.
 
     python parse_openrlhf.py <folder of the package> <module> <arguments>
 
-Its heavy imports are replaced, and its `train` by one that prints the arguments it is given, as JSON.
+Heavy imports are replaced; a stand-in for `train` prints its arguments as JSON.
 """
 
 import ast
@@ -14,7 +14,7 @@ from heavy import Replacer  # type: ignore[import-not-found]
 
 HEAVY = ("openrlhf", "ray", "torch", "deepspeed", "transformers", "flash_attn", "datasets")
 CONFIG = "openrlhf.utils.config"
-"""Module that is the release's own."""
+"""The release's module that must not be replaced."""
 
 
 def main() -> None:

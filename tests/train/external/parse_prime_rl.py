@@ -1,8 +1,8 @@
-"""Reads an argv by prime-rl's own parser, pydantic_config.cli, into the classes that were recorded of its `RLConfig`.
+"""Parse arguments with prime-rl's own parser, pydantic_config.cli, into classes recorded from its `RLConfig`.
 
     python parse_prime_rl.py <folder of prime-pydantic-config> <record> <arguments>
 
-Prints what it read as JSON; what it refuses ends it as it ends `rl`.
+Prints the result as JSON; on invalid arguments it exits as `rl` does.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def build_config(record: Mapping[str, Any]) -> type:
-    """The recorded `RLConfig`."""
+    """Build the recorded `RLConfig`."""
     from pydantic import Field
     from pydantic_config import BaseConfig  # type: ignore[import-not-found]
 
@@ -35,7 +35,7 @@ def build_config(record: Mapping[str, Any]) -> type:
 
 
 def _stand_in(source: str, names: dict[str, Any]) -> None:
-    """A name that was not recorded, of another of its modules, is a table."""
+    """Define each name that was not recorded (from another module of prime-rl) as a table."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
             names.setdefault(node.id, dict[str, Any])

@@ -1,8 +1,8 @@
-"""Reads command lines by the parsers of TRL's scripts, which are installed, up to the point where they train.
+"""Parse command lines with the parsers of TRL's installed scripts, without training.
 
     python parse_trl.py '[["trl.scripts.grpo", "--learning_rate", "1e-6"], ...]'
 
-The scripts themselves pass over what they do not know; here that is an error. Prints a line of JSON each.
+The scripts ignore unknown arguments; here these are errors. Prints one JSON line per command.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""Reads a command line with xpk's own argparse, without anything that asks Google: prints the arguments as JSON.
+"""Parse a command line with xpk's own argparse, without requests to Google; print the arguments as JSON.
 
-    parse_xpk.py <folder of the package> <words after xpk>
+    parse_xpk.py <folder of the package> <arguments of xpk>
 
-Its parsers and its list of TPUs are the release's; what they would call is replaced.
+Parsers and list of TPUs are the release's; the functions they would call are replaced.
 """
 
 import argparse

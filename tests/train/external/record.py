@@ -1,11 +1,11 @@
-"""What NeMo-RL and prime-rl say of their arguments, recorded from their repositories: they are on no package index.
+"""Record the arguments of NeMo-RL and prime-rl from their repositories: they are on no package index.
 
     git clone https://github.com/NVIDIA-NeMo/RL && git clone https://github.com/PrimeIntellect-ai/prime-rl
     python -m tests.train.external.record nemo_rl RL
     python -m tests.train.external.record prime_rl prime-rl
 
-Names, types and defaults alone, of the commit that is checked out; test_recorded_parsers.py reads our command lines by
-them. After a renewal its failures say what those projects have changed.
+Records names, types and defaults of the checked-out commit; test_recorded_parsers.py checks our command lines against
+them. After an update, its failures show the changes in those projects.
 """
 
 import ast
@@ -23,15 +23,15 @@ FOLDER = Path(__file__).with_name("recorded")
 NEMO_RL_CONFIG = "examples/configs/grpo_math_1B.yaml"
 PRIME_RL_CONFIG = "examples/basic/reverse-text/rl.toml"
 _PRIME_RL_CONFIGS = "packages/prime-rl-configs/src/prime_rl/configs"
-# What starts the others, and where a type that stands in neither file is taken to be a table.
+# The launcher, and the file whose missing types are taken to be tables.
 _PRIME_RL_FILES = ("shared.py", "rl.py")
 _DEPTH = 4
 
 
 def record_nemo_rl(checkout: Path) -> dict[str, Any]:
-    """Of the config that its preset names: each key with the type of its value, by section."""
+    """Record the config named by its preset: each key with the type of its value, by section."""
     tree = yaml.safe_load((checkout / NEMO_RL_CONFIG).read_text(encoding="utf-8"))
-    # The words that it takes itself, as `parse_args` has them; the rest are Hydra's.
+    # Arguments parsed by `parse_args`; the rest are Hydra's.
     script = (checkout / "examples/run_grpo.py").read_text(encoding="utf-8")
     flags = [call.args[0].value for call in _calls(script, "add_argument") if isinstance(call.args[0], ast.Constant)]
     return {"config": NEMO_RL_CONFIG, "flags": flags, "keys": _types(tree, _DEPTH)}
@@ -51,7 +51,7 @@ def _calls(source: str, method: str) -> list[ast.Call]:
 
 
 def record_prime_rl(checkout: Path) -> dict[str, Any]:
-    """Fields of `RLConfig` and of the classes around it, as Python says them, and the example that its preset names."""
+    """Record the fields of `RLConfig` and its nested classes, and the example named by its preset."""
     classes: list[dict[str, Any]] = []
     for name in _PRIME_RL_FILES:
         tree = ast.parse((checkout / _PRIME_RL_CONFIGS / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Other trainers and their tools as they were released: unpacked, and only their parsers run; our command lines."""
+"""Build our command lines for other trainers, and unpack their releases for tests of their parsers."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def build(
     Args:
         step: folder of the newest checkpoint.
     """
-    # An experiment names no machine; these are the sizes of the scripts that most of them come from.
+    # Experiments set no machine sizes; most of their original scripts use these.
     sizes = ["+cluster=nvidia_a100", f"cluster.num_nodes={nodes}", "cluster.gpus_per_node=8"]
     config = load_config([*sizes, f"exp={name}", *words]).external
     assert config is not None
@@ -42,7 +42,7 @@ def build(
 
 
 def unpack(root: Path, name: str) -> Path:
-    """Return the folder of a release below `root`; it is downloaded once, without its dependencies."""
+    """Return the folder of a release below `root`; download it once, without dependencies."""
     folder = root / name
     if folder.is_dir():
         return folder

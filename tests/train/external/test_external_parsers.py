@@ -1,4 +1,4 @@
-"""Every command line that we build is read by the program it is for: its own argparse, or its own Hydra schema.
+"""OpenRLHF's argparse and verl's Hydra schema accept every command line that we build.
 
 The released packages are never imported here.
 """

@@ -1,6 +1,6 @@
-"""What `export xpk` writes is read by xpk's own parser, and MaxText has every key, module and folder that we name.
+"""xpk's parser accepts the output of `export xpk`, and MaxText has every key, module and folder that we name.
 
-The releases' heavy parts are never imported here.
+Heavy parts of the releases are never imported.
 """
 
 import json
@@ -66,7 +66,7 @@ def test_xpk_refuses_unknown_tpu(root: Path) -> None:
 
 
 def list_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:
-    """Dotted keys of a YAML file's sections and leaves."""
+    """Return the dotted keys of a YAML file's sections and leaves."""
     return {
         found
         for key, value in tree.items()
@@ -87,7 +87,7 @@ def test_maxtext_has_named_modules_files_and_keys(name: str, root: Path) -> None
     assert config is not None
     run = RunValues(nodes=1, gpus_per_node=0, checkpoints="gs://b/c", export="gs://b/e")
     _, _, module, file, *words = build_external_argv(config, run, resume=True)
-    # Their image has the checkout in its working directory, src/ included.
+    # Their image has the checkout, including src/, in its working directory.
     assert (package.parent / Path(*module.removeprefix("src.").split("."))).with_suffix(".py").is_file()
     assert (package.parent / file.removeprefix("src/")).is_file()
     known = maxtext_keys(package, file.partition("configs/")[2])
@@ -98,16 +98,16 @@ def test_maxtext_has_named_modules_files_and_keys(name: str, root: Path) -> None
 def test_conversion_accepts_flag_and_model_name(root: Path) -> None:
     package = unpack(root, "maxtext") / "maxtext"
     text = (package / "checkpoint_conversion/to_maxtext.py").read_text()
-    # As key=value: it is turned into the flag of its parser.
+    # As key=value, which their parser converts to a flag.
     (prefixes,) = re.findall(r"for cli_prefix in \((.*?)\)", text, re.DOTALL)
     assert '"lazy_load_tensors="' in prefixes and '"--lazy_load_tensors"' in text
     assert '"llama3.1-70b-Instruct": "meta-llama/' in (package / "utils/globals.py").read_text()
-    # The token is read from HF_TOKEN, which is on no command line.
+    # The token comes from HF_TOKEN, not from a command line.
     assert 'os.environ.get("HF_TOKEN")' in (package / "configs/pyconfig.py").read_text()
 
 
 def test_checkpoint_path_matches_source(root: Path) -> None:
-    """plan/checkpoint_layouts.py: <base_output_directory>/<run_name>/checkpoints/actor/<step>, by Tunix."""
+    """Tunix saves to <base_output_directory>/<run_name>/checkpoints/actor/<step>; see plan/checkpoint_layouts.py."""
     text = (unpack(root, "maxtext") / "maxtext/configs/types.py").read_text()
     assert 'self.checkpoint_dir = os.path.join(output_dir, "checkpoints", "")' in text
     trainer = (unpack(root, "maxtext") / "maxtext/trainers/post_train/rl/train_rl.py").read_text()

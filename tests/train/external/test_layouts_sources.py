@@ -1,4 +1,4 @@
-"""plan/checkpoint_layouts.py against the sources: where each trainer saves, and what it writes last."""
+"""Check plan/checkpoint_layouts.py against the trainers' sources: where they save and which file they write last."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ def test_verl_writes_data_pt_before_tracker(packages: Path) -> None:
     save = text[text.index("def _save_checkpoint") : text.index("def _load_checkpoint")]
     order = ['f"global_step_{self.global_steps}"', '"actor"', '"data.pt"', '"latest_checkpointed_iteration.txt"']
     assert sorted(order, key=save.index) == order
-    # It reads the tracker whatever it is told to load: an empty one ends it, so ours is mended.
+    # verl always reads the tracker; an empty one would end it, so ours repairs it.
     load = text[text.index("def _load_checkpoint") :]
     assert load.index("find_latest_ckpt_path(checkpoint_folder)") < load.index('"resume_path"')
     reader = (packages / "verl/verl/utils/checkpoint/checkpoint_manager.py").read_text()
@@ -52,7 +52,7 @@ def test_trls_scripts_hand_checkpoint_on() -> None:
 
 
 def test_torch_writes_metadata_of_distributed_checkpoint_last() -> None:
-    """prime-rl's trainer saves by it: .metadata is renamed when every rank has written."""
+    """prime-rl saves with this: .metadata is renamed after every rank has written."""
     from torch.distributed.checkpoint.filesystem import _FileSystemWriter
 
     finish = inspect.getsource(_FileSystemWriter.finish)

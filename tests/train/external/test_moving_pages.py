@@ -1,4 +1,4 @@
-"""The OpenRLHF and verl releases that tests/train/external reads have every word of docs/from/moving-*.md."""
+"""Every OpenRLHF and verl name in docs/from/moving-*.md exists in the tested releases."""
 
 import ast
 from pathlib import Path

@@ -57,7 +57,7 @@ def test_our_client_gets_openrlhf_rewards(release: str, packages: Path) -> None:
     items = [RewardItem(prompt="3+4=", completion="7" * count, answer="7") for count in (1, 5, 2)]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as server:
         try:
-            # It is asked again until it is up.
+            # The client retries until the server is up.
             settings = RewardServiceConfig(deadline_s=300)
             with RewardClient(settings, lambda: [f"http://127.0.0.1:{port}/get_reward"], None) as client:
                 results = client.score(items)

@@ -1,8 +1,7 @@
-"""NeMo-RL's and prime-rl's command lines, read by the parsers that those projects use, into a record of their configs.
+"""The parsers of NeMo-RL and prime-rl accept our command lines, given a record of their configs.
 
-Neither is on a package index. NeMo-RL reads Hydra's words, which the Hydra installed here parses as its `run_grpo.py`
-does; prime-rl's parser is a package, prime-pydantic-config. Keys and types are those of recorded/*.json, made by
-record.py, which says how to renew them; nothing is fetched from the projects here.
+Neither is on a package index. NeMo-RL's arguments are parsed by the installed Hydra, as in its `run_grpo.py`;
+prime-rl's parser is the package prime-pydantic-config. Keys and types come from recorded/*.json, made by record.py.
 """
 
 import argparse
@@ -22,22 +21,19 @@ from tests.train.external.record import FOLDER, RECORDERS
 from tests.train.external.releases import build, unpack
 
 RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RECORDERS}
-# A value for each type, to lay the recorded config out with.
+# One value per type, to build the recorded config.
 VALUES = {"int": 1, "float": 1.0, "bool": False, "str": "text", "NoneType": None, "list": [], "reference": 1}
 
 
-# ---- NeMo-RL ---------------------------------------------------------------------------------------
-
-
 def lay_out(types: Any) -> Any:
-    """A config with the recorded keys."""
+    """Return a config with the recorded keys."""
     if isinstance(types, dict):
         return {key: lay_out(below) for key, below in types.items()}
     return {} if types == "table" else VALUES[types]
 
 
 def parse_nemo_rl(argv: list[str]) -> DictConfig:
-    """As examples/run_grpo.py and nemo_rl/utils/config.py do it."""
+    """Parse as examples/run_grpo.py and nemo_rl/utils/config.py do."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -82,7 +78,7 @@ def test_nemo_rl_refuses_unknown_overrides() -> None:
 
 
 def test_nemo_rl_page_names_its_keys() -> None:
-    """Those of its SFT and DPO, which have files of their own, were compared by hand."""
+    """The keys of its SFT and DPO, in other files, were compared by hand."""
     named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in words_in_code(cells[0])]
     names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
     known = set(list_keys(RECORDED["nemo_rl"]["keys"]))
@@ -90,14 +86,11 @@ def test_nemo_rl_page_names_its_keys() -> None:
 
 
 def list_keys(types: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of sections and leaves."""
+    """Yield the dotted names of sections and leaves."""
     for key, below in types.items():
         yield f"{prefix}{key}"
         if isinstance(below, dict):
             yield from list_keys(below, f"{prefix}{key}.")
-
-
-# ---- prime-rl --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +126,7 @@ def test_prime_rl_accepts_arguments_over_its_example(package: Path, resume: bool
         True,
     )
     assert (seen["ckpt"]["interval"], seen["max_steps"]) == (5, 20)
-    # What its example says, and the preset does not.
+    # Set by its example and not by the preset.
     assert seen["trainer"] == {"optim": {"lr": 3e-6}} and seen["seq_len"] == 2048
     assert seen["resume"] == ({"step": 7, "dir": None} if resume else None)
 

@@ -1,4 +1,4 @@
-"""TRL's presets, read by the parsers of TRL's own scripts; tests/train/external/test_trl_run.py runs one of them."""
+"""The parsers of TRL's scripts accept our presets; test_trl_run.py runs one of them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ HERE = ["use_cpu=true"]  # this machine may have no GPU
 
 
 def build_trl(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """The arguments as the experiment says them, and the module with its words."""
+    """Return the arguments of the experiment, and the module with its command line."""
     args, argv = build(name, *(f"external.args.{word}" for word in (*HERE, *words)), resume=resume, step="checkpoint-7")
     assert argv[:2] == ["python3", "-m"]
     return args, argv[2:]
@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    """What TRL made of each case; one process, since importing it takes longer than all of them."""
+    """Return TRL's parsed arguments for each case, from one process because the import is slow."""
     script = Path(__file__).with_name("parse_trl.py")
     words = json.dumps([argv for _, argv in CASES.values()])
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}

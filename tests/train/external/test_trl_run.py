@@ -1,4 +1,4 @@
-"""TRL's own SFT script under our torchrun: two ranks on this machine, stopped, and resumed from its own checkpoint."""
+"""TRL's own SFT script under our torchrun: two local ranks, stopped, and resumed from its own checkpoint."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NUM_STEPS = 400
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The preset as shipped, but for a model, data and a machine of this size."""
+    """Overrides for the shipped preset with a small model, data and machine."""
     from tests.tiny_models import build_tiny_model
 
     folder = tmp_path_factory.mktemp("trl")
@@ -76,7 +76,7 @@ def test_trl_saves_at_stop_and_resumes_identically(words: list[str], tmp_path: P
         running.wait(200)
     saved = [int(path.name.partition("-")[2]) for path in (cut / "checkpoints").glob("checkpoint-*")]
     assert saved and max(saved) < NUM_STEPS, "stopped before its end"
-    # What a kill leaves of a save.
+    # The remains of a killed save.
     (cut / "checkpoints/checkpoint-9999").mkdir()
     done = cli("resume", str(cut), check=False)
     assert done.returncode == 0, done.stderr + log_of(cut)

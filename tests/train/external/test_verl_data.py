@@ -1,4 +1,4 @@
-"""What `prepare --format verl` writes is what verl's own reader reads and its own scorers score."""
+"""verl's reader and scorers accept the output of `prepare --format verl`."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ SETS = {"gsm8k": (gsm8k, "So it is\n#### ANSWER"), "math": (math, "So it is $\\b
 
 
 def make_rows(name: str, folder: Path) -> Path:
-    """The rows for training that `prepare` makes of a small data set."""
+    """Return the training rows that `prepare` makes of a small data set."""
     folder.mkdir()
     sources = {}
     for number, (file, content) in enumerate(SETS[name][0]().items()):

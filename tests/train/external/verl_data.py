@@ -1,8 +1,8 @@
-"""verl's own reader and scorers, in a process of its own: what they make of a file, as JSON.
+"""Read and score files with verl's released reader and scorers in a separate process; print the result as JSON.
 
     verl_data.py <release> <folder with a tokenizer> <parquet>=<template of a right answer> ...
 
-What it runs is the release's; only the packages' __init__.py, which import what trains, are not read.
+Only the packages' __init__.py, which import training code, are skipped.
 """
 
 import json
