@@ -21,7 +21,8 @@ from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.values import MOST_NAMES, describe_error
 from slurm_rl.rollout.conversation_tree import BranchBuilder, extend, join_branches
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.turn_log_format import History, TurnKey, render_outcome, render_reply
+from slurm_rl.rollout.turn_log_format import History, TurnKey, render_outcome, render_row
+from slurm_rl.rollout.turn_log_format import Row as LogRow
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class Episode:
 def log_reply(episode: Episode) -> bytes:
     """Return the log line of the newest reply."""
     assert episode.newest is not None
-    return render_reply(episode.turn, episode.newest)
+    return render_row(LogRow(*episode.turn, reply=episode.newest))
 
 
 def log_answer(episode: Episode, answer: Answer) -> bytes:

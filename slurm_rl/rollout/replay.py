@@ -8,9 +8,6 @@ parameters, and the number of equal requests before it; not by time. So concurre
 order. A finished episode is trained on without running its agent again.
 """
 
-import zlib
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +18,7 @@ from slurm_rl.rollout.endpoint.conversation import Conversation, DialogueRendere
 from slurm_rl.rollout.endpoint.episode import LiveEpisode
 from slurm_rl.rollout.endpoint.programs import Verdict, read_verdict
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.turn_log_format import History, Row, pack_ids, render_reply, render_row, unpack_ids
+from slurm_rl.rollout.turn_log_format import History, Row, compute_checksum, pack_ids, render_row, unpack_ids
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class ReplayRecord:
         if turn is None:
             return None
         request = self.history.asked[turn]
-        if (request["key"], request["context"]) != (place.key, _checksum(place.context)):
+        if (request["key"], request["context"]) != (place.key, compute_checksum(place.context)):
             self.num_mismatched += 1
             return None
         return self.history.replies[turn].unpack()
@@ -66,8 +63,7 @@ class ReplayRecord:
         Args:
             message: the agent's view of the reply, if it is more than the text.
         """
-        turn, history = len(self.history.replies), self.history
-        request: dict[str, Any] = {"at": place.name, "key": place.key, "context": _checksum(place.context)}
+        request: dict[str, Any] = {"at": place.name, "key": place.key, "context": compute_checksum(place.context)}
         if place.parent is not None:
             request["extends"] = place.parent.place.name
         elif place.tools:  # turns that extend this one have the same tools
@@ -75,10 +71,10 @@ class ReplayRecord:
         request |= {"read": pack_ids(place.read), "new": list(place.new)}
         if message is not None:
             request["message"] = message
-        history.replies.append(reply)
-        history.asked.append(request)
-        self._turns[place.name] = turn
-        return render_reply((self.index, self.member, turn), reply, request)
+        self._turns[place.name] = turn = len(self.history.replies)
+        self.history.replies.append(reply)
+        self.history.asked.append(request)
+        return render_row(Row(self.index, self.member, turn, reply=reply, asked=request))
 
     def end(self, outcome: Verdict | Failure, episode: LiveEpisode) -> bytes:
         """Add the outcome and return its log line."""
@@ -116,7 +112,3 @@ class ReplayRecord:
             tools=tuple(request.get("tools", ())) if parent is None else parent.place.tools,
         )
         return Said(place, reply, request.get("message") or {"role": "assistant", "content": reply.text}, is_heard)
-
-
-def _checksum(token_ids: Sequence[int]) -> int:
-    return zlib.crc32(array("q", token_ids).tobytes())

@@ -11,11 +11,11 @@ holds, and rewrites it. A checkpoint holds a copy of the batches in flight.
 """
 
 import contextlib
+import functools
+import math
 import os
 import shutil
 import threading
-import zlib
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from slurm_rl.rollout.turn_log_format import (
     History,
     Row,
     build_histories,
+    compute_checksum,
     parse_lines,
     render_histories,
     render_row,
@@ -51,7 +52,6 @@ class BatchLog:
     histories: dict[tuple[int, int], History]
     _file: Any
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_synced: bool = True
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Append lines; they survive this process at once, and its node after the next fsync."""
@@ -60,7 +60,6 @@ class BatchLog:
             if self._file.closed or not data:
                 return
             end = self._file.tell()
-            self._is_synced = False
             try:
                 # A full disk accepts a part without an error and raises on the rest.
                 while data:
@@ -72,15 +71,12 @@ class BatchLog:
 
     def sync(self) -> None:
         with self._lock:
-            if self._file.closed or self._is_synced:
+            if self._file.closed:
                 return
-            number, self._is_synced = os.dup(self._file.fileno()), True
+            copy = os.fdopen(os.dup(self._file.fileno()), "ab", buffering=0)
         # Outside the lock: a shared disk may be slow.
-        try:
-            with annotate_path(self.path):
-                os.fsync(number)
-        finally:
-            os.close(number)
+        with copy, annotate_path(self.path):
+            os.fsync(copy.fileno())
 
     def close(self) -> None:
         with self._lock, annotate_path(self.path):
@@ -112,9 +108,9 @@ class TurnLog:
         self.folder, self.facts, self.keeps_all, self.staleness = folder, facts, keeps_all, staleness
         self.report, self.require_ours = report, require_ours
         self.version = 0
-        self._open: dict[str, BatchLog] = {}
+        self._open: dict[Path, BatchLog] = {}
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._sync, name="turn-log", daemon=True)
 
     def resume(self, version: int, copy: Path | None) -> None:
         """Continue from a checkpoint: ignore turns of newer weights, and restore missing files from its copies.
@@ -129,12 +125,8 @@ class TurnLog:
             if not path.is_file() or path.stat().st_size < saved.stat().st_size:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, saved.read_bytes())
-        self.prune(version, version)
-        if not self.keeps_all:
-            # Batches that started with lost weights: the run samples these steps again with other weights.
-            for path in self.folder.glob(f"*{_SUFFIX}"):
-                if _step_of(path) > version + self.staleness:
-                    path.unlink(missing_ok=True)
+        # Also batches that started with lost weights: the run samples these steps again with other weights.
+        self.prune(math.inf, version)
 
     def open(self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt], facts_now: Facts | None = None) -> BatchLog:
         """Open the log of a batch and read its content.
@@ -147,9 +139,9 @@ class TurnLog:
         """
         self.require_ours()
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"{spec.batch}-{spec.seed:016x}"
-        path = self.folder / f"{name}{_SUFFIX}"
-        facts = {"prompts": _checksum(prompts), "members": spec.num_completions, "env": list(facts_now or self.facts)}
+        path = self.folder / f"{spec.batch}-{spec.seed:016x}{_SUFFIX}"
+        checksum = functools.reduce(lambda before, prompt: compute_checksum(prompt.token_ids, before), prompts, 0)
+        facts = {"prompts": checksum, "members": spec.num_completions, "env": list(facts_now or self.facts)}
         histories = self._read(path, facts)
         header = render_row(Row(batch={"name": spec.batch, "seed": spec.seed, **facts}))
         write_bytes(path, b"".join([header, *render_histories(histories)]))
@@ -157,9 +149,8 @@ class TurnLog:
             turns = sum(len(history.replies) for history in histories.values())
             self.report("journal/opened", batch=spec.batch, episodes=len(histories), turns=turns)
         batch = BatchLog(path, histories, path.open("ab", buffering=0))
-        self._open[name] = batch
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._sync, name="turn-log", daemon=True)
+        self._open[path] = batch
+        if self._thread.ident is None:
             self._thread.start()
         return batch
 
@@ -191,7 +182,7 @@ class TurnLog:
             )
         self.report("journal/environment_changed", file=path.name, before=before, now=now)
 
-    def prune(self, step: int, saved: int) -> None:
+    def prune(self, step: float, saved: int) -> None:
         """Remove batches of steps before `step` that no resumed run needs.
 
         Args:
@@ -199,23 +190,20 @@ class TurnLog:
             saved: step of the newest complete checkpoint.
         """
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            batch = self._open.get(path.stem)
             batch_step = _step_of(path)
             # After the checkpoint, a resumed run needs the batches that start with weights it will have.
             is_needed = batch_step >= saved if self.keeps_all else saved <= batch_step <= saved + self.staleness
             if batch_step < step and not is_needed:
-                if batch is not None:
+                if batch := self._open.pop(path, None):
                     batch.close()
-                    del self._open[path.stem]
                 path.unlink(missing_ok=True)
 
     def save(self, folder: Path, step: int) -> None:
         """Copy the batches in flight in `step` into a checkpoint."""
-        for name, batch in list(self._open.items()):
-            if _step_of(batch.path) >= step:
-                with annotate_path(folder):
-                    (folder / FOLDER).mkdir(exist_ok=True)
-                    shutil.copyfile(batch.path, folder / FOLDER / f"{name}{_SUFFIX}")
+        for path in [path for path in list(self._open) if _step_of(path) >= step]:
+            with annotate_path(folder):
+                (folder / FOLDER).mkdir(exist_ok=True)
+                shutil.copyfile(path, folder / FOLDER / path.name)
 
     def close(self) -> None:
         """Flush everything to disk and ignore later writes."""
@@ -235,10 +223,3 @@ class TurnLog:
 def _step_of(path: Path) -> int:
     """Return 12 for `rollout-12-00000000000003e8.journal`."""
     return int(path.stem.split("-")[-2])
-
-
-def _checksum(prompts: Sequence[EncodedPrompt]) -> int:
-    checksum = 0
-    for prompt in prompts:
-        checksum = zlib.crc32(array("i", prompt.token_ids).tobytes(), checksum)
-    return checksum

@@ -66,10 +66,6 @@ class Row(msgspec.Struct, omit_defaults=True):
     end: dict[str, Any] | None = None
 
 
-def render_reply(key: TurnKey, reply: Response, asked: Mapping[str, Any] | None = None) -> bytes:
-    return render_row(Row(*key, reply=reply, asked=None if asked is None else dict(asked)))
-
-
 def render_outcome(key: TurnKey, outcome: Outcome, snapshot: bytes | None) -> bytes:
     if isinstance(outcome, Failure):
         return render_row(Row(*key, failure=outcome))
@@ -84,12 +80,12 @@ def parse_lines(data: bytes) -> tuple[list[Row], int]:
     """
     rows: list[Row] = []
     end = 0
-    for line in data.split(b"\n")[:-1]:
-        row = _parse(line)
-        if row is None:
-            break
-        rows.append(row)
-        end += len(line) + 1
+    with suppress(ValueError, msgspec.ValidationError):
+        for line in data.split(b"\n")[:-1]:
+            if int(line[:8], 16) != zlib.crc32(line[9:]):
+                break
+            rows.append(msgspec.convert(json.loads(line[9:]), Row))
+            end += len(line) + 1
     return rows, end
 
 
@@ -122,10 +118,9 @@ def render_histories(histories: Mapping[tuple[int, int], History]) -> Iterator[b
     """Render histories as lines; keeps only the newest snapshot."""
     for (index, member), history in histories.items():
         for turn, reply in enumerate(history.replies):
-            key = (index, member, turn)
-            yield render_reply(key, reply, history.asked[turn] if history.asked else None)
+            key, snapshot = (index, member, turn), history.snapshot
+            yield render_row(Row(*key, reply=reply, asked=history.asked[turn] if history.asked else None))
             if turn < len(history.outcomes):
-                snapshot = history.snapshot
                 data = snapshot.data if snapshot is not None and snapshot.num_replies == turn + 1 else None
                 yield render_outcome(key, history.outcomes[turn], data)
         if history.end is not None:
@@ -155,6 +150,11 @@ def unpack_ids(text: str) -> list[int]:
     return array("i", base64.b64decode(text)).tolist()
 
 
+def compute_checksum(token_ids: Sequence[int], before: int = 0) -> int:
+    """Return the CRC of token ids that follow others with the CRC `before`."""
+    return zlib.crc32(array("i", token_ids).tobytes(), before)
+
+
 _encode = msgspec.json.Encoder().encode
 """In an eighth of the time of `json`, for the two lines of each turn."""
 
@@ -167,12 +167,3 @@ def render_row(row: Row) -> bytes:
     # What an agent sent may hold any number and text, of which msgspec writes only finite numbers and valid Unicode.
     text = text or json.dumps(msgspec.to_builtins(row), separators=(",", ":")).encode()
     return b"%08x %b\n" % (zlib.crc32(text), text)
-
-
-def _parse(line: bytes) -> Row | None:
-    try:
-        if int(line[:8], 16) == zlib.crc32(line[9:]):
-            return msgspec.convert(json.loads(line[9:]), Row)
-    except (ValueError, msgspec.ValidationError):
-        pass
-    return None

@@ -224,10 +224,10 @@ def journal(folder: Path) -> Case:
     from slurm_rl.envs.facts import Facts
     from slurm_rl.rollout.response import Response
     from slurm_rl.rollout.turn_log import BatchLog, TurnLog
-    from slurm_rl.rollout.turn_log_format import render_reply
+    from slurm_rl.rollout.turn_log_format import Row, render_row
 
     spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
-    line = render_reply((0, 0, 0), Response.pack(_group().completions[0]))
+    line = render_row(Row(0, 0, 0, reply=Response.pack(_group().completions[0])))
 
     def open_again() -> BatchLog:
         again = TurnLog(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)

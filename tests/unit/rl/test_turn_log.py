@@ -21,7 +21,6 @@ from slurm_rl.rollout.turn_log_format import (
     parse_lines,
     render_histories,
     render_outcome,
-    render_reply,
     render_row,
 )
 
@@ -37,6 +36,10 @@ def reply(version: int = 3, text: str = "5") -> Response:
 
 def at(turn: int, member: int = 0) -> TurnKey:
     return 0, member, turn
+
+
+def render_reply(key: TurnKey, said: Response) -> bytes:
+    return render_row(Row(*key, reply=said))
 
 
 class Events:
