@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.cli.output import to_printable
-from slurm_rl.cli.table import Shrink, find_width, fit, join_row
+from slurm_rl.cli.table import Shrink, find_width, fit, format_age, join_row
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.runs.find import parse_path
 from slurm_rl.plugins.goodput.read import find_runs, read_ledger, read_mfu
-from slurm_rl.plugins.goodput.render import render_held, render_line, render_ratio, render_time
+from slurm_rl.plugins.goodput.render import render_held, render_line, render_ratio
 from slurm_rl.plugins.goodput.types import BUCKETS, Ledger
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -59,5 +59,5 @@ def render_many(both: Sequence[tuple[RunDir, Ledger]], width: int | None) -> str
         lost = ledger.charges[0] if ledger.charges else None
         cause = "-" if lost is None else f"{lost.cause.name or lost.cause.kind} ({lost.seconds / ledger.held_s:.0%})"
         ratios = [render_ratio(ledger.goodput), render_ratio(ledger.ettr)]
-        rows.append([run.path.name, render_held(ledger), *ratios, render_time(ledger.queue_s), cause])
+        rows.append([run.path.name, render_held(ledger), *ratios, format_age(ledger.queue_s), cause])
     return "\n".join(join_row(row) for row in fit(rows, width, [Shrink(0, 12, keeps_end=True)]))

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from slurm_rl.plugins.goodput.allocations import (
-    Allocation,
-    Steps,
-    find_allocations,
-    is_settled,
-    number,
-)
+from slurm_rl.plugins.goodput.allocations import Allocation, Steps, find_allocations, is_settled, number
 from slurm_rl.plugins.goodput.causes import find_cause
 from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Charge, Ledger
 from slurm_rl.run_dir.jsonl import Row
@@ -232,19 +226,13 @@ def paint(start: float, end: float, base: Label, intervals: Iterable[Interval]) 
     """
     clipped = [Interval(max(start, one.start), min(end, one.end), one.label) for one in intervals]
     clipped = [one for one in clipped if one.start < one.end]
-    opens = sorted((one.start, -order) for order, one in enumerate(clipped))
-    found: dict[Label, float] = {}
+    last_first = sorted(range(len(clipped)), key=lambda order: -clipped[order].start)
+    found: dict[Label, float] = defaultdict(float)
     active: list[int] = []  # negative order: the latest interval first
-    at, opened = start, 0
-    for cut in sorted({end, *(edge for one in clipped for edge in one[:2])}):
-        if cut <= at:
-            continue
-        while opened < len(opens) and opens[opened][0] <= at:
-            heapq.heappush(active, opens[opened][1])
-            opened += 1
+    for at, cut in pairwise(sorted({start, end, *(edge for one in clipped for edge in one[:2])})):
+        while last_first and clipped[last_first[-1]].start <= at:
+            heapq.heappush(active, -last_first.pop())
         while active and clipped[-active[0]].end <= at:
             heapq.heappop(active)
-        label = clipped[-active[0]].label if active else base
-        found[label] = found.get(label, 0.0) + cut - at
-        at = cut
+        found[clipped[-active[0]].label if active else base] += cut - at
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from slurm_rl.cli.table import format_age
 from slurm_rl.plugins.goodput.types import BUCKETS, Cause, Ledger
 
 _LABELS = {"evaluated": "evaluation", "redone": "done again", "cut": "cut off", "spare": "spare nodes"}
@@ -31,7 +32,7 @@ def render_line(ledger: Ledger) -> str:
     rest = 100 - sum(share for _, share in parts)
     if ledger.held_s and rest > 0:
         shown.append(f"{rest} % other")
-    queued = f"; queued {render_time(ledger.queue_s)}" if ledger.queue_s >= 1 else ""
+    queued = f"; queued {format_age(ledger.queue_s)}" if ledger.queue_s >= 1 else ""
     unknown = f" ({'; '.join(ledger.unknown)})" if ledger.unknown else ""
     return f"{render_held(ledger)}: {', '.join(shown) or 'nothing yet'}{queued}{unknown}"
 
@@ -70,17 +71,6 @@ def render_held(ledger: Ledger) -> str:
     units = ((3600.0, "hours"), (60.0, "minutes"))
     size, name = next(((size, name) for size, name in units if ledger.held_s >= 2 * size), (1.0, "seconds"))
     return f"{_count(ledger.held_s / size)} {ledger.unit}-{name}"
-
-
-def render_time(seconds: float) -> str:
-    """Return a wall time in one unit.
-
-    >>> render_time(7 * 3600), render_time(90), render_time(5400)
-    ('7 h', '90 s', '90 min')
-    """
-    units = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-    found = next((f"{_count(seconds / size)} {unit}" for size, unit in units if seconds >= 2 * size), None)
-    return found or f"{seconds:.0f} s"
 
 
 def render_ratio(value: float | None) -> str:

@@ -7,16 +7,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger
 from slurm_rl.plugins.goodput.render import render_line, render_ratio, split
 from slurm_rl.plugins.goodput.types import Ledger
 from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
-from slurm_rl.plugins.report.summary import EVALUATION, describe_data, summarize_run
-from slurm_rl.run_dir.eval_sets import describe_sets, find_average
-from slurm_rl.run_dir.event_text import describe_event, format_seconds, read_config_text, read_events
+from slurm_rl.plugins.report.summary import describe_data, list_results, summarize_run
+from slurm_rl.run_dir.eval_sets import describe_sets
+from slurm_rl.run_dir.event_text import describe_event, read_config_text, read_events
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 
@@ -51,6 +50,8 @@ def render_table(headings: list[str], rows: list[list[str]], *, number_columns: 
     return f'<div class="card scroll"><table>{line("th", headings)}{body}</table></div>'
 
 
+_TILES = ("steps", "held-out", "accuracy", "reward", "tokens/s", "time")
+"""Results in the header."""
 SAMPLES_A_SIDE = 6
 EVENTS_A_SIDE = 150
 LONGEST_TEXT = 4000
@@ -105,7 +106,8 @@ def render_header(summary: dict[str, Any]) -> str:
     name, state, model = (escape(summary[key]) for key in ("name", "state", "model"))
     tiles = "".join(
         f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
-        for name, value in _tiles(summary)
+        for name, value in list_results(summary)
+        if name.startswith(_TILES)
     )
     rows = f" · rows: {escape(text)}" if (text := describe_data(summary)) else ""
     warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in summary["warnings"])
@@ -113,26 +115,6 @@ def render_header(summary: dict[str, Any]) -> str:
         f'<header><h1>{name}</h1><p class="sub"><span class="state {state}">{state}</span> · model: {model} · '
         f'attempts: {summary["attempts"]}{rows}</p>{warnings}<div class="tiles">{tiles}</div></header>'
     )
-
-
-def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    before, after = (summary["accuracy"][side] or {} for side in ("before", "after"))
-    tiles = []
-    for kind in ("greedy", "sampled"):
-        if kind in before or kind in after:
-            change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
-            tiles.append((f"accuracy, {kind}", change))
-    for name, sides in summary["sets"].items():
-        newest = sides["after"] or sides["before"]
-        if (key := find_average(newest)) is not None:
-            tiles.append((f"{name}, {key}", f"{newest[key]:.3f} ± {newest.get(f'{key}_error', 0.0):.3f}"))
-    if summary["stage"] != EVALUATION:
-        tiles.append((f"{STAGE_TITLES[summary['stage']]} steps", f"{summary['steps']:,}"))
-    if summary["reward"]["last"] is not None:
-        tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
-    if summary["tokens_per_s"] is not None:
-        tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
-    return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
 
 
 def render_sets(sets: dict[str, Any]) -> str:

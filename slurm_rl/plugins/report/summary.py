@@ -128,7 +128,7 @@ def render_summary(summary: dict[str, Any]) -> Table:
     table = Table(title=f"{summary['name']}: {summary['state']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, value in _lines(summary):
+    for name, value in list_results(summary):
         # Text: a bracket in a path is not markup.
         table.add_row(name, Text(value))
     return table
@@ -140,7 +140,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     Console().print(render_summary(summary))
 
 
-def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def list_results(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield name and text of each result."""
     before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
     yield "model", summary["model"]
     if summary["stage"] != EVALUATION:

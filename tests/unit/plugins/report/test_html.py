@@ -54,7 +54,7 @@ def assert_harmless(page: _Page) -> None:
 
 def test_finished_run_shows_header_charts_events_and_config(finished_run: RunDir) -> None:
     page = read_page(finished_run)
-    for expected in ("addition-1", "finished", "25.0% → 75.0%", "12.5% → 50.0%", "Reward", "Time of a step, seconds"):
+    for expected in ("addition-1", "finished", "25.0% -> 75.0%", "12.5% -> 50.0%", "Reward", "Time of a step, seconds"):
         assert expected in page.text
     assert page.tags.count("svg") == 6
     assert "attempt ended: outcome finished, cause all steps done" in page.text
