@@ -1,9 +1,9 @@
 """Choose the bad nodes to exclude, so that a wrong check cannot exclude the whole cluster.
 
 >>> bad = {"n2": Evidence.new("n2", "ecc", "a row", "hard", attempt=1, now=0.0)}
->>> choose_excluded(bad, [Part(Pool({"n1", "n2", "n3"}, {"n1", "n2", "n3"}), 2)], share=0.1)
+>>> choose_excluded(bad, [Part({"n1", "n2", "n3"}, {"n1", "n2", "n3"}, 2)], share=0.1)
 Exclusion(names=['n2'], skipped={})
->>> choose_excluded(bad, [Part(Pool({"n1", "n2", "n3"}, {"n1", "n2"}), 2)], share=0.1).skipped
+>>> choose_excluded(bad, [Part({"n1", "n2", "n3"}, {"n1", "n2"}, 2)], share=0.1).skipped
 {'n2': 'without it 1 node is left for a job of 2'}
 """
 
@@ -15,19 +15,13 @@ from slurm_rl.plugins.health.evidence import Evidence
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Nodes of a partition."""
-
-    names: Collection[str]
-    usable: Collection[str]
-    """Nodes in service on which the job fits."""
-
-
-@dataclass(frozen=True)
 class Part:
     """A request of the job for nodes of one kind."""
 
-    pool: Pool
+    names: Collection[str]
+    """Nodes of the partition."""
+    usable: Collection[str]
+    """Nodes in service on which the job fits."""
     needed: int
     """Number of nodes, including spares."""
     kind: str = ""
@@ -53,7 +47,7 @@ def choose_excluded(
     """
     found, unavailable = Exclusion(), set(excluded)
     for node in sorted(bad, key=lambda name: (bad[name].strength != "hard", -bad[name].time)):
-        concerned = [part for part in parts if node in part.pool.names]
+        concerned = [part for part in parts if node in part.names]
         if not concerned or node in excluded:
             continue
         if node in required:
@@ -70,13 +64,13 @@ def _reason_to_keep(
     node: str, parts: Sequence[Part], concerned: Sequence[Part], unavailable: set[str], names: list[str], share: float
 ) -> str | None:
     for part in concerned:
-        most = max(1, int(share * len(part.pool.names)))
-        if sum(name in part.pool.names for name in names) >= most:
-            return f"{most} of {len(part.pool.names)} nodes may be excluded (preflight.max_excluded_share)"
+        most = max(1, int(share * len(part.names)))
+        if sum(name in part.names for name in names) >= most:
+            return f"{most} of {len(part.names)} nodes may be excluded (preflight.max_excluded_share)"
     # Kinds may share nodes, so the sum of all kinds is checked as well.
-    whole = Part(Pool((), set().union(*(part.pool.usable for part in parts))), sum(part.needed for part in parts))
+    whole = Part((), set().union(*(part.usable for part in parts)), sum(part.needed for part in parts))
     for part in [*concerned, whole]:
-        left = set(part.pool.usable) - unavailable - {node}
+        left = set(part.usable) - unavailable - {node}
         if len(left) < part.needed:
             nodes = "node is" if len(left) == 1 else "nodes are"
             job = f"the {part.needed} of {part.kind}" if part.kind else f"a job of {part.needed}"

@@ -12,13 +12,8 @@ from slurm_rl.launch.slurm.exclude import user_nodes
 from slurm_rl.launch.slurm.partitions import NodeLine, boot_times, find_spelling, list_nodes
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import SbatchOptions
-from slurm_rl.plugins.health.evidence import (
-    Evidence,
-    find_bad,
-    note_evidence,
-    read_evidence,
-)
-from slurm_rl.plugins.health.exclusion import Part, Pool, choose_excluded
+from slurm_rl.plugins.health.evidence import Evidence, find_bad, note_evidence, read_evidence
+from slurm_rl.plugins.health.exclusion import Part, choose_excluded
 from slurm_rl.plugins.health.preflight import Preflight, run_preflight
 from slurm_rl.plugins.health.site import publish, read_site
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
@@ -108,19 +103,21 @@ def _list_parts(plan: JobPlan, hosts: Sequence[str]) -> list[Part]:
     """
     own = os.environ.get("SLURM_JOB_PARTITION")
     if not plan.het:
-        pool = _ask_pool(plan.sbatch, own or plan.sbatch.get("partition"), hosts)
-        return [Part(pool, plan.num_nodes + plan.num_spare_nodes)]
+        names, usable = _ask_nodes(plan.sbatch, own or plan.sbatch.get("partition"), hosts)
+        return [Part(names, usable, plan.num_nodes + plan.num_spare_nodes)]
     parts, first = [], 0
     for kind, options in zip(plan.node_groups, (plan.sbatch, *plan.het), strict=True):
         alike = hosts[first : first + kind.count]
-        pool = _ask_pool(options, options.get("partition") or own, alike, match_options=not hosts)
-        parts.append(Part(pool, kind.count, kind.name))
+        names, usable = _ask_nodes(options, options.get("partition") or own, alike, match_options=not hosts)
+        parts.append(Part(names, usable, kind.count, kind.name))
         first += kind.count
     return parts
 
 
-def _ask_pool(options: SbatchOptions, partition: object, alike: Sequence[str], *, match_options: bool = False) -> Pool:
-    """Return the nodes of a partition; usable are those like the ones that the job has now.
+def _ask_nodes(
+    options: SbatchOptions, partition: object, alike: Sequence[str], *, match_options: bool = False
+) -> tuple[set[str], set[str]]:
+    """Return the nodes of a partition, and the usable ones: those like the ones that the job has now.
 
     Args:
         match_options: count only nodes with the feature and the GPU type of the options.
@@ -133,7 +130,7 @@ def _ask_pool(options: SbatchOptions, partition: object, alike: Sequence[str], *
 
     kinds = {kind(nodes[name]) for name in alike if name in nodes}
     usable = {name for name, node in nodes.items() if node.is_in_service and (not kinds or kind(node) in kinds)}
-    return Pool(set(nodes), {name for name in usable if not match_options or _matches(nodes[name], options)})
+    return set(nodes), {name for name in usable if not match_options or _matches(nodes[name], options)}
 
 
 def _matches(node: NodeLine, options: SbatchOptions) -> bool:

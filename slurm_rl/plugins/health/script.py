@@ -117,10 +117,13 @@ def build_script(plan: JobPlan, canary: str, sources: Iterable[str]) -> str:
 class Output:
     """Output of one source on one node."""
 
-    text: str = ""
     rc: int | None = None
     """None if the source has not ended."""
     lines: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).removesuffix("\n")
 
 
 def parse_outputs(output: str) -> dict[str, dict[str, Output]]:
@@ -141,6 +144,4 @@ def parse_outputs(output: str) -> dict[str, dict[str, Output]]:
             entry.rc = int(end[1])
         else:
             entry.lines.append(text)
-    for entry in (entry for sources in outputs.values() for entry in sources.values()):
-        entry.text = "\n".join(entry.lines).removesuffix("\n")
     return outputs

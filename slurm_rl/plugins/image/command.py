@@ -8,7 +8,7 @@ from slurm_rl.cli.parser import choose
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.image.make import How, Target, build_image, import_image
+from slurm_rl.plugins.image.make import Target, build_image, import_image
 from slurm_rl.plugins.image.recipe import OTHERS, RECIPES, Recipe
 
 ACTIONS = ("build", "import")
@@ -18,13 +18,12 @@ def run(args: argparse.Namespace) -> int:
     action = choose("what `image` does", next(iter(args.rest), None), ACTIONS)
     config = load_config(check_overrides(args.rest[1:]), config_dir=args.config_dir, is_run=False)
     target = Target(config.container.runtime, config.container.image or "")
-    how = How(args.engine, tuple(args.engine_arg), args.force)
     if action == "build":
-        is_new = build_image(target, _recipe(config, args), how)
+        is_new = build_image(target, _recipe(config, args), args.engine, args.engine_arg, force=args.force)
     else:
         if args.source is None:
             raise ConfigError("import needs a source", action="--from=<reference>, or --from=<root.tar>")
-        is_new = import_image(target, args.source, how)
+        is_new = import_image(target, args.source, args.engine, force=args.force)
     print(f"image   {target.image} {'is ready' if is_new else 'is up to date'}", file=sys.stderr)
     return 0
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.image.recipe import LABEL, Recipe
-from slurm_rl.plugins.image.tools import open_output, read_tool, run_tool, try_tool
+from slurm_rl.plugins.image.tools import open_output, run_tool, try_tool
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Engine:
     @contextmanager
     def export(self, ref: str) -> Iterator[BinaryIO]:
         """Yield the root file system as a stream of tar."""
-        container = read_tool([self.program, "create", ref, "/bin/true"]).split()[-1]
+        with open_output([self.program, "create", ref, "/bin/true"]) as output:
+            container = output.read().decode().split()[-1]
         try:
             with open_output([self.program, "export", container]) as stream:
                 yield stream

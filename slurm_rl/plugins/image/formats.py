@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.errors import ConfigError
@@ -21,15 +20,6 @@ _MAKERS = {
     "apptainer": (".sif", "apptainer", "load its module, or build on a node with it"),
 }
 """Runtime -> suffix of its files, the program that makes them, and the advice if it is missing."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """An image in an engine's store, or the tar of a root file system."""
-
-    engine: Engine | None
-    ref: str
-    """Reference in the engine's store; path of a tar without an engine."""
 
 
 def check_maker(runtime: str) -> None:
@@ -62,28 +52,28 @@ def write_beside(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def make_sqsh(source: Source, path: Path) -> None:
-    """Write a .sqsh for pyxis.
+def make_sqsh(engine: Engine | None, ref: str, path: Path) -> None:
+    """Write a .sqsh for pyxis, from an image in the engine's store or, without an engine, from the tar `ref`.
 
     `enroot import podman://` does not fit: it refuses images without CMD and ENTRYPOINT, needs mksquashfs itself, and
     leaves its container in podman's store.
     """
-    with write_beside(path) as file, _unpacked(source) as root:
+    with write_beside(path) as file, _unpacked(engine, ref) as root:
         # All files belong to root. zstd's own level is 3; squashfs' 15 takes minutes and saves a few percent.
         options = ["-all-root", "-noappend", "-no-xattrs", "-no-progress", "-comp", "zstd", "-Xcompression-level", "3"]
         options += ["-processors", str(len(os.sched_getaffinity(0)))]
         run_tool(["mksquashfs", str(root), str(file), *options], grows=file)
 
 
-def make_sif(source: Source, path: Path) -> None:
-    """Write a .sif with apptainer, from the engine's archive or from the unpacked tar."""
+def make_sif(engine: Engine | None, ref: str, path: Path) -> None:
+    """Write a .sif with apptainer, from the engine's archive or, without an engine, from the tar `ref`."""
     with write_beside(path) as file, tempfile.TemporaryDirectory(prefix="slurm_rl-image-") as folder:
-        if source.engine is None:
-            with _unpacked(source) as root:
+        if engine is None:
+            with _unpacked(engine, ref) as root:
                 run_tool(["apptainer", "build", str(file), str(root)], grows=file)
         else:
             archive = Path(folder) / "image.tar"
-            source.engine.save(source.ref, archive)
+            engine.save(ref, archive)
             run_tool(["apptainer", "build", str(file), f"docker-archive:{archive}"], grows=file)
 
 
@@ -107,17 +97,16 @@ def enroot_uri(ref: str) -> str:
 
 
 @contextmanager
-def _unpacked(source: Source) -> Iterator[Path]:
+def _unpacked(engine: Engine | None, ref: str) -> Iterator[Path]:
     """Yield a folder with the root file system in enroot's layout."""
     try:
         with tempfile.TemporaryDirectory(prefix="slurm_rl-image-", ignore_cleanup_errors=True) as folder:
             root = Path(folder) / "root"
             root.mkdir()
             say(f"unpacking in {folder}")
-            engine = source.engine
-            with engine.export(source.ref) if engine else Path(source.ref).open("rb") as stream:
+            with engine.export(ref) if engine else Path(ref).open("rb") as stream:
                 unpack_root(stream, root)
-            write_layout(root, (engine and engine.inspect(source.ref)) or ImageConfig())
+            write_layout(root, (engine and engine.inspect(ref)) or ImageConfig())
             yield root
     except OSError as error:
         raise explain_os_error(error) from None

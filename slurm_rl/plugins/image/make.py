@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
 from slurm_rl.plugins.image.engines import Engine, choose_engine
-from slurm_rl.plugins.image.formats import Source, check_maker, import_by_enroot
+from slurm_rl.plugins.image.formats import check_maker, import_by_enroot
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.run_dir.run_dir import write_json
 
@@ -32,20 +32,15 @@ class Target:
         return image_path(self.runtime, self.image)
 
 
-@dataclass(frozen=True)
-class How:
-    """Flags of the command."""
-
-    engine: str | None = None
-    """podman or docker; None takes the first that answers."""
-    engine_args: tuple[str, ...] = ()
-    """Further arguments of `<engine> build`."""
-    force: bool = False
-    """Build again even if the image is up to date."""
-
-
-def build_image(target: Target, recipe: Recipe, how: How) -> bool:
+def build_image(
+    target: Target, recipe: Recipe, program: str | None = None, engine_args: Sequence[str] = (), *, force: bool = False
+) -> bool:
     """Build the recipe into the target.
+
+    Args:
+        program: podman or docker; None takes the first that answers.
+        engine_args: further arguments of `<engine> build`.
+        force: build again even if the image is up to date.
 
     Returns:
         False if the image is up to date.
@@ -58,24 +53,26 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         context = Path(folder)
         write_context(recipe, context)
         source_hash = hash_recipe(recipe, context)
-        if _is_made(target, source_hash) and not how.force:
+        if _is_made(target, source_hash) and not force:
             return False
-        engine = choose_engine(how.engine)
+        engine = choose_engine(program)
         check_maker(target.runtime)
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
-        if how.force or not _is_in_store(engine, tag, source_hash):
-            engine.build(recipe, context, tag, source_hash, how.engine_args)
+        stored = engine.inspect(tag)
+        if force or stored is None or stored.labels.get(LABEL) != source_hash:
+            engine.build(recipe, context, tag, source_hash, engine_args)
         elif target.path is None:
             return False
     if target.path is not None:
-        _make_file(target, target.path, Source(engine, tag), source_hash, recipe.name)
+        _make_file(target, target.path, engine, tag)
+        _write_manifest(target.path, source_hash, recipe.name)
     return True
 
 
-def import_image(target: Target, ref: str, how: How) -> bool:
+def import_image(target: Target, ref: str, program: str | None = None, *, force: bool = False) -> bool:
     """Convert an existing image: a reference, or the .tar of a root file system.
 
-    A tag may refer to another image later; `how.force` fetches it again.
+    A tag may refer to another image later; `force` fetches it again.
 
     Returns:
         False if the image is up to date.
@@ -92,17 +89,17 @@ def import_image(target: Target, ref: str, how: How) -> bool:
     if is_tar and not Path(ref).is_file():
         raise ConfigError("--from must name an existing tar, or a reference", seen=ref)
     source_hash = _hash_source(ref, is_tar)
-    if _is_made(target, source_hash) and not how.force:
+    if _is_made(target, source_hash) and not force:
         return False
-    if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and how.engine is None:
+    if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and program is None:
         import_by_enroot(ref, path)
-        _write_manifest(path, source_hash, ref)
-        return True
-    engine = None if is_tar else choose_engine(how.engine)
-    check_maker(target.runtime)
-    if engine is not None and (engine.inspect(ref) is None or how.force):
-        engine.pull(ref)
-    _make_file(target, path, Source(engine, ref), source_hash, ref)
+    else:
+        engine = None if is_tar else choose_engine(program)
+        check_maker(target.runtime)
+        if engine is not None and (engine.inspect(ref) is None or force):
+            engine.pull(ref)
+        _make_file(target, path, engine, ref)
+    _write_manifest(path, source_hash, ref)
     return True
 
 
@@ -135,11 +132,6 @@ def _is_made(target: Target, source_hash: str) -> bool:
     return is_as_made(target.path, source_hash, manifest if isinstance(manifest, dict) else None)
 
 
-def _is_in_store(engine: Engine, ref: str, source_hash: str) -> bool:
-    config = engine.inspect(ref)
-    return config is not None and config.labels.get(LABEL) == source_hash
-
-
 def _hash_source(ref: str, is_tar: bool) -> str:
     words = [ref]
     if is_tar:
@@ -148,12 +140,10 @@ def _hash_source(ref: str, is_tar: bool) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _make_file(target: Target, path: Path, source: Source, source_hash: str, origin: str) -> None:
+def _make_file(target: Target, path: Path, engine: Engine | None, ref: str) -> None:
     name = RUNTIMES[target.runtime].maker
     assert name is not None, "a runtime with image files has a maker"
-    make: Callable[[Source, Path], None] = load_function(name)
-    make(source, path)
-    _write_manifest(path, source_hash, origin)
+    load_function(name)(engine, ref, path)
 
 
 def _write_manifest(path: Path, source_hash: str, origin: str) -> None:

@@ -52,14 +52,6 @@ def try_tool(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, errors="replace")
 
 
-def read_tool(argv: Sequence[str]) -> str:
-    """Return the output of a program; raise ConfigError if it fails."""
-    done = try_tool(argv)
-    if done.returncode:
-        raise _tool_error(argv, done.returncode, done.stderr or done.stdout)
-    return done.stdout
-
-
 @contextmanager
 def open_output(argv: Sequence[str]) -> Iterator[BinaryIO]:
     """Yield the output of a program as a stream; raise ConfigError afterwards if the program failed."""

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.plugins.health.evidence import Evidence, Strength, clear_node, find_bad, note_evidence, read_evidence
-from slurm_rl.plugins.health.exclusion import Part, Pool, choose_excluded
+from slurm_rl.plugins.health.exclusion import Part, choose_excluded
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 DAY = 86400.0
 NAMES = [f"n{number}" for number in range(1, 41)]
-ALL = Pool(set(NAMES), set(NAMES))
-FEW = Pool(set(NAMES), set(NAMES[:9]))
+ALL = (set(NAMES), set(NAMES))
+FEW = (set(NAMES), set(NAMES[:9]))
 SIX = set(NAMES[:6])
 
 
@@ -58,7 +58,7 @@ def bad(*names: str, strength: Strength = "hard", at: float = 1000.0) -> dict[st
 
 def test_choose_excluded_takes_share_newest_first() -> None:
     found = choose_excluded(
-        bad("n1", "n2", "n3") | bad("n4", at=2000.0) | bad("n5", strength="soft", at=3000.0), [Part(ALL, 8)], share=0.1
+        bad("n1", "n2", "n3") | bad("n4", at=2000.0) | bad("n5", strength="soft", at=3000.0), [Part(*ALL, 8)], share=0.1
     )
     assert found.names == ["n4", "n1", "n2", "n3"]
     assert found.skipped["n5"] == "4 of 40 nodes may be excluded (preflight.max_excluded_share)"
@@ -67,12 +67,12 @@ def test_choose_excluded_takes_share_newest_first() -> None:
 @pytest.mark.parametrize(
     ("nodes", "part", "excluded", "required", "names"),
     [
-        (["n1", "n2", "n3"], Part(Pool({"n1", "n2", "n3"}, {"n1", "n2", "n3"}), 1), [], [], ["n1"]),
-        (["other", "n1"], Part(ALL, 8), [], [], ["n1"]),
-        (["n1", "n2"], Part(ALL, 8), ["n1"], ["n2"], []),
-        (["n1"], Part(FEW, 8), [], [], ["n1"]),
-        (["n1"], Part(FEW, 8), ["n2"], [], []),
-        (["n30"], Part(FEW, 9), [], [], ["n30"]),  # the job does not fit on n30
+        (["n1", "n2", "n3"], Part({"n1", "n2", "n3"}, {"n1", "n2", "n3"}, 1), [], [], ["n1"]),
+        (["other", "n1"], Part(*ALL, 8), [], [], ["n1"]),
+        (["n1", "n2"], Part(*ALL, 8), ["n1"], ["n2"], []),
+        (["n1"], Part(*FEW, 8), [], [], ["n1"]),
+        (["n1"], Part(*FEW, 8), ["n2"], [], []),
+        (["n30"], Part(*FEW, 9), [], [], ["n30"]),  # the job does not fit on n30
     ],
 )
 def test_choose_excluded_leaves_enough_nodes(
@@ -83,9 +83,9 @@ def test_choose_excluded_leaves_enough_nodes(
 
 
 def test_choose_excluded_counts_nodes_by_kind() -> None:
-    old, new = Part(Pool(SIX, {"n1", "n2"}), 1, "old"), Part(Pool(SIX, {"n3", "n4", "n5"}), 3, "new")
+    old, new = Part(SIX, {"n1", "n2"}, 1, "old"), Part(SIX, {"n3", "n4", "n5"}, 3, "new")
     found = choose_excluded(bad("n1") | bad("n3", at=500.0), [old, new], share=0.5)
     assert (found.names, found.skipped) == (["n1"], {"n3": "without it 2 nodes are left for the 3 of new"})
     assert choose_excluded(bad("n6"), [old, new], share=0.5).names == ["n6"]
-    shared = [Part(Pool(SIX, SIX), 3, "a"), Part(Pool(SIX, SIX), 3, "b")]
+    shared = [Part(SIX, SIX, 3, "a"), Part(SIX, SIX, 3, "b")]
     assert choose_excluded(bad("n1"), shared, share=0.5).skipped == {"n1": "without it 5 nodes are left for a job of 6"}

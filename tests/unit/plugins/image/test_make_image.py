@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plugins.image.make import How, Target, build_image, import_image
+from slurm_rl.plugins.image.make import Target, build_image, import_image
 from slurm_rl.plugins.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.plugins.image.programs import Programs
 from tests.unit.plugins.image.test_image_files import sif, sqsh
@@ -83,7 +83,7 @@ def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     )
     target, digest = Target("pyxis", str(shared / "rl.sqsh")), cpu_hash(tmp_path)
     tag = f"localhost/slurm_rl-cpu:{digest[:12]}"
-    assert build_image(target, Recipe("cpu"), How(engine_args=("--network=host",)))
+    assert build_image(target, Recipe("cpu"), engine_args=("--network=host",))
     calls = programs.calls()
     build = next(call for call in calls if call.startswith(f"{name} build "))
     assert f"--tag={tag} --label=slurm_rl.recipe={digest} --network=host /" in build
@@ -93,19 +93,19 @@ def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     assert sorted(path.name for path in shared.iterdir()) == ["rl.sqsh", "rl.sqsh.json"]
     manifest = json.loads((shared / "rl.sqsh.json").read_text())
     assert manifest["source_hash"] == digest and manifest["size"] == 500 and manifest["from"] == "cpu"
-    assert not build_image(target, Recipe("cpu"), How())
+    assert not build_image(target, Recipe("cpu"))
     assert programs.calls() == calls
     # Another recipe, or damage: it is made again.
-    assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
+    assert build_image(target, Recipe("cpu", {"BASE": "x"}))
     (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
-    assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
+    assert build_image(target, Recipe("cpu", {"BASE": "x"}))
 
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
 def test_apptainer_builds_from_archive(programs: Programs, shared: Path, name: str) -> None:
     programs.add(name, engine_body())
     programs.add("apptainer", writes(sif(200, 300), "argv[1]"))
-    assert build_image(Target("apptainer", str(shared / "rl.sif")), Recipe("cpu"), How())
+    assert build_image(Target("apptainer", str(shared / "rl.sif")), Recipe("cpu"))
     assert [call for call in programs.calls() if call.startswith(f"{name} save --output=")]
     built = next(call for call in programs.calls() if call.startswith("apptainer"))
     assert built.startswith(f"apptainer build {shared}/.rl.sif.") and " docker-archive:/" in built
@@ -113,8 +113,8 @@ def test_apptainer_builds_from_archive(programs: Programs, shared: Path, name: s
 
 def test_podman_and_docker_image_stays_in_store(programs: Programs) -> None:
     programs.add("podman", engine_body())
-    assert build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
-    assert not build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"), How())
+    assert build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"))
+    assert not build_image(Target("podman", "localhost/rl:1"), Recipe("cpu"))
     assert len([call for call in programs.calls() if call.startswith("podman build")]) == 1
 
 
@@ -122,10 +122,10 @@ def test_import_from_registry(programs: Programs, shared: Path) -> None:
     target, ref = Target("pyxis", str(shared / "rl.sqsh")), "docker://nvcr.io/nvidia/pytorch:1"
     programs.add("podman", engine_body())
     programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
-    assert import_image(target, ref, How()) and not import_image(target, ref, How())
+    assert import_image(target, ref) and not import_image(target, ref)
     assert [call for call in programs.calls() if "pull" in call] == ["podman pull nvcr.io/nvidia/pytorch:1"]
     programs.add("enroot", writes(sqsh(500), "out('output')"))
-    assert import_image(target, ref, How(force=True))
+    assert import_image(target, ref, force=True)
     assert programs.calls()[-1].endswith(" docker://nvcr.io#nvidia/pytorch:1")
 
 
@@ -133,21 +133,21 @@ def test_import_of_tar_needs_no_engine(programs: Programs, shared: Path, tmp_pat
     (tmp_path / "root.tar").write_bytes(make_tar())
     programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
     target = Target("pyxis", str(shared / "rl.sqsh"))
-    assert import_image(target, str(tmp_path / "root.tar"), How())
-    assert not import_image(target, str(tmp_path / "root.tar"), How())
+    assert import_image(target, str(tmp_path / "root.tar"))
+    assert not import_image(target, str(tmp_path / "root.tar"))
 
 
 def test_missing_tools_are_listed(programs: Programs, shared: Path, tmp_path: Path) -> None:
     target = Target("pyxis", str(shared / "rl.sqsh"))
     with pytest.raises(ConfigError, match=r"podman is not on PATH; docker is not on PATH.* image import"):
-        build_image(target, Recipe("cpu"), How())
+        build_image(target, Recipe("cpu"))
     programs.add("docker", "print('Cannot connect to the daemon', file=sys.stderr); sys.exit(1)")
     with pytest.raises(ConfigError, match=r"docker does not answer \(Cannot connect to the daemon\)"):
-        build_image(target, Recipe("cpu"), How())
+        build_image(target, Recipe("cpu"))
     programs.add("podman", engine_body())
     for runtime, suffix, wanted in (("pyxis", "sqsh", "squashfs-tools"), ("apptainer", "sif", "apptainer")):
         with pytest.raises(ConfigError, match=wanted):
-            build_image(Target(runtime, str(shared / f"rl.{suffix}")), Recipe("cpu"), How())
+            build_image(Target(runtime, str(shared / f"rl.{suffix}")), Recipe("cpu"))
     assert not [call for call in programs.calls() if " build " in call]
     assert list(shared.iterdir()) == []
 
@@ -165,7 +165,7 @@ def test_failed_build_keeps_old_image_only(programs: Programs, shared: Path, mak
     programs.add("mksquashfs", maker)
     (shared / "rl.sqsh").write_bytes(b"the old one")
     with pytest.raises(ConfigError, match=message):
-        build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How())
+        build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"))
     assert [path.read_bytes() for path in shared.iterdir()] == [b"the old one"]
 
 
@@ -177,11 +177,11 @@ def test_failed_build_or_export_quotes_engine(programs: Programs, shared: Path) 
     )
     programs.add("podman", broken)
     with pytest.raises(ConfigError, match="podman build must succeed; got exit status 100\nE: no mirror"):
-        build_image(target, Recipe("cpu"), How())
+        build_image(target, Recipe("cpu"))
     cut = "if argv[0] == 'export': sys.stdout.buffer.write(b'x' * 700); sys.exit('store gone')\nwords = "
     programs.add("podman", engine_body().replace("words = ", cut, 1))
     with pytest.raises(ConfigError, match="podman export must succeed; got exit status 1\nstore gone"):
-        build_image(target, Recipe("cpu"), How())
+        build_image(target, Recipe("cpu"))
     assert list(shared.iterdir()) == []
 
 
@@ -197,9 +197,9 @@ def test_failed_build_or_export_quotes_engine(programs: Programs, shared: Path) 
 )
 def test_unwritable_target_is_refused_first(programs: Programs, target: Target, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_image(target, Recipe("cpu"), How())
+        build_image(target, Recipe("cpu"))
     with pytest.raises(ConfigError, match=message):
-        import_image(target, "x", How())
+        import_image(target, "x")
     assert programs.calls() == []
 
 
