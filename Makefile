@@ -1,28 +1,28 @@
-# make demo   trains the demo         make test   runs everything CI runs         make gpu   what needs GPUs
+# make demo: train the demo.  make test: run the tests of CI.  make gpu: run the tests that need GPUs.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3.11
 VENV ?= .venv
-# Ray hands its Python to a shell without quotes.
+# Ray passes the path of its Python to a shell without quotes.
 ifneq ($(shell realpath -m '$(VENV)' | grep '[[:space:]]'),)
 $(error the path of the virtual environment must have no spaces; got $(VENV) in $(CURDIR). Next: make $(MAKECMDGOALS) VENV=/a/path/without/them)
 endif
 BIN := $(VENV)/bin
 LOCKS := constraints.txt constraints-dev.txt
-# Where pip's own configuration does not know torch's build for CPU: PyTorch's index of it.
+# Set this to PyTorch's CPU index if pip's configuration has no index with the CPU build of torch.
 TORCH_INDEX ?=
-# Without --no-compile a minute goes into modules that nobody imports. The others are compiled once, by the first process
-# that imports them; where Python is told not to keep that, every process pays for torch's and vLLM's again.
+# --no-compile saves a minute: the first import compiles the modules that are used. PYTHONDONTWRITEBYTECODE would make every
+# process compile torch and vLLM again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 CLUSTERS := tests/slurm tests/machines
-# Debian's stable, whose Slurm sites of today have; the machine's own may be years older.
+# Slurm of Debian stable; the machine's own may be years older.
 CURRENT_SLURM := trixie
-# The newest there is; for test-all alone, since what a suite that still moves has is not the same twice.
+# The newest Slurm, in test-all only: the packages of this suite change daily.
 NEWEST_SLURM := sid
 on_slurm_of = $(BIN)/python -m tests.slurm.cluster on $(1) $(BIN)/python -m pytest
-# What brings up a Ray of its own comes last, beside no more than the later Slurm tests: a raylet gives its agent 15 s
-# and no more. Of that the longest file first, so that at the end no core is idle.
+# Tests that start Ray run last, when the machine is less busy: a raylet waits at most 15 s for its agent. The longest file
+# starts first, so that no core is idle at the end.
 REST := $(filter-out $(CLUSTERS) tests/train tests/examples %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/examples tests/train
 
 .PHONY: demo test test-clusters test-rest check unit test-all gpu test-gpu lock check-locks clean
@@ -30,8 +30,8 @@ REST := $(filter-out $(CLUSTERS) tests/train tests/examples %.py %__pycache__,$(
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
-# The tests on Slurm wait for half of their time (timers, signals) and have deadlines; the others compute. So the others
-# run beside them at a lower priority, two at a time, most in one process each. sed passes on whole lines alone.
+# The Slurm tests mostly wait and have deadlines; the other tests compute. Therefore both run at once, the others with lower
+# priority and two at a time. sed keeps the lines of parallel outputs intact.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory --keep-going --jobs=3 check test-clusters test-rest
 
@@ -57,11 +57,11 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The locks (tests/lock.py) name all that .[cpu,dev] needs, each with the hashes of its files, so nothing has to be resolved
-# and nothing else can come in. pip installs one package after the other: two of them, with every other line each, take
-# 70 s instead of 118. What comes as source is built after that, with what is there: nothing is fetched for it.
+# The locks (tests/lock.py) list every requirement of .[cpu,dev] with the hashes of its files, so pip resolves nothing and
+# installs nothing else. Two pips that share the list take 70 s instead of 118. Source packages are built last, with the
+# installed packages: their builds download nothing.
 INSTALL := $(PIP) --no-deps --require-hashes --requirement /dev/stdin
-# Half an hour, and the nvcc of torch's CUDA: make gpu WITH_FLASH_ATTN=1. Without it attention is torch's own.
+# make gpu WITH_FLASH_ATTN=1 builds flash-attn: it takes half an hour and needs the nvcc of torch's CUDA.
 WITH_FLASH_ATTN ?=
 LEFT_OUT := $(if $(WITH_FLASH_ATTN),^$$,^flash-attn==)
 define install
@@ -80,8 +80,8 @@ $(VENV)/.dev: pyproject.toml $(LOCKS)
 	$(call install,$(LOCKS))
 	touch $(VENV)/.cpu $@
 
-# On a machine with NVIDIA GPUs and their driver, in an environment of its own: is the machine fit, and do runs work on it?
-# The last lines are the table for the docs. AMD: in its image, python -m slurm_rl doctor; python -m pytest tests/gpu
+# Run doctor and the GPU tests on a machine with NVIDIA GPUs and driver, in a separate environment. The last lines are the table
+# for the docs. AMD: run `python -m slurm_rl doctor; python -m pytest tests/gpu` in its image.
 GPU_VENV ?= .venv-gpu
 GPU_LOCKS := containers/cuda/constraints.txt constraints-dev.txt
 
@@ -95,11 +95,11 @@ $(VENV)/.gpu: pyproject.toml $(GPU_LOCKS)
 	$(call install,$(GPU_LOCKS))
 	touch $@
 
-# Writes the locks anew, for CPU from what is installed now; run it after a change of pyproject.toml.
+# Write the locks; for CPU from the installed packages. Run it after a change of pyproject.toml.
 lock: $(VENV)/.dev
 	$(BIN)/python -m tests.lock
 
-# Holds them against PyPI as it is now; make test-all does it too.
+# Compare the locks with today's PyPI; part of make test-all.
 check-locks: $(VENV)/.dev
 	$(BIN)/python -m tests.lock check
 

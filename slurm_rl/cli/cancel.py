@@ -42,10 +42,10 @@ def _cancel(rest: Sequence[str]) -> int:
         return _cancel_number(rest[0])
     if (sweep := SweepDir(path)).is_sweep:
         number = cancel_runs(runs_of(sweep))
-        note(f"asked {number} runs to save and end: {sweep.path}")
+        note(f"requested that {number} runs save and end: {sweep.path}")
         return 0
     if stages := find_stages(path):
-        note(f"asked {cancel_runs(stages)} stages to save and end: {path}")
+        note(f"requested that {cancel_runs(stages)} stages save and end: {path}")
         return 0
     directory = open_target(path)
     note(f"{_SAVES if cancel_runs([directory]) else 'not running'}: {directory.path}")
@@ -76,7 +76,7 @@ def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
             f"{shlex.quote(str(run.path))}",
         )
     note(
-        f"slurm_rl: {run.path} has not answered for {ANSWER_S:g} s. Through its launcher, {_SAVES}: "
+        f"slurm_rl: {run.path} has not responded for {ANSWER_S:g} s. Through its launcher, {_SAVES}: "
         f"{', '.join(asked)}; where the folder does not answer either, it ends without saving after {LOST_S:g} s"
     )
     return 0

@@ -55,7 +55,7 @@ def _overview(presets: Presets, config: RunConfig | None) -> Iterator[str]:
         yield "set by these overrides and their presets; all other keys have their defaults:"
         yield from (f"  {name}={show_value(value)}" for name, value in find_changed(config))
         return
-    yield f"sections, and keys beside them ({PROGRAM} config <name>):"
+    yield f"sections, and keys outside of sections ({PROGRAM} config <name>):"
     for key in list_keys().values():
         if "." not in key.name:
             yield f"  {key.name:<12}" + textwrap.shorten(key.meaning, WIDTH - 14, placeholder=" ...")

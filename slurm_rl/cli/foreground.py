@@ -125,7 +125,7 @@ def _wait(run: RunDir, job: Any, display: ForkedTask, line: socket.socket) -> in
 def _explain_silence(run: RunDir) -> str:
     path = shlex.quote(str(run.path))
     return (
-        f"slurm_rl: the run's processes have ended, and {run.path} has not answered for {ANSWER_S:g} s, so its "
+        f"slurm_rl: the run's processes have ended, and {run.path} has not responded for {ANSWER_S:g} s, so its "
         "last checkpoint is unknown."
         f" Next, when it answers: python -m slurm_rl status {path}; "
         f"python -m slurm_rl resume {path}"

@@ -45,9 +45,9 @@ _LONGEST_CHARS = 100_000
 _SHOWN_CHARS = 300
 
 _ADVICE: Mapping[ToolError, str] = {
-    "malformed": "the call could not be read. Write it exactly as you were told",
+    "malformed": "the call could not be read. Use exactly the format of the instructions",
     "cut": "the call was cut off by the length limit. Write less before it",
-    "thinking": "a call inside a thought is not made. Write it behind the thought",
+    "thinking": "a call inside a thought is not executed. Write it after the thought",
 }
 
 

@@ -109,7 +109,7 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
             chunked = measure(lambda sequences: read(replace(apart, chunk_tokens=_CHUNK), sequences[1:2])[0])
             _require(
                 chunked.describe(bound, bound),
-                "policy.logprob_chunk_tokens needs a model whose logits are those of its head, scaled or capped",
+                "policy.logprob_chunk_tokens needs a model that only scales or caps the logits of its head",
                 "set policy.logprob_chunk_tokens=null",
             )
         leak = max(_LEAK, _GROUPING * alone.from_itself)

@@ -90,7 +90,7 @@ def find_lack(python: str, last_line: str) -> BringUpError | None:
         "install slurm_rl with its trainer there (slurm_rl[cuda], slurm_rl[rocm] or slurm_rl[cpu]), or set "
         "cluster.python to an environment that has it"
     )
-    return BringUpError(f"{python} must have what slurm_rl needs", seen=last_line, action=action)
+    return BringUpError(f"{python} must have the packages that slurm_rl needs", seen=last_line, action=action)
 
 
 def find_lack_in(python: str, log: Path) -> BringUpError | None:

@@ -81,7 +81,7 @@ class RayNode:
         while waiting.poll() is None:
             self.node.check_ray("the head node")
             if self.node.stop_signal is not None:
-                raise Leaving("all nodes must join Ray before the trainer starts", seen="asked to stop before")
+                raise Leaving("all nodes must join Ray before the trainer starts", seen="a stop request before that")
             time.sleep(POLL_S)
         if waiting.returncode:
             raise BringUpError(log.read_text(encoding="utf-8", errors="replace").strip(), where=log.name)

@@ -56,7 +56,7 @@ class StopFlag:
     def check(self) -> None:
         """Raise StopRequested once a signal came."""
         if self.signal is not None:
-            raise StopRequested("the run was asked to save and stop", seen=signal.Signals(self.signal).name)
+            raise StopRequested("the run received a request to save and stop", seen=signal.Signals(self.signal).name)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.signal is None:

@@ -50,7 +50,7 @@ def check_image_file(path: Path) -> None:
         )
     if size < wanted:
         raise ConfigError(
-            f"a {kind} must be complete", seen=f"{path} of {size:,} bytes; its header says {wanted:,}", action=again
+            f"a {kind} must be complete", seen=f"{path} of {size:,} bytes; its header states {wanted:,}", action=again
         )
 
 

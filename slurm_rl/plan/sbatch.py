@@ -158,7 +158,7 @@ def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) 
         "export SUBMITIT_EXECUTOR=slurm",
         _or_fail(
             f"{python} -c {shlex.quote(_FIND_MODULES)}",
-            f"the interpreter must start and have what slurm_rl needs; {plan.host_python} does not. "
+            f"the interpreter must start and have the packages that slurm_rl needs; {plan.host_python} does not. "
             "Next: see `logs --who job`, and install slurm_rl there",
         ),
         f"exec {command}",

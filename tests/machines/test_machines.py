@@ -70,7 +70,7 @@ def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> No
     stop(worker)
     assert (worker.wait(), head.wait()) == (130, 130), head.output
     assert run.end["state"] == "interrupted"
-    assert "node 1 (m2" in run.end["cause"] and "was told to stop (SIGTERM)" in run.end["cause"]
+    assert "node 1 (m2" in run.end["cause"] and "received a stop signal (SIGTERM)" in run.end["cause"]
     saved = run.end["step"]
     assert saved > 0
 

@@ -48,9 +48,9 @@ SETUP_FAILED = (
 CAUSES: dict[str, dict[str, str | None]] = {
     "absent": {"slurm": PYTHON_MISSING, "local": PYTHON_MISSING, "manual": PYTHON_MISSING, "ray": PYTHON_MISSING},
     "bare": {
-        "slurm": "must have what slurm_rl needs; got ",
-        "local": "must have what slurm_rl needs; got ",
-        "manual": "must have what slurm_rl needs; got ",
+        "slurm": "must have the packages that slurm_rl needs; got ",
+        "local": "must have the packages that slurm_rl needs; got ",
+        "manual": "must have the packages that slurm_rl needs; got ",
         "ray": "the Ray cluster's image must have what the trainer needs",
     },
     # Local: the launcher creates the directory. Machines without a shared folder: each creates its own.
@@ -136,7 +136,7 @@ def test_environment_without_controller_packages_is_named(cluster: Cluster, shar
     run, packages = shared_dir / "run", tmp_path / "packages"
     packages.symlink_to(sysconfig.get_paths()["purelib"])
     submit_with(link_python(shared_dir), packages, cluster, run)
-    check_cause(cluster, run, "the interpreter must start and have what slurm_rl needs", "logs --who job")
+    check_cause(cluster, run, "the interpreter must start and have the packages that slurm_rl needs", "logs --who job")
     assert "missing: " in cli(cluster, run.parent, "logs", "--who", "job", str(run)).stdout
 
 

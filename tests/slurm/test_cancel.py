@@ -14,4 +14,4 @@ def test_cancel_answers_and_ends_run_on_any_disk(launcher: str) -> None:
     found = measure(launcher)
     for state, times in found.items():
         assert "stopping after a save" in times.stderr or state == "broken", (state, times)
-    assert f"has not answered for {ANSWER_S:g} s" in found["hanging"].stderr
+    assert f"has not responded for {ANSWER_S:g} s" in found["hanging"].stderr

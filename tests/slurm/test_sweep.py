@@ -117,7 +117,7 @@ def test_large_sweep_is_submitted_in_few_calls(cluster: Cluster, shared_dir: Pat
     print(f"{number} runs in {seconds:.1f} s")
     done = cli(cluster, shared_dir, "status", str(path))
     assert f"{number} pending" in done.stdout
-    assert f"asked {number} runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr
+    assert f"requested that {number} runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr
     assert queue(cluster) == ""
 
 

@@ -29,7 +29,7 @@ from slurm_rl.rollout.episode import Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.rollout.vllm.outputs import CompletionBuilder
 from tests.train.dialogue_cases import BADLY, CONTEXT, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
 from tests.train.dialogue_worlds import AGAIN, TURNS
 
@@ -131,8 +131,8 @@ def main(folder: Path, names: Sequence[str]) -> None:
     found = {}
     for case in cases:
         # All cases share the weights; a run has one family per engine.
-        engine.tokenizer = case.tokenizer
-        engine.tools = ToolCallReader(ToolSyntax.of(case.template, None), case.tokenizer) if case.has_tools else None
+        tools = ToolSyntax.of(case.template, None) if case.has_tools else None
+        engine.builder = CompletionBuilder(case.tokenizer, tools)
         stops = tuple(case.tokenizer.convert_tokens_to_ids(case.stop))
         by_program = case.name.endswith("/program")
         spec = SamplingSpec(1 if by_program else MEMBERS, TURN_TOKENS, 1.0, 1.0, seed=3, stop_token_ids=stops)

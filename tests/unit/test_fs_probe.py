@@ -74,7 +74,7 @@ def test_stopped_job_ends_although_disk_hangs(disk: HangingDisk, tmp_path: Path)
             assert process.wait(60) == EXIT_INTERRUPTED
             # They were killed; who hangs in the kernel is gone when it lets go.
             wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild)), "them to be gone")
-            assert f"{disk.path} has not answered for 0.5 s" in told.read_text()
+            assert f"{disk.path} has not responded for 0.5 s" in told.read_text()
         finally:
             process.kill()
 

@@ -92,7 +92,7 @@ def copy_behind(
     while copying.poll() is None and not is_stopped() and time.monotonic() < give_up_at:
         time.sleep(_POLL_S)
     if copying.poll() is None:
-        cause = "asked to stop" if is_stopped() else f"not done within {most_s:.0f} s"
+        cause = "stop requested" if is_stopped() else f"not done within {most_s:.0f} s"
         append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)
         copying.terminate()
         # The copy ignores SIGTERM, which Slurm sends to all processes; a stopping controller does not wait for it.

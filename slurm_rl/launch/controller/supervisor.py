@@ -159,9 +159,8 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _give_up(self) -> None:
-        cause = (
-            f"asked to stop, but {self.folder} has not answered for {self.watch.timeout_s:g} s: ended without saving"
-        )
+        silent_s = f"{self.watch.timeout_s:g} s"
+        cause = f"a stop was requested, but {self.folder} has not responded for {silent_s}: ended without saving"
         _try_to(lambda: self.on_hang(cause))
         end_descendants(_END_S)
         _try_to(self.clean_up)

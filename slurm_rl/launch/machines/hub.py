@@ -174,7 +174,7 @@ class Hub:
             self.lost.pop(member.rank, None)
             self._report("node/joined", member, shares_run_dir=member.shares_run_dir)
         elif kind == "notice":
-            self.notice = f"node {member.rank} ({member.host}) was told to stop ({message['signal']})"
+            self.notice = f"node {member.rank} ({member.host}) received a stop signal ({message['signal']})"
             self._report("node/notice", member, signal=message["signal"])
         elif kind in ("record", "event", "exited"):
             member.inbox.append(message)

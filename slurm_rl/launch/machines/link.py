@@ -130,7 +130,7 @@ class Link:
     def _take_nonce(self) -> None:
         begin = bytes(self._incoming[: len(_MAGIC)])
         if not _MAGIC.startswith(begin):
-            raise LinkClosed("only slurm_rl must answer at the head's port", seen=f"{self.peer} says {begin[:20]!r}")
+            raise LinkClosed("only slurm_rl must answer at the head's port", seen=f"{self.peer} sent {begin[:20]!r}")
         end = len(_MAGIC) + _NONCE_BYTES
         if len(self._incoming) < end:
             return

@@ -89,7 +89,7 @@ class MachineNodes:
             if rank not in self._ends:
                 self._ends[rank] = 1
                 self.lost.append(f"node {rank} ({host})")
-                self._end_others(f"node {rank} ({host}) is gone")
+                self._end_others(f"node {rank} ({host}) is lost")
         for rank, status in self._ends.items():
             if status:
                 self._end_others(f"the agent of node {rank} ended with exit status {status}")

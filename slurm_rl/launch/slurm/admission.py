@@ -158,11 +158,11 @@ def _demands(plan: JobPlan) -> list[_Demand]:
         return all(has.get(kind, 0) >= number for kind, number in gpus.items())
 
     return [
-        ("the GPU type asked for", types, "cluster.gpu_type (null takes any)", has_types, _render_gpus),
-        ("the GPUs asked for", sum(gpus.values()), "cluster.gpus_per_node", has_gpus, _render_gpus),
-        ("the cores asked for", cpus, "cluster.cpus_per_node", lambda g: g.cpus >= cpus, lambda g: str(g.cpus)),
+        ("the requested GPU type", types, "cluster.gpu_type (null takes any)", has_types, _render_gpus),
+        ("the requested GPUs", sum(gpus.values()), "cluster.gpus_per_node", has_gpus, _render_gpus),
+        ("the requested cores", cpus, "cluster.cpus_per_node", lambda g: g.cpus >= cpus, lambda g: str(g.cpus)),
         (
-            "the memory asked for",
+            "the requested memory",
             mem and f"{mem} GB",
             "cluster.mem_gb_per_node",
             lambda group: group.mem_mb >= mem * 1024,

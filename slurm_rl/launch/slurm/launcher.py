@@ -137,7 +137,7 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
         return RunState("interrupted", cause)
     exit_code = f", exit code {found.exit_code}" if found.exit_code else ""
     reason = f" ({found.reason}{exit_code})" if found.reason or exit_code else ""
-    return RunState("dead", f"Slurm says {found.slurm_state}{reason}; {SILENT_END}")
+    return RunState("dead", f"Slurm reports {found.slurm_state}{reason}; {SILENT_END}")
 
 
 def run_before(job: Job) -> RunDir | None:

@@ -77,7 +77,7 @@ def _no_plain_files(folder: str, names: list[str]) -> set[str]:
 
 
 def main() -> int:
-    parser = attempt_parser("Copy what an attempt leaves to checkpoint.upload_url.")
+    parser = attempt_parser("Copy the files of an attempt to checkpoint.upload_url.")
     parser.add_argument("--url", required=True)
     args = parser.parse_args()
     # Slurm signals the whole step near the limit; the agent ends this process when time is up.

@@ -124,7 +124,7 @@ def render_pyxis(mounts: Sequence[Mount]) -> str:
 
 
 SETUP_RULE = "each line of cluster.setup and container.setup must succeed on every node; this one did not:"
-SETUP_ACTION = "Next: correct it, or what it needs on that node"
+SETUP_ACTION = "Next: correct it, or install its requirements on that node"
 
 
 def with_setup(setup: Sequence[str], argv: Sequence[str], shell: str = "/bin/bash") -> list[str]:

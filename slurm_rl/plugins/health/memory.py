@@ -90,8 +90,8 @@ def require_single_faults(found: Preflight, hosts: Sequence[str]) -> None:
         raise BringUpError(
             f"the check {check} of the preflight must not fail on half of the nodes or more; no node is excluded",
             seen=seen,
-            action="fix what the nodes share: cluster.run_root on a file system that every node sees, the settings of "
-            f"`cluster`, the driver; or set +preflight.on_failure.{check}=warn",
+            action="fix the part that the nodes share: cluster.run_root on a file system that every node sees, the "
+            f"settings of `cluster`, the driver; or set +preflight.on_failure.{check}=warn",
         )
 
 

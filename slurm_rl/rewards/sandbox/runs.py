@@ -85,7 +85,7 @@ def _read_verdicts(data: bytes, count: int) -> list[bool]:
     for line in lines:
         if "bad" in line:
             raise DataError(
-                "a check may pass only plain values to the code: numbers, text, lists, dicts and what the code "
+                "a check may pass only plain values to the code: numbers, text, lists, dicts and values that the code "
                 "returned",
                 seen=line["bad"],
                 action="rewrite the row's asserts with plain arguments",

@@ -187,12 +187,12 @@ class Endpoint:
     def _fail(self, request: Any, error: Exception) -> Any:
         """End the episode with this cause, and keep the traceback in the trainer's log."""
         episode = self._find_active(request)
-        told = f"the run's endpoint failed: {shorten(f'{type(error).__name__}: {error}')}"
-        print(f"{told}, in episode {episode.name if episode else 'of nobody'}", file=sys.stderr)
+        cause = f"the run's endpoint failed: {shorten(f'{type(error).__name__}: {error}')}"
+        print(f"{cause}, in episode {episode.name if episode else 'unknown'}", file=sys.stderr)
         traceback.print_exception(error)
         if episode is not None:
-            episode.failure = episode.failure or Failure("exception", told)
-        return _refuse(500, told, None)
+            episode.failure = episode.failure or Failure("exception", cause)
+        return _refuse(500, cause, None)
 
     def _find_active(self, request: Any) -> LiveEpisode | None:
         kind, _, key = request.headers.get("authorization", "").partition(" ")

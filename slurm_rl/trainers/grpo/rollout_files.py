@@ -66,7 +66,7 @@ def replay_groups(folder: Path, step: int) -> list[Group]:
         groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
-            f"rollout.replay must hold what this version of slurm_rl dumps ({type(error).__name__}: {error})",
+            f"rollout.replay must hold a dump of this version of slurm_rl ({type(error).__name__}: {error})",
             seen=str(path),
             action="dump again with rollout.dump=true",
         ) from error

@@ -105,7 +105,7 @@ def test_reply_without_call_is_answer(pool: EnvironmentPool) -> None:
         (said("wait", seconds=60), "late", "no answer within 0.5 s"),
         (ToolCall("", "<tool_call>{", error="malformed"), "malformed", "could not be read"),
         (ToolCall("", "<tool_call>{", error="cut"), "cut", "cut off by the length limit"),
-        (ToolCall("", "<tool_call>", error="thinking"), "thinking", "inside a thought is not made"),
+        (ToolCall("", "<tool_call>", error="thinking"), "thinking", "inside a thought is not executed"),
     ],
 )
 def test_wrong_call_is_reported_to_policy_without_side_effects(

@@ -98,7 +98,7 @@ def test_copies_of_earlier_job_are_ignored(attempt: AttemptDir) -> None:
     assert machines.num_started == 1 and causes(attempt) == [], "no machine was left for it"
 
 
-@pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "asked to stop")])
+@pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "stop requested")])
 def test_copy_wait_ends_at_timeout_or_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
     asked = iter([False])  # before it starts; later it is, where there is time
     machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")

@@ -43,7 +43,7 @@ def test_failing_setup_line_ends_command_and_is_named() -> None:
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (7, "")
     assert explain(done.stderr.splitlines()[-1], 7, "python").endswith(
-        "(exit 7). Next: correct it, or what it needs on that node"
+        "(exit 7). Next: correct it, or install its requirements on that node"
     )
     assert subprocess.run(with_setup(["X=1", "export X"], ["sh", "-c", "exit $X"])).returncode == 1
 
@@ -53,7 +53,7 @@ def test_failing_setup_line_ends_command_and_is_named() -> None:
     [
         ("slurmstepd-n1: error: execve(): /v/python: No such file or directory", 2, "/v/python must be there"),
         ("/bin/bash: line 2: exec: /v/python: not found", 127, "/v/python must be there"),
-        ("ModuleNotFoundError: No module named 'slurm_rl'", 1, "/v/python must have what slurm_rl needs"),
+        ("ModuleNotFoundError: No module named 'slurm_rl'", 1, "/v/python must have the packages that slurm_rl needs"),
         ("Illegal instruction", 132, "never started (exit status 132): Illegal instruction"),
         ("", 1, "no word"),
     ],

@@ -34,8 +34,8 @@ def test_complete_image_passes(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (sqsh(5000)[:4999], r"4,999 bytes; its header says 5,000"),
-        (sif(4096, 100)[:-1], r"4,195 bytes; its header says 4,196"),
+        (sqsh(5000)[:4999], r"4,999 bytes; its header states 5,000"),
+        (sif(4096, 100)[:-1], r"4,195 bytes; its header states 4,196"),
         (sqsh(5000)[:50], "must be a .sqsh or a .sif"),
         (sqsh(5000, major=3), "must be a .sqsh or a .sif"),
         (b"", "must be a .sqsh or a .sif"),
