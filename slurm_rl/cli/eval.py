@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -33,20 +32,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--step needs a run", seen=str(step), action=action)
         config = load_config([*check_overrides(overrides), "eval.only=true"], config_dir=args.config_dir)
         return announce_and_follow(start_run(config, note))
-    model = _find_model(directory, step)
-    config = _configure(directory, model, overrides, args.config_dir)
-    return announce_and_follow(start_run(config, note, model.convert))
-
-
-@dataclass(frozen=True)
-class _Model:
-    """A model of a run."""
-
-    path: str
-    """Folder of the export; for a checkpoint, the initial model of the run, which has the same shape."""
-    convert: Callable[[Path], object] | None
-    """Writes the checkpoint into a folder; None for an exported model."""
-    name: str
+    path, convert_it, name = _find_model(directory, step)
+    config = _configure(directory, path, name, overrides, args.config_dir)
+    return announce_and_follow(start_run(config, note, convert_it))
 
 
 def _split(rest: list[str]) -> tuple[RunDir | None, list[str]]:
@@ -61,28 +49,32 @@ def _split(rest: list[str]) -> tuple[RunDir | None, list[str]]:
     return None, rest
 
 
-def _find_model(run: RunDir, step: int | None) -> _Model:
-    """Return the exported model, or the checkpoint of a step.
+def _find_model(run: RunDir, step: int | None) -> tuple[str, Callable[[Path], object] | None, str]:
+    """Find the exported model, or the checkpoint of a step.
+
+    Returns:
+        Folder of the export, None and a name; for a checkpoint the initial model of the run, which has the same shape,
+        and the function that writes the checkpoint into a folder.
 
     Raises:
         CheckpointError: there is no whole checkpoint.
         MissingLibraryError: this machine cannot convert it.
     """
     if step is None and (run.export / "config.json").is_file():
-        return _Model(str(run.export), None, "export")
+        return str(run.export), None, "export"
     checkpoint = convert.find_checkpoint(run, step)
     source = _load(run).model.path or str(run.model)
-    return _Model(source, convert.prepare(run, checkpoint), f"step-{checkpoint.step}")
+    return source, convert.prepare(run, checkpoint), f"step-{checkpoint.step}"
 
 
-def _configure(run: RunDir, model: _Model, overrides: list[str], config_dir: str | None) -> RunConfig:
+def _configure(run: RunDir, path: str, name: str, overrides: list[str], config_dir: str | None) -> RunConfig:
     """Return the config of the evaluation: the run's settings that affect results, and the user's overrides."""
     source = _load(run)
     tree = compose([*overrides, "eval.only=true"], config_dir=config_dir)
     inherit(tree, source, overrides)
-    tree["model"] |= {"path": model.path, "from_config": None}
+    tree["model"] |= {"path": path, "from_config": None}
     if not any(word.startswith("name=") for word in overrides):
-        tree["name"] = f"{source.name}-{model.name}-eval"
+        tree["name"] = f"{source.name}-{name}-eval"
     return parse_config(tree, is_run=True)
 
 

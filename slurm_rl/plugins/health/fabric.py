@@ -197,7 +197,7 @@ def judge_pairs(hosts: Sequence[str], rates: Mapping[Pair, float | None], scale:
             verdicts[host] = Verdict("unknown", "no partner was healthy")
             continue
         if host not in healthy:
-            seen = ", ".join(f"{_show(rate)} with {_partner(host, pair)}" for pair, rate in own.items())
+            seen = ", ".join(f"{_show(rate)} with {pair[host == pair[0]]}" for pair, rate in own.items())
             verdicts[host] = Verdict("bad", f"its all-reduce is slow: {seen}")
             continue
         for pair, rate in own.items():
@@ -208,10 +208,6 @@ def judge_pairs(hosts: Sequence[str], rates: Mapping[Pair, float | None], scale:
                 found.append(Verdict("warn", seen))
         verdicts[host] = worst(found)
     return verdicts
-
-
-def _partner(host: str, pair: Pair) -> str:
-    return pair[1] if host == pair[0] else pair[0]
 
 
 def _show(rate: float | None) -> str:

@@ -96,15 +96,10 @@ def _parse_lines(text: str) -> dict[str, str]:
     return values
 
 
-def find_majority(verdicts: Verdicts) -> dict[str, str]:
-    """Return the facts with a value that more than half of the nodes share."""
-    counts = Counter(fact for verdict in verdicts.values() for fact in verdict.facts.items())
-    return {name: value for (name, value), number in counts.items() if 2 * number > len(verdicts)}
-
-
 def compare_facts(verdicts: Verdicts) -> dict[str, Verdict]:
     """Mark nodes bad if their facts differ from those of most nodes."""
-    usual = find_majority(verdicts)
+    counts = Counter(fact for verdict in verdicts.values() for fact in verdict.facts.items())
+    usual = {name: value for (name, value), number in counts.items() if 2 * number > len(verdicts)}
     compared = {}
     for node, verdict in verdicts.items():
         others = [

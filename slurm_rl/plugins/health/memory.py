@@ -36,10 +36,10 @@ class HealthChecks:
         found = run_preflight(self.plan, attempt, hosts, env)
         require_single_faults(found, hosts)
         unfit = {host: "; ".join(troubles.values()) for host, troubles in found.decision.unfit.items()}
+        holds_s = {check.name: check.holds_s for check in found.checks}
         for host, troubles in found.decision.unfit.items():
             for check, seen in troubles.items():
-                holds_s = found.holds_s(check)
-                self._note(Evidence.new(host, check, seen, "hard", attempt=attempt.number, holds_s=holds_s))
+                self._note(Evidence.new(host, check, seen, "hard", attempt=attempt.number, holds_s=holds_s.get(check)))
         for host in found.silent:
             unfit[host] = f"did not answer ({found.srun_error or 'no output'})"
             self._note(Evidence.new(host, "answer", "it did not answer", "soft", attempt=attempt.number))

@@ -39,10 +39,6 @@ class Preflight:
     seconds: float = 0.0
     fabric: FabricResult = field(default_factory=FabricResult)
 
-    def holds_s(self, check: str) -> float | None:
-        """Return for how long evidence of this check holds."""
-        return next((one.holds_s for one in self.checks if one.name == check), None)
-
     def to_event(self) -> dict[str, object]:
         """Return the fields of the event preflight/passed, without empty ones."""
         fields = {

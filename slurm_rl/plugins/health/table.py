@@ -38,6 +38,13 @@ _FABRIC = (
     "run again with cluster.env.NCCL_DEBUG=INFO; see ibstat and dmesg on the node, cluster.network_interface, /dev/shm "
     "of the container, --device=/dev/infiniband in container.extra_args, and firewalls between nodes"
 )
+_PROBES = {
+    "versions": "install the expected versions, or use another image",
+    "masks": "see gres.conf and ConstrainDevices in cgroup.conf",
+    "tmp_root": "set cluster.tmp_root to a short path on a node-local disk",
+    "vllm": "rebuild the environment from its lock file; the build must match the accelerator",
+}
+"""Check of probes.py -> advice."""
 _GPUS = "correct cluster.gpus_per_node and cluster.gpu_mem_gb, or see dmesg on the node"
 TABLE: Final[tuple[Check, ...]] = (
     Check(
@@ -62,26 +69,7 @@ TABLE: Final[tuple[Check, ...]] = (
         holds_s=_DAY_S,
         action="see the node's disk and the server of cluster.run_root",
     ),
-    Check(
-        *("versions", "", "versions", probes.parse),
-        level="doctor",
-        action="install the expected versions, or use another image",
-    ),
-    Check(
-        *("masks", "", "masks", probes.parse),
-        level="doctor",
-        action="see gres.conf and ConstrainDevices in cgroup.conf",
-    ),
-    Check(
-        *("tmp_root", "", "tmp_root", probes.parse),
-        level="doctor",
-        action="set cluster.tmp_root to a short path on a node-local disk",
-    ),
-    Check(
-        *("vllm", "", "vllm", probes.parse),
-        level="doctor",
-        action="rebuild the environment from its lock file; the build must match the accelerator",
-    ),
+    *(Check(name, "", name, probes.parse, level="doctor", action=action) for name, action in _PROBES.items()),
     Check(
         "matmul", level="full", action="install the package that is missing; if a GPU fails, drain the node (see dmesg)"
     ),

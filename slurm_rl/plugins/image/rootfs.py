@@ -6,7 +6,7 @@ omitted: only root can make them, and enroot mounts them. See enroot's doc/image
 
 import os
 import shlex
-import stat
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,10 +66,14 @@ def _check_inside(member: tarfile.TarInfo, inside: str) -> None:
 def write_layout(root: Path, config: ImageConfig) -> None:
     """Add the folders and files that enroot needs."""
     root.chmod(0o755)
+    # An engine leaves mount points and placeholders of devices in the image's /dev.
+    if (root / "dev").is_symlink():
+        raise ConfigError("the image's /dev must be a folder", seen=f"a link to {(root / 'dev').readlink()}")
+    if (root / "dev").exists():
+        shutil.rmtree(root / "dev")
     for name in _MOUNT_POINTS:
         if not (root / name).exists() and not (root / name).is_symlink():
             (root / name).mkdir(mode=0o1777 if name == "tmp" else 0o755)
-    _empty(root / "dev")
     if (root / "etc").is_symlink():
         raise ConfigError("the image's /etc must be a folder", seen=f"a link to {(root / 'etc').readlink()}")
     _write(root / "etc/environment", render_environment(config))
@@ -106,18 +110,6 @@ def render_rc(config: ImageConfig) -> str:
             "",
         ]
     )
-
-
-def _empty(folder: Path) -> None:
-    """Empty the image's /dev, in which an engine leaves mount points and placeholders of devices."""
-    if folder.is_symlink():
-        raise ConfigError("the image's /dev must be a folder", seen=f"a link to {folder.readlink()}")
-    for base, folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            (Path(base) / name).unlink()
-        for name in folders:
-            path = Path(base) / name
-            path.unlink() if stat.S_ISLNK(path.lstat().st_mode) else path.rmdir()
 
 
 def _write(path: Path, text: str) -> None:

@@ -54,8 +54,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
 
 def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
     """Return the last evaluation before the main stage and the last one after; rows are in the order of logging."""
-    ahead, rest = _split(rows)
-    before, after = _of_stage(ahead, "eval"), _of_stage(rest, "eval")
+    before, after = (_of_stage(part, "eval") for part in _split(rows))
     return (before[-1] if before else None), (after[-1] if after else None)
 
 
@@ -145,7 +144,9 @@ def list_results(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
     yield "model", summary["model"]
     if summary["stage"] != EVALUATION:
-        yield "steps", _describe_steps(summary)
+        has_warmup = summary["warmup_steps"] or summary["stage"] == "grpo"
+        warmup = f"{summary['warmup_steps']} warm-up, " if has_warmup else ""
+        yield "steps", f"{warmup}{summary['steps']} {STAGE_TITLES[summary['stage']]}"
     if text := describe_data(summary):
         yield "rows", text
     for name, result in describe_sets(summary["sets"]):
@@ -175,27 +176,18 @@ def list_results(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield from summary["paths"].items()
 
 
-def _describe_steps(summary: dict[str, Any]) -> str:
-    has_warmup = summary["warmup_steps"] or summary["stage"] == "grpo"
-    warmup = f"{summary['warmup_steps']} warm-up, " if has_warmup else ""
-    return f"{warmup}{summary['steps']} {STAGE_TITLES[summary['stage']]}"
-
-
 def describe_data(summary: dict[str, Any]) -> str:
-    """Return the use of the rows of a run's data; "" before they are loaded and for a run without training."""
-    if not summary["rows"] or summary["stage"] == EVALUATION:
-        return ""
-    return describe_rows(summary["rows"], has_sets=bool(summary["sets"]))
+    """Return the use of the rows of a run's data; "" before they are loaded and for a run without training.
 
-
-def describe_rows(rows: dict[str, int], *, has_sets: bool = False) -> str:
-    """Describe the use of the rows of the data.
-
-    >>> describe_rows({"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3})
+    >>> rows = {"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3}
+    >>> describe_data({"rows": rows, "stage": "grpo", "sets": {}})
     '9,500 to train on, none held out: nothing is evaluated, 3 left out as too long'
     """
+    rows = summary["rows"]
+    if not rows or summary["stage"] == EVALUATION:
+        return ""
     parts = [f"{rows['train']:,} to train on"]
-    nothing = "none held out" if has_sets else "none held out: nothing is evaluated"
+    nothing = "none held out" if summary["sets"] else "none held out: nothing is evaluated"
     parts.append(f"{rows['held_out']:,} held out" if rows["held_out"] else nothing)
     if rows["overlapping"]:
         parts.append(f"{rows['overlapping']:,} not trained on, since their prompts are held out")

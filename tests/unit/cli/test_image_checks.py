@@ -34,17 +34,14 @@ def test_submit_names_row_of_unreadable_image(
     assert "rows.jsonl:2" in error and said in error
 
 
-def test_images_for_text_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = submit(tmp_path, "good.png", capsys, "data.image_key=images")
+@pytest.mark.parametrize("words", [[], ["model=hf", "model.path={folder}"]])
+def test_images_for_text_model_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    words = [word.format(folder=tmp_path) for word in words]
+    error = submit(tmp_path, "good.png", capsys, "data.image_key=images", *words)
     assert "vision-language model" in error and "data.image_key" in error
-
-
-def test_model_folder_shows_vision_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    error = submit(tmp_path, "good.png", capsys, "data.image_key=images", "model=hf", f"model.path={model}")
-    assert "vision-language model" in error
 
 
 def test_reversed_bounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

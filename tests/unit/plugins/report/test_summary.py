@@ -7,7 +7,7 @@ from rich.console import Console
 
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.leaderboard import explain_missing
-from slurm_rl.plugins.report.summary import build_summary, describe_rows, render_summary, write_summary
+from slurm_rl.plugins.report.summary import build_summary, describe_data, render_summary, write_summary
 from slurm_rl.run_dir.event_text import RunMeta, collect_meta, compute_wall_s, find_model, find_state
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
@@ -169,7 +169,7 @@ def test_row_counts_are_in_summary_and_report(run: RunDir, held_out: int, says: 
     fill(run.events, [{"time": 1.0, "kind": "data/loaded", **counts}])
     fill(run.metrics, [make_row(1, "grpo")])
     summary = build_summary([], collect_meta(run))
-    assert summary["rows"] == counts and says in describe_rows(summary["rows"])
-    assert f"rows: {describe_rows(counts)}" in write_report(run).read_text()
+    assert summary["rows"] == counts and says in describe_data(summary)
+    assert f"rows: {describe_data(summary)}" in write_report(run).read_text()
     missing = explain_missing([run], "accuracy.after.sampled")
     assert ("with data.num_eval=0 nothing is evaluated" in str(missing)) == (held_out == 0)
