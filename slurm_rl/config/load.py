@@ -110,14 +110,17 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
 
 def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
     """Compose overrides to plain dicts and lists with resolved interpolations."""
-
-    from hydra import compose as hydra_compose
-
     from slurm_rl.config.compose_errors import explain_hydra
 
     with open_hydra(config_dir) as extra, explain_hydra():
-        config = hydra_compose("config", overrides=[*normalise_words(overrides), *extra])
-        return resolve_tree(config)
+        return resolve_tree(hydra_compose([*normalise_words(overrides), *extra]))
+
+
+def hydra_compose(words: Sequence[str]) -> Any:
+    """Return the unresolved config that Hydra composes of these words, within `open_hydra`."""
+    from hydra import compose
+
+    return compose("config", overrides=list(words))
 
 
 def _keep(name: str, *words: object) -> str:

@@ -59,7 +59,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / "data" / name
         folder.mkdir(parents=True)
         for split, first in (("train", 0), ("test", 5000)):
-            rows = ({"prompt": f"How much is {n} + 1?", "answer": str(n + 1)} for n in range(first, first + 2000))
+            # Few different answers, since `plan` lets the verifier try each of them.
+            rows = ({"prompt": f"{n} - {n - n % 9} =", "answer": str(n % 9)} for n in range(first, first + 2000))
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     shutil.copytree(ROOT / "conf" / "cluster", root / "site" / "cluster")
     template = (root / "site/cluster/site_template.yaml").read_text()

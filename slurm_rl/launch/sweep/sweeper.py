@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
@@ -24,7 +23,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from slurm_rl.config.compose_errors import explain_hydra
-from slurm_rl.config.load import resolve_tree
+from slurm_rl.config.load import hydra_compose, resolve_tree
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.run_dir.io_errors import annotate_path
 
@@ -116,21 +115,31 @@ class Composer:
     def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the tree that `slurm_rl.config.load.compose` makes of these overrides."""
         with explain_hydra():
-            parsed = [self._parse(text) for text in overrides]
-            self._loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
-            structural = tuple(item.input_line for item in parsed if self._is_structural(item))
-            values = [item for item in parsed if not self._is_structural(item)]
-            base, interpolations = self._base(structural)
-            signature, plain = sign(values, interpolations)
+            structural, values = self._split(overrides)
+            signature, plain = sign(values, self._base(structural)[1])
             if (known := self._trees.get((structural, signature))) is not None:
                 tree: dict[str, Any] = pickle.loads(known)
                 if set_values(tree, plain):
                     return tree
-            config = pickle.loads(base)
-            ConfigLoaderImpl._apply_overrides_to_config(values, config)
-            tree = resolve_tree(config)
+            tree = resolve_tree(self._set(structural, values))
             self._trees[structural, signature] = pickle.dumps(tree, protocol=5)
             return tree
+
+    def compose_config(self, overrides: Sequence[str]) -> DictConfig:
+        """Return the unresolved config that Hydra composes from these overrides, or raise Hydra's error."""
+        return self._set(*self._split(overrides))
+
+    def _split(self, overrides: Sequence[str]) -> tuple[Signature, list[Override]]:
+        """Return the overrides of the first step, and those of the second."""
+        parsed = [self._parse(text) for text in overrides]
+        self._loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+        structural = tuple(item.input_line for item in parsed if self._is_structural(item))
+        return structural, [item for item in parsed if not self._is_structural(item)]
+
+    def _set(self, structural: Signature, values: list[Override]) -> DictConfig:
+        config: DictConfig = pickle.loads(self._base(structural)[0])
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:
@@ -148,7 +157,7 @@ class Composer:
     def _base(self, structural: Signature) -> tuple[bytes, list[str]]:
         """The config before any value is set, pickled: copying it from there is the fastest way; its interpolations."""
         if structural not in self._bases:
-            config = hydra_compose("config", overrides=[*structural, *self._extra])
+            config = hydra_compose([*structural, *self._extra])
             interpolations = find_interpolations(OmegaConf.to_container(config, resolve=False))
             self._bases[structural] = pickle.dumps(config, protocol=5), interpolations
         return self._bases[structural]

@@ -15,7 +15,7 @@ from slurm_rl.config.keys import list_keys
 VERBS = load_verbs().by_name
 # Deterministic examples; set `derandomize` to False to search for new ones.
 KEPT = settings(
-    derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+    derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25
 )
 GROUPS = ["cluster", "data", "model", "exp", "reward", "lora", "algorithm", "network", "hydra", "hydra/launcher"]
 KEYS = st.sampled_from(

@@ -28,7 +28,7 @@ NEEDED |= {
 def test_preset_loads_with_and_without_plus(preset: str) -> None:
     group, _, option = preset.partition("/")
     words = [f"+{group}={option}", *NEEDED.get(preset, []), *([] if group in ("external", "exp") else ["+exp=demo"])]
-    assert load_config(words) == load_config([word.removeprefix("+") for word in reversed(words)])
+    assert load_config(words) == load_config([word.removeprefix("+") for word in words])
 
 
 def test_experiments_set_no_machine_and_clusters_no_model() -> None:

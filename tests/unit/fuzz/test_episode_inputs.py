@@ -101,7 +101,7 @@ def _ask(tree: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=500, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(_BODIES)
 def test_parse_reads_or_refuses_any_body_with_400(tree: dict[str, Any]) -> None:
     for one in _ask(tree):
@@ -112,7 +112,7 @@ def test_parse_refuses_recorded_attacks() -> None:
     assert [_ask(tree) for tree in _BAD] == [[400, 400]] * len(_BAD)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.binary(max_size=60) | json_values(3).map(lambda value: json.dumps(value).encode()))
 @example(b"[" * 100_000)
 @example(b'{"messages": [], "n": 1%s}' % (b"0" * 5000))
@@ -123,13 +123,13 @@ def test_parse_body_refuses_any_bytes(body: bytes) -> None:
         assert error.status == 400
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.text(max_size=9) | st.sampled_from(["\xb2", "9" * 5000, "\u0663", "-1", " 1"]))
 def test_call_reads_any_retry_count(retries: str) -> None:
     assert Call.of({"x-stainless-retry-count": retries}, b"").num_retries >= 0
 
 
-@settings(max_examples=400, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(json_values(6), json_values(6))
 @example(10**400, {})
 @example(1, {"\ud800": 1})
@@ -142,7 +142,7 @@ def test_read_verdict_returns_numbers_or_failure(reward: Any, scores: Any) -> No
             assert found.reward is None or abs(found.reward) <= 1e15
 
 
-@settings(max_examples=500, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(
     st.dictionaries(st.sampled_from(["episode", "reward", "scores", "error"]), json_values(4)).map(json.dumps)
     | st.text(max_size=20)
@@ -171,7 +171,7 @@ _STEPS = st.builds(
 )
 
 
-@settings(max_examples=400, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(_STEPS)
 def test_step_arrives_unchanged_or_as_failure(step: Any) -> None:
     outcome = check_step(step)
@@ -183,7 +183,7 @@ def test_step_arrives_unchanged_or_as_failure(step: Any) -> None:
 _GOOD = encode(Said([pack_answer(Answer("a", Step("x", 1.0, scores={"b": 2.0}))), pack_answer(Answer("b", Step()))]))
 
 
-@settings(max_examples=400, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(mangled(_GOOD) | st.binary(max_size=40))
 def test_process_output_is_answers_or_crash(data: bytes) -> None:
     wire, theirs = Wire.pair(decode)
@@ -201,7 +201,7 @@ def test_process_output_is_answers_or_crash(data: bytes) -> None:
         assert failure is not None and failure.cause == "crash" and "invalid answer" in failure.detail
 
 
-@settings(max_examples=500, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(json_values(6), json_values(6), json_values(6))
 def test_reward_service_answer_is_results_or_error(reward: Any, parts: Any, failure: Any) -> None:
     item = RewardItem(completion="7", answer="7")

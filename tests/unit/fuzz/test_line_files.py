@@ -20,7 +20,7 @@ _ROWS = st.lists(st.dictionaries(st.text(max_size=8), _VALUES, max_size=4), max_
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=400, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(rows=_ROWS, cut=st.integers(0, 400), lost=st.sampled_from((b"", b"\0" * 9, b'{"a": "\xc3')))
 @example(rows=[{"step": 1}], cut=0, lost=b"")
 def test_truncation_at_any_byte_loses_only_last_line(
@@ -48,7 +48,7 @@ def test_truncation_at_any_byte_loses_only_last_line(
         assert [(row["file"], row["cut_off_bytes"]) for row in noted] == ([(path.name, torn)] if torn else [])
 
 
-@settings(max_examples=3000, derandomize=True)
+@settings(max_examples=600, derandomize=True)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789.eE+-truefalsn\\ \n', max_size=80).map(str.encode))
 @example(b"[" * 200_000)  # deeper than Python's own stack
 @example(b"9" * 5000)  # a number with more digits than Python reads
@@ -58,7 +58,7 @@ def test_line_of_any_bytes_is_row_or_none(line: bytes) -> None:
     assert row is None or isinstance(row, dict)
 
 
-@settings(max_examples=800, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.lists(st.binary(max_size=60) | _ROWS.map(lambda rows: json.dumps(rows[:1] and rows[0]).encode()), max_size=5))
 def test_readers_pass_over_garbage(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
@@ -73,7 +73,7 @@ def test_readers_pass_over_garbage(lines: list[bytes]) -> None:
         assert run.metrics.read_bytes() == before
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(_ROWS)
 def test_display_accepts_damaged_run(rows: list[dict[str, Any]]) -> None:
     progress = Progress()

@@ -50,7 +50,7 @@ def hear(head: Link) -> list[dict[str, Any]]:
             return heard
 
 
-@settings(max_examples=1000, derandomize=True, deadline=None)
+@settings(max_examples=250, derandomize=True, deadline=None)
 @given(st.binary(max_size=100) | st.just(BEGIN + b"\0\0\0\x28" + b"m" * 32 + b"{}{}{}{}").flatmap(mangled))
 @example(BEGIN + b"\0\x03\r\x40" + b"m" * 200_000)
 @example(BEGIN + b"\xff" * 100_000)
@@ -62,7 +62,7 @@ def test_frames_without_secret_are_ignored(data: bytes) -> None:
         assert hear(head) == []
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=120, derandomize=True, deadline=None)
 @given(
     st.lists(
         json_values(4).map(lambda tree: json.dumps(tree).encode()).flatmap(mangled) | st.binary(max_size=20), max_size=3
@@ -87,7 +87,7 @@ def _signed(link: Link, body: bytes) -> bytes:
     return (len(signature) + len(body)).to_bytes(4, "big") + signature + body
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=120, derandomize=True, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
 @example([{"kind": "hello", "version": __version__, "rank": 1, "name": "a", "num_nodes": None, "config": {}}] * 2)
 @example([{"kind": "ready", "shares_run_dir": True}])

@@ -61,7 +61,7 @@ def frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.binary(max_size=64) | TAGGED.map(lambda tree: frame(json.dumps(tree).encode())).flatmap(mangled))
 @example(frame(b"[" * 1_000_000))
 @example(b"\xff\xff\xff\xff" + b"[" * 1000)
@@ -71,7 +71,7 @@ def test_frame_is_read_or_rejected(data: bytes) -> None:
         receive(data)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(TAGGED)
 @example(["set", None, [["list", None, []]]])
 @example(["dict", None, [["u", [["dict", None, []], ["n"]]]]])
@@ -118,14 +118,14 @@ def test_too_deep_value_is_rejected() -> None:
         wire.Decoder(lambda number: None).decode(deep)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(PLAIN)
 def test_plain_data_survives_round_trip(value: Any) -> None:
     tree = json.loads(json.dumps(wire.Encoder(lambda *_: ["o", 0]).encode(value)))
     assert wire.Decoder(lambda _: None).decode(tree) == value
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(
     TAGGED
     | st.fixed_dictionaries({}, optional={"error": TAGGED, "value": TAGGED, "objects": st.lists(TAGGED, max_size=2)})

@@ -8,10 +8,10 @@ from tests.memory_table import ROWS, compare
 
 # Widths and vocabularies of the models, and layers enough to tell a block from the rest.
 FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
-    ("0.5B", 1, 4, 8192, {}),
-    ("1.5B", 8, 4, 8192, {"logprob_chunk_tokens": None}),
-    ("1.5B", 8, 8, 512, {"logprob_chunk_tokens": 512}),
-    ("7B", 8, 4, 8192, {"gradient_checkpointing": False}),
+    ("0.5B", 1, 2, 8192, {}),
+    ("1.5B", 8, 2, 8192, {"logprob_chunk_tokens": None}),
+    ("1.5B", 8, 4, 512, {"logprob_chunk_tokens": 512}),
+    ("7B", 8, 2, 8192, {"gradient_checkpointing": False}),
     ("7B", 64, 2, 32768, {}),
     ("70B", 64, 4, 4096, {}),
 ]
