@@ -2,11 +2,11 @@
 
     python -m benchmarks.environments_vs_trl --seeds 0 1 2
 
-Both sides start from the same untrained tiny model and play the same game (guessing_world.py) on the same rows, with
-equal prompts per step, group size, tokens per reply, learning rate, clipping and loss, in float32. A reply is one token
-on both sides, and the dialogues have the same tokens: TRL's tokenizer gets the smallest chat template that its check of
-tools accepts. They run one after the other in separate processes; TRL samples with Hugging Face generate, its default
-without a GPU. Sampled tokens/s is over whole steps, without the first.
+Both sides start from the same untrained tiny model and play the same game (guessing_environment.py) on the same rows,
+with equal prompts per step, group size, tokens per reply, learning rate, clipping and loss, in float32. A reply is one
+token on both sides, and the dialogues have the same tokens: TRL's tokenizer gets the smallest chat template that its
+check of tools accepts. They run one after the other in separate processes; TRL samples with Hugging Face generate, its
+default without a GPU. Sampled tokens/s is over whole steps, without the first.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.grpo_tasks import threads
 from benchmarks.grpo_vs_trl import Curve, build_clock, build_config, read_curve, run_watched, tokens_per_s
-from benchmarks.guessing_world import RESPONSE, TEMPLATE, TURNS, TrlGuess
+from benchmarks.guessing_environment import RESPONSE, TEMPLATE, TURNS, TrlGuess
 from tests.tiny_models import TinyModel
 
 # TRL probes a template with `dumy{}`.
@@ -60,14 +60,15 @@ def run_seed(seed: int, args: argparse.Namespace) -> tuple[Curve, Curve]:
     if not (out / "start").is_dir():
         build_tiny_model(TINY, seed, out / "start")
     run = out / f"ours-{int(time.time())}"
-    world = Path(__file__).resolve().with_name("guessing_world.py")
+    environment = Path(__file__).resolve().with_name("guessing_environment.py")
     overrides = [
         "+exp=demo", "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32", f"seed={seed}",
         "model.gradient_checkpointing=false", f"run_dir={run}", "warmup.num_steps=0", f"trainer.num_steps={args.steps}",
         f"trainer.prompts_per_step={PROMPTS}", f"algorithm.group_size={GROUP}", f"optim.lr={args.lr}",
         "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.interval=1000000", "eval.greedy=false",
         "data.num_eval=8", f"data.train={(out / 'rows.jsonl').absolute()}", "data.max_prompt_tokens=4",
-        f"env.name={world}:OurGuess", f"env.max_turns={TURNS}", "env.turn_tokens=1", f"rollout.max_tokens={LONGEST}",
+        f"env.name={environment}:OurGuess", f"env.max_turns={TURNS}", "env.turn_tokens=1",
+        f"rollout.max_tokens={LONGEST}",
         "reward.verifiers={}",
     ]  # fmt: skip
     run_watched([sys.executable, "-m", "slurm_rl", *overrides])

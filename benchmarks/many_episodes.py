@@ -50,7 +50,7 @@ from slurm_rl.trainers.grpo.batch_queue import BatchQueue
 from slurm_rl.trainers.grpo.trainer import collect_rarely, collect_step
 from slurm_rl.workers.ray_driver import Actor, Cluster
 
-WORLD = Path(__file__).with_name("sleeping_world.py")
+ENVIRONMENT = Path(__file__).with_name("sleeping_environment.py")
 REPLY_TOKENS, PROMPT_TOKENS, GROUP_SIZE = 32, 128, 8
 MEAN_TURNS = 4
 """Mean number of turns per episode in that environment."""
@@ -142,7 +142,7 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     ]
     wait_until_ready(cluster, engines)
     world = folder / "world.py"
-    world.write_text(WORLD.read_text().replace("SPEED = 1.0", f"SPEED = {args.speed}"))
+    world.write_text(ENVIRONMENT.read_text().replace("SPEED = 1.0", f"SPEED = {args.speed}"))
     config = EnvironmentConfig(name=f"{world}:Sleeping", num_workers=args.workers, timeout_s=60.0)
     with EnvironmentPool(config) as pool:
         journal = TurnLog(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
@@ -165,7 +165,7 @@ def run_steps(
     tokens = [65] * PROMPT_TOKENS
     prompts = [EncodedPrompt(index=i, token_ids=tokens, text="A" * PROMPT_TOKENS, answer="") for i in range(count)]
     batches: list[EpisodeBatch] = []
-    seen = Seen()
+    progress = Progress()
 
     def draw(step: int, _: int) -> tuple[list[EncodedPrompt], SamplingSpec]:
         return prompts, SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
@@ -176,22 +176,22 @@ def run_steps(
 
     def finish(batch: EpisodeBatch, timer: Timer, within_s: float | None) -> list[Group]:
         groups = rollouts.finish(batch, timer, within_s)
-        seen.num_events += batch.num_events
+        progress.num_events += batch.num_events
         batches.remove(batch)
         return groups
 
     def take_all() -> None:
         for step in range(args.steps):
             if step == args.steps - in_flight:
-                seen.lag = time.time()  # no new batch is requested from here on
+                progress.lag = time.time()  # no new batch is requested from here on
             check(queue.take(step, Timer()).groups)
             time.sleep(train_s)
             journal.prune(step + 1, 0)
             collect_step()
-            seen.memory.append(resident_mb())
+            progress.memory.append(resident_mb())
 
     def count_events() -> int:
-        return seen.num_events + sum(batch.num_events for batch in list(batches))
+        return progress.num_events + sum(batch.num_events for batch in list(batches))
 
     words = [f"rollout.max_off_policy_steps={args.staleness}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0"]
     config = load_config(["+exp=demo", "algorithm.dynamic_sampling_rounds=1", *words])
@@ -200,17 +200,17 @@ def run_steps(
     queue = BatchQueue(config, RunDir(journal.folder.parent), schedule, watched)
     steps = threading.Thread(target=take_all, daemon=True)
     steps.start()
-    while not seen.memory and steps.is_alive():
+    while not progress.memory and steps.is_alive():
         time.sleep(0.01)
     begun, cpu, before = time.time(), time.process_time(), count_events()
     steps.join(args.seconds)
     elapsed, cpu = time.time() - begun, time.process_time() - cpu
-    end = seen.lag or time.time()
-    seen.memory.append(resident_mb())
+    end = progress.lag or time.time()
+    progress.memory.append(resident_mb())
     turns = (count_events() - before) / 2  # a reply and a step
     found = ray.get([engine.handle.measure.remote(begun, end) for engine in engines])
     busy, places = (sum(values) / (end - begun) / args.engines for values in zip(*found, strict=True))
-    few = [f"{seen.memory[at]:.0f}" for at in sorted({0, len(seen.memory) // 2, len(seen.memory) - 1})]
+    few = [f"{progress.memory[at]:.0f}" for at in sorted({0, len(progress.memory) // 2, len(progress.memory) - 1})]
     print("| in flight | turns | turns a second | engines busy | places | driver | a turn | memory, over the steps |")
     print("|---|---|---|---|---|---|---|---|")
     print(
@@ -221,7 +221,7 @@ def run_steps(
 
 
 @dataclass
-class Seen:
+class Progress:
     """Results of the steps."""
 
     lag: float | None = None

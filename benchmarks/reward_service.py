@@ -123,7 +123,7 @@ def measure(
     with RewardClient(settings, lambda: urls, token) as client, ThreadPoolExecutor(args.clients) as clients:
         client.score(build_items(2 * args.workers, None))  # workers import sympy at their first item
 
-        def ask(first: int) -> int:
+        def request(first: int) -> int:
             started = time.perf_counter()
             try:
                 results = client.score(items[first : first + batch])
@@ -133,7 +133,7 @@ def measure(
             return len(results)
 
         started = time.perf_counter()
-        futures = [clients.submit(ask, first) for first in range(0, len(items), batch)]
+        futures = [clients.submit(request, first) for first in range(0, len(items), batch)]
         for future in futures:
             try:
                 num_answered += future.result(max(0.0, started + args.limit_s - time.perf_counter()))

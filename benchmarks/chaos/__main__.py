@@ -17,7 +17,7 @@ from benchmarks.chaos.findings import expected_rows, render_table, strip_times
 from benchmarks.chaos.judge import Limits, find_broken, read_outcome
 from benchmarks.chaos.kinds import BY_NAME, choose_kinds
 from benchmarks.chaos.schedule import Fault, build_schedule, cut_piece
-from benchmarks.chaos.stage import ROOT, make_scene, set_clocks, start_demo, start_light, type_words
+from benchmarks.chaos.stage import ROOT, make_scene, run_cli, set_clocks, start_demo, start_light
 from benchmarks.chaos.storm import Storm
 from benchmarks.chaos.watch import Watch, append_signs
 from slurm_rl.run_dir.jsonl import read_rows
@@ -46,7 +46,7 @@ def main(words: list[str] | None = None) -> int:
         root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
         num_nodes = args.nodes + args.spares + 2
         cluster = stack.enter_context(Cluster(root, num_nodes=num_nodes, accounting=args.accounting, shared=shared))
-        broken, _ = rage(args, cluster, disk, clock, folder, faults)
+        broken, _ = run_storm(args, cluster, disk, clock, folder, faults)
     if broken:
         print(f"kept: {folder}, {root}")
     else:
@@ -66,7 +66,7 @@ def plan(args: argparse.Namespace, has: frozenset[str]) -> tuple[Fault, ...]:
     return cut_piece(faults, args.minutes * 60, *args.piece)
 
 
-def rage(
+def run_storm(
     args: argparse.Namespace,
     cluster: Cluster,
     disk: Disk | None,
@@ -91,8 +91,8 @@ def rage(
     watch.start()
     try:
         run.wait_for_events("checkpoint/saved", timeout_s=600)
-        storm.tell("begin", seed=args.seed, faults=len(faults), nodes=args.nodes, trainer=args.trainer)
-        storm.rage(faults, args.minutes * 60 / args.piece[1])
+        storm.record("begin", seed=args.seed, faults=len(faults), nodes=args.nodes, trainer=args.trainer)
+        storm.run_storm(faults, args.minutes * 60 / args.piece[1])
         (run.run_dir.path / "finish").touch()
         run.wait_for_end(timeout_s=600)
         if args.trainer == "light":
@@ -106,14 +106,14 @@ def rage(
             append_signs(args.log, watch.signs)
     print(render_table([(storm.hits, watch.signs)]))
     outcome = read_outcome(run.run_dir, watch.signs)
-    storm.tell("end", says=outcome.render(), broken=len(broken), **asdict(outcome))
+    storm.record("end", says=outcome.render(), broken=len(broken), **asdict(outcome))
     for promise in broken:
-        storm.tell("broken", promise=promise)
+        storm.record("broken", promise=promise)
     return broken, storm
 
 
 def _resume(run: LightRun) -> None:
-    type_words(run.cluster, run.run_dir.path.parent, "resume", str(run.run_dir.path))
+    run_cli(run.cluster, run.run_dir.path.parent, "resume", str(run.run_dir.path))
     run.job = LightRun.open(run.cluster, run.run_dir.path).job
 
 

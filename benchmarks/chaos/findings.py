@@ -39,10 +39,11 @@ class Hit:
     """Reason why nothing was hit; "" for a hit."""
 
 
-def find_seen(hit: Hit, signs: Iterable[Sign]) -> float | None:
+def seconds_to_notice(hit: Hit, signs: Iterable[Sign]) -> float | None:
     """Return seconds until the run noticed; None if it never did.
 
-    >>> find_seen(Hit(10.0, "rank/kill", "a2", 0.0), [Sign(9.0, "outcome", 1, {}), Sign(12.0, "node/died", 1, {})])
+    >>> signs = [Sign(9.0, "outcome", 1, {}), Sign(12.0, "node/died", 1, {})]
+    >>> seconds_to_notice(Hit(10.0, "rank/kill", "a2", 0.0), signs)
     2.0
     """
     return next(
@@ -50,7 +51,7 @@ def find_seen(hit: Hit, signs: Iterable[Sign]) -> float | None:
     )
 
 
-def find_recovered(hit: Hit, signs: Iterable[Sign], until: float = math.inf) -> float | None:
+def seconds_to_recover(hit: Hit, signs: Iterable[Sign], until: float = math.inf) -> float | None:
     """Return seconds until an attempt started after the fault saved a checkpoint; None if the attempt continued.
 
     Args:
@@ -136,7 +137,7 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
         limit = limits.get(BY_NAME[hit.kind].seen)
         if limit is None or hit.missed or (hit.victim.endswith(CONTROLLERS) and not was_training(hit, signs)):
             continue
-        seen = find_seen(hit, signs)
+        seen = seconds_to_notice(hit, signs)
         if seen is None or seen > limit:
             late.append(f"{hit.kind} of {hit.victim} must be seen within {limit:g} s; {_say(seen)}")
     return late
@@ -163,7 +164,7 @@ def _measure(hits: Sequence[Hit], signs: Sequence[Sign]) -> Iterator[tuple[str, 
     for hit, until in zip(hits, [*(later.time for later in hits[1:]), math.inf], strict=False):
         if not hit.missed:
             whose = CONTROLLERS if hit.victim.endswith(CONTROLLERS) else ""
-            yield hit.kind + whose, find_seen(hit, signs), find_recovered(hit, signs, until)
+            yield hit.kind + whose, seconds_to_notice(hit, signs), seconds_to_recover(hit, signs, until)
 
 
 def _spread(values: Sequence[float | None]) -> str:

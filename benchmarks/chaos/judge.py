@@ -27,7 +27,7 @@ class Limits:
     node_s: float
     ettr: float
 
-    def by_seen(self) -> Mapping[str, float]:
+    def by_detection(self) -> Mapping[str, float]:
         return {"process": self.process_s, "node": self.node_s}
 
 
@@ -86,7 +86,7 @@ def find_broken(
         wait_until_clean(run.cluster)
     except AssertionError as error:
         broken.append(f"nothing may be left behind; {error}")
-    return broken + find_late(hits, signs, limits.by_seen())
+    return broken + find_late(hits, signs, limits.by_detection())
 
 
 def _find_second_writer(run: RunDir, rows: Sequence[Mapping[str, Any]]) -> str:

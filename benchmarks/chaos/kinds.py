@@ -1,9 +1,9 @@
-"""Table of fault kinds; the function of the same name is in deeds.py."""
+"""Table of fault kinds; the function of the same name is in inject.py."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Seen = Literal["", "process", "node"]
+Detection = Literal["", "process", "node"]
 
 
 @dataclass(frozen=True)
@@ -11,10 +11,10 @@ class Kind:
     """A kind of fault."""
 
     name: str
-    """`target/fault`; the function is deeds.<target>_<fault>."""
+    """`target/fault`; the function is inject.<target>_<fault>."""
     lasts_s: tuple[float, float]
     """Shortest and longest duration; (0, 0) for a momentary fault."""
-    seen: Seen = ""
+    detected_by: Detection = ""
     """Guarantee for the time until it is noticed; "" if it may pass unnoticed."""
     needs: Literal["", "disk", "accounting", "demo", "its name"] = ""
     """Required feature of the storm; `its name`: only if --only names the kind."""

@@ -44,7 +44,7 @@ class LightNode:
         while True:
             try:
                 with socket.create_connection((host, int(port)), timeout=5.0) as connection:
-                    ask(connection, {"joined": self.rank, "at": self.addresses[self.rank]})
+                    request(connection, {"joined": self.rank, "at": self.addresses[self.rank]})
                     return
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -63,7 +63,7 @@ class LightNode:
                 file.flush()
 
 
-def ask(connection: socket.socket, question: dict[str, Any]) -> Any:
+def request(connection: socket.socket, question: dict[str, Any]) -> Any:
     send(connection, question)
     return receive(connection)
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from benchmarks.chaos.light_node import ask, receive, send
+from benchmarks.chaos.light_node import receive, request, send
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import BringUpError, StopRequested, TrainingError
 from slurm_rl.models.checkpoint.store import CheckpointStore
@@ -59,7 +59,7 @@ class LightTrainer:
         host, _, port = os.environ["RAY_ADDRESS"].partition(":")
         deadline = time.monotonic() + self.timeout_s
         with socket.create_connection((host, int(port)), STEP_TIMEOUT_S) as head:
-            while len(found := ask(head, {})["addresses"]) < self.num_nodes:
+            while len(found := request(head, {})["addresses"]) < self.num_nodes:
                 if stop.is_set():
                     raise StopRequested("asked to leave before all nodes had joined")
                 if time.monotonic() > deadline:

@@ -73,21 +73,23 @@ class Scene:
         for host in sorted(set(rows)):
             self.cluster.run(["scontrol", "update", f"nodename={host}", "state=resume"])
 
-    def find(self, host: str, whom: str) -> list[int]:
+    def find(self, host: str, target: str) -> list[int]:
         """Return the pids of the run's processes of this kind on `host`, oldest first."""
         found: list[int] = []
 
         def is_there() -> bool:
             with contextlib.suppress(ClusterError):  # the node is off
                 those = self.cluster.processes(host)
-                found[:] = sorted(p.pid for p in those if self.words[whom] in p.cmdline and self.run.is_ours(p.cmdline))
+                found[:] = sorted(
+                    p.pid for p in those if self.words[target] in p.cmdline and self.run.is_ours(p.cmdline)
+                )
             return bool(found)
 
         try:
-            wait_until(is_there, whom, timeout_s=_FIND_S, every_s=0.2)
+            wait_until(is_there, target, timeout_s=_FIND_S, every_s=0.2)
         except TimeoutError:
-            raise Missed(f"no {whom} on {host}") from None
-        self.note(f"{whom} on {host}")
+            raise Missed(f"no {target} on {host}") from None
+        self.note(f"{target} on {host}")
         return found
 
     def signal(self, host: str, pids: Sequence[int], number: int) -> None:

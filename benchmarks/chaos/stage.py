@@ -45,11 +45,11 @@ def start_light(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[
 def start_demo(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[str]) -> LightRun:
     """Submit a run of the demo, as a user does."""
     name = [f"cluster.num_nodes={num_nodes}", f"run_dir={folder / 'run'}"]
-    type_words(cluster, folder, "+exp=demo", "+cluster=slurm_cpu", *name, *ENDLESS, *words)
+    run_cli(cluster, folder, "+exp=demo", "+cluster=slurm_cpu", *name, *ENDLESS, *words)
     return ChaosRun.open(cluster, folder / "run")
 
 
-def type_words(cluster: Cluster, folder: Path, *words: str) -> str:
+def run_cli(cluster: Cluster, folder: Path, *words: str) -> str:
     """Run a CLI command; return its output."""
     argv = [sys.executable, "-m", "slurm_rl", *words]
     env = {**cluster.env, "PYTHONPATH": os.environ["PYTHONPATH"]}
@@ -71,4 +71,4 @@ def make_scene(cluster: Cluster, run: LightRun, disk: Disk | None, clock: Path, 
     return Scene(cluster, run, disk, clock, WORDS[trainer] | _EVERYWHERE)
 
 
-__all__ = ["ChaosRun", "make_scene", "set_clocks", "slurm_environment", "start_demo", "start_light", "type_words"]
+__all__ = ["ChaosRun", "make_scene", "run_cli", "set_clocks", "slurm_environment", "start_demo", "start_light"]

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos import deeds
+from benchmarks.chaos import inject
 from benchmarks.chaos.findings import Hit
 from benchmarks.chaos.scene import Missed, Scene
 from benchmarks.chaos.schedule import Fault
@@ -52,29 +52,29 @@ class Storm:
                 if fault.waits:
                     self._wait_for_progress()
                 self.scene.serve()
-                self._let_fall(fault, pool)
+                self._inject(fault, pool)
             self._wait(start + until_s)
         for undone in self._undone:
             undone.result()
 
-    def _let_fall(self, fault: Fault, pool: ThreadPoolExecutor) -> None:
+    def _inject(self, fault: Fault, pool: ThreadPoolExecutor) -> None:
         undo, missed = None, ""
         self.scene.note("")
         try:
-            undo = deeds.do(self.scene, fault)
+            undo = inject.do(self.scene, fault)
         except Missed as why:
             missed = str(why)
         self.hits.append(Hit(self.scene.moment, fault.kind, self.scene.victim, fault.lasts_s, missed))
         fields = {"kind": fault.kind, "victim": self.scene.victim, "lasts_s": fault.lasts_s, "missed": missed}
         fields |= {"moment": round(self.scene.moment, 2)}
-        self.tell("fault", **{key: value for key, value in fields.items() if value})
+        self.record("fault", **{key: value for key, value in fields.items() if value})
         if undo is not None:
             self._undone.append(pool.submit(self._undo_later, fault, undo))
 
-    def _undo_later(self, fault: Fault, undo: deeds.Undo) -> None:
+    def _undo_later(self, fault: Fault, undo: inject.Undo) -> None:
         time.sleep(fault.lasts_s)
         undo()
-        self.tell("undone", kind=fault.kind)
+        self.record("undone", kind=fault.kind)
 
     def _wait(self, until: float) -> None:
         while (left := until - time.monotonic()) > 0:
@@ -88,7 +88,7 @@ class Storm:
             if time.monotonic() > deadline:
                 last = self.hits[-1].kind if self.hits else "its start"
                 self.broken.append(f"the run must go on by itself; nothing was saved for {BACK_S:g} s after {last}")
-                self.tell("broken", promise=self.broken[-1])
+                self.record("broken", promise=self.broken[-1])
                 return
             time.sleep(0.2)
 
@@ -104,16 +104,16 @@ class Storm:
         # A start that Slurm ends during a requeue records a cancel, which the next start revokes.
         if self.resumes >= _MAX_RESUMES or not end.is_file() or self.scene.is_queued() or not end.is_file():
             return
-        said: dict[str, Any] = read_json(end)
-        if self.may_finish and said["state"] == "finished":
+        end_record: dict[str, Any] = read_json(end)
+        if self.may_finish and end_record["state"] == "finished":
             raise RunOverError
-        self.broken.append(f"the run must go on by itself; it ended {said['state']}: {said['cause']}")
-        self.tell("broken", promise=self.broken[-1])
+        self.broken.append(f"the run must go on by itself; it ended {end_record['state']}: {end_record['cause']}")
+        self.record("broken", promise=self.broken[-1])
         self.resumes += 1
         self.resume()
         wait_until(lambda: not end.is_file(), "the resumed run to begin", timeout_s=BACK_S)
 
-    def tell(self, what: str, **fields: Any) -> None:
+    def record(self, what: str, **fields: Any) -> None:
         row = {"time": round(time.time(), 2), "what": what, **fields}
         print(f"{time.strftime('%H:%M:%S')} {what} {' '.join(f'{k}={v}' for k, v in fields.items())}", flush=True)
         if self.log is not None:

@@ -45,7 +45,7 @@ class Watch(threading.Thread):
         self._num_events, self._size, self._told, self._is_over = 0, -1, set[str](), threading.Event()
 
     def run(self) -> None:
-        threading.Thread(target=self._ask_slurm, name="ask", daemon=True).start()
+        threading.Thread(target=self._poll_slurm, name="ask", daemon=True).start()
         while not self._is_over.wait(_LOOK_S):
             self.look()
 
@@ -53,7 +53,7 @@ class Watch(threading.Thread):
         self._is_over.set()
         self.join()
 
-    def _ask_slurm(self) -> None:
+    def _poll_slurm(self) -> None:
         down = set[str]()
         while not self._is_over.wait(_ASK_S):
             now = set(self.find_down())

@@ -19,8 +19,8 @@ class Stones(vf.MultiTurnEnv):
         state["left"], state["won"], state["moves"] = state["info"]["stones"], 0.0, 0
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
-        said = str(messages[-1].content).strip()
-        taken = int(said) if said in ("1", "2", "3") else 0
+        move = str(messages[-1].content).strip()
+        taken = int(move) if move in ("1", "2", "3") else 0
         state["left"] -= taken
         if not taken or state["left"] < 0:
             return self.end(state, "no such move")

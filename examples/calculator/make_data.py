@@ -26,11 +26,11 @@ Path("data").mkdir(exist_ok=True)
 calls = []
 for a, b in (draw() for _ in range(NUM_CALLS)):
     # As the chat template of exp/calculator_tiny.yaml writes them.
-    asked, called = f"add;{a}+{b}=", f"[add(a={a},b={b})]"
+    prompt, call = f"add;{a}+{b}=", f"[add(a={a},b={b})]"
     calls += [
-        {"prompt": asked, "answer": called},
-        {"prompt": f"{asked}{called}<eos>{a + b}=", "answer": str(a + b)},
-        {"prompt": asked, "answer": "?"},
+        {"prompt": prompt, "answer": call},
+        {"prompt": f"{prompt}{call}<eos>{a + b}=", "answer": str(a + b)},
+        {"prompt": prompt, "answer": "?"},
     ]
 write("calls", calls)
 sums = list(dict.fromkeys(draw() for _ in range(NUM_SUMS)))

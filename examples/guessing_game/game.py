@@ -13,8 +13,8 @@ class Guess(Environment):
 
     def step(self, reply: Reply) -> Step:
         self.turn += 1
-        said = reply.text.strip()
-        guess = int(said) if said in set("12345678") else None
+        text = reply.text.strip()
+        guess = int(text) if text in set("12345678") else None
         found, over = guess == self.secret, self.turn == TURNS
         if found or over:
             return Step(reward=float(found), done=True, scores={"turns_needed": self.turn} if found else {})

@@ -27,8 +27,8 @@ lines = []
 for index in range(64):
     shown = chance.sample(sorted(pictures), [1, 2, 1, 0][index % 4])
     numbers = [pictures[path] for path in shown] or [chance.randint(1, 2), chance.randint(1, 2)]
-    asked = "How many squares?" if shown else "How much is {} + {}?".format(*numbers)
-    content = [*({"type": "image", "image": path} for path in shown), {"type": "text", "text": asked}]
+    question = "How many squares?" if shown else "How much is {} + {}?".format(*numbers)
+    content = [*({"type": "image", "image": path} for path in shown), {"type": "text", "text": question}]
     prompt = [SYSTEM, {"role": "user", "content": content}]
     lines.append(json.dumps({"prompt": prompt, "answer": f"$\\boxed{{{sum(numbers)}}}$"}) + "\n")
 (folder / "train.jsonl").write_text("".join(lines))

@@ -19,8 +19,8 @@ def add(place: int) -> dict[str, str]:
 
 def guess(place: int) -> dict[str, str]:
     # Earlier turns, as the chat template of calls_tiny.yaml writes them.
-    said = "".join(f"{rng.randint(1, 8)}<eos>{rng.choice('<>')}" for _ in range(place % 4))
-    return {"prompt": f"{rng.randint(0, 999):03d}?{said}", "answer": str(rng.randint(1, 8))}
+    history = "".join(f"{rng.randint(1, 8)}<eos>{rng.choice('<>')}" for _ in range(place % 4))
+    return {"prompt": f"{rng.randint(0, 999):03d}?{history}", "answer": str(rng.randint(1, 8))}
 
 
 rows = [json.loads(line) for line in Path("data/calls.jsonl").read_text().splitlines()]

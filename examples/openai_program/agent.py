@@ -10,15 +10,15 @@ from openai import OpenAI
 client = OpenAI()
 
 
-def play(row: dict, ask: OpenAI) -> float:
+def play(row: dict, client: OpenAI) -> float:
     secret, messages = int(row["answer"]), [{"role": "user", "content": row["prompt"]}]
     for _ in range(4):
-        answer = ask.chat.completions.create(model="policy", messages=messages).choices[0].message.content.strip()
+        answer = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content.strip()
         guess = int(answer) if answer in set("12345678") else None
         if guess == secret:
             return 1.0
-        said = "!" if guess is None else "<" if secret < guess else ">"
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+        hint = "!" if guess is None else "<" if secret < guess else ">"
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": hint}]
     return 0.0
 
 

@@ -12,6 +12,6 @@ def score(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str
     Returns:
         `rewards` is the training reward, `scores` is counted as accuracy; any other number is logged under its name.
     """
-    said, wanted = queries[0].removeprefix(prompts[0]), labels[0]
-    right = sum(one == other for one, other in zip(said, wanted, strict=False))
-    return {"rewards": right / max(len(said), len(wanted)), "scores": float(said == wanted)}
+    completion, answer = queries[0].removeprefix(prompts[0]), labels[0]
+    right = sum(one == other for one, other in zip(completion, answer, strict=False))
+    return {"rewards": right / max(len(completion), len(answer)), "scores": float(completion == answer)}

@@ -14,7 +14,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign 
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedName:
     """Definition of a name and the module that contains it."""
 
     package: Package
@@ -26,7 +26,7 @@ class Found:
         return f"{self.module}:{getattr(self.node, 'name', '')}"
 
     @cached_property
-    def lineage(self) -> list[Found]:
+    def lineage(self) -> list[ResolvedName]:
         """Return the class and its bases in this package, nearest first."""
         if not isinstance(self.node, ast.ClassDef):
             return []
@@ -35,15 +35,15 @@ class Found:
         return [self, *dict.fromkeys(own)]
 
     @cached_property
-    def members(self) -> dict[str, Found]:
+    def members(self) -> dict[str, ResolvedName]:
         """Return the members of instances: methods, fields, and attributes assigned to self."""
-        found: dict[str, Found] = {}
+        found: dict[str, ResolvedName] = {}
         for one in reversed(self.lineage):
             assert isinstance(one.node, ast.ClassDef)
             for name, node in _assigned_to_self(one.node):
-                found[name] = Found(self.package, one.module, node)
+                found[name] = ResolvedName(self.package, one.module, node)
             for name, node in _defined(one.node.body):
-                found[name] = Found(self.package, one.module, node, is_method=True)
+                found[name] = ResolvedName(self.package, one.module, node, is_method=True)
         return found
 
     @cached_property
@@ -111,7 +111,7 @@ class Package:
     def is_package(self, module: str) -> bool:
         return (self.root / "/".join(module.split(".")) / "__init__.py").is_file()
 
-    def find(self, module: str, name: str) -> Found | None:
+    def find(self, module: str, name: str) -> ResolvedName | None:
         """Find the definition of `name` in `module`, following imports."""
         tree = self.tree(module)
         if tree is None:
@@ -127,7 +127,7 @@ class Package:
                 return self.find(module, f"{ast.unparse(value.func)}.{rest}")
             if isinstance(node, ast.AnnAssign) and rest:
                 return self.find(module, f"{ast.unparse(node.annotation)}.{rest}")
-            found = Found(self, module, node)
+            found = ResolvedName(self, module, node)
             return found.members.get(rest) if rest else found
         for node in _statements(tree.body):
             for alias in node.names if isinstance(node, ast.ImportFrom) else []:
@@ -135,7 +135,7 @@ class Package:
                     return self.find(self._absolute(module, node), f"{alias.name}.{rest}".rstrip("."))
         return self.find(f"{module}.{head}", rest) if rest else None
 
-    def get(self, name: str) -> Found:
+    def get(self, name: str) -> ResolvedName:
         """Find `module:name`; fail if it does not exist."""
         module, _, attribute = name.partition(":")
         found = self.find(module, attribute)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.contracts.source import Package
-from tests.contracts.uses import Use, check_call, imports, missing_imports, ours, sources, uses_of, wrong_uses
+from tests.contracts.uses import Use, check_call, find_uses, imports, missing_imports, our_package, sources, wrong_uses
 
 _FILE = "models/deepspeed.py"
 _LIBRARY = [
@@ -14,7 +14,7 @@ _LIBRARY = [
     for path in sources()
     for prefix in ("", "zero.")
     for name in ("self._deepspeed", "deepspeed")
-    for use in (uses_of(path, f"{name}.{prefix}".rstrip(".")) if path.startswith("models/") else [])
+    for use in (find_uses(path, f"{name}.{prefix}".rstrip(".")) if path.startswith("models/") else [])
     if use.call is not None
 ]
 
@@ -37,7 +37,7 @@ def test_initialize_and_zero_init_exist() -> None:
 
 
 def test_partitioned_parameters_have_expected_attributes(installed: Package) -> None:
-    asked = {
+    read_names = {
         word
         for path, tree in sources().items()
         for node in ast.walk(tree)
@@ -46,12 +46,12 @@ def test_partitioned_parameters_have_expected_attributes(installed: Package) -> 
         if isinstance(word, str) and re.fullmatch(r"ds_[a-z]+", word)
     }
     text = ast.unparse(installed.tree("deepspeed.runtime.zero.partition_parameters") or ast.Pass())
-    assert asked and [name for name in sorted(asked) if f"param.{name} = " not in text] == []
+    assert read_names and [name for name in sorted(read_names) if f"param.{name} = " not in text] == []
 
 
 def test_engine_has_expected_attributes(installed: Package) -> None:
     engine = installed.get("deepspeed.runtime.engine:DeepSpeedEngine")
-    uses = list(uses_of(_FILE, "self.engine"))
+    uses = list(find_uses(_FILE, "self.engine"))
     assert {use.name for use in uses} >= {"backward", "step", "get_global_grad_norm"}
     # torch.nn.Module would register this attribute as a submodule.
     assert "self.__dict__['module'] = model" in ast.unparse(engine.node)
@@ -65,7 +65,7 @@ def test_config_keys_are_read(installed: Package) -> None:
     """DeepSpeed ignores unknown keys, except in zero_optimization."""
     keys = {
         key.value
-        for node in ast.walk(ours().get("slurm_rl.models.deepspeed:_build_config").node)
+        for node in ast.walk(our_package().get("slurm_rl.models.deepspeed:_build_config").node)
         for key in (node.keys if isinstance(node, ast.Dict) else [getattr(node, "slice", None)])
         if isinstance(key, ast.Constant)
     } - {"optimizer", "all"}

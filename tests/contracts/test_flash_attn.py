@@ -43,11 +43,11 @@ def test_transformers_calls_match_signatures(flash_attn: Package, installed: Pac
 
 def test_packed_row_arguments_match_transformers(installed: Package) -> None:
     """Unknown names would be dropped silently: packed sequences would attend to each other."""
-    told = {
+    passed = {
         node.value
         for node in ast.walk(sources()["models/forward.py"])
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value.startswith(("cu_seq_lens_", "max_length_"))
     }
-    assert told == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-    assert told <= set(installed.get(f"{_CALLER}:_flash_attention_forward").signature.parameters)
+    assert passed == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert passed <= set(installed.get(f"{_CALLER}:_flash_attention_forward").signature.parameters)

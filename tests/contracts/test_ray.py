@@ -78,10 +78,10 @@ def test_visibility_masks_match_ours(installed: Package) -> None:
     for kind, name in theirs.items():
         node = installed.get(name).node
         assert isinstance(node, ast.Assign) and ast.literal_eval(node.value) == MASK_VARIABLES[kind]  # type: ignore[index]
-    told = ast.unparse(
+    condition = ast.unparse(
         installed.get(f"{places}.amd_gpu:AMDGPUAcceleratorManager.get_visible_accelerator_ids_env_var").node
     )
-    assert "'ROCR_VISIBLE_DEVICES' in os.environ" in told, "visibility.py says why ROCR is not left alone"
+    assert "'ROCR_VISIBLE_DEVICES' in os.environ" in condition, "visibility.py says why ROCR is not left alone"
 
 
 def test_actor_without_gpus_keeps_its_mask(installed: Package) -> None:

@@ -9,19 +9,19 @@ from slurm_rl.config.engine_args import OURS
 from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.rollout.vllm.engine import describe_load
 from tests.contracts.environment import names_that_we_set
-from tests.contracts.source import Found, Package
+from tests.contracts.source import Package, ResolvedName
 from tests.contracts.uses import (
     Use,
     calls_by_name,
     check_call,
     classes_over,
+    find_uses,
     imported_uses,
     imports,
     missing_imports,
     our_class,
-    ours,
-    takes,
-    uses_of,
+    our_package,
+    unaccepted_names,
     wrong_uses,
 )
 
@@ -45,7 +45,7 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 EXTENSION = "slurm_rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
 
 
-def wrong_in(found: Found, use: Use) -> str | None:
+def find_mismatch(found: ResolvedName, use: Use) -> str | None:
     """Return the part of the use that the member does not accept; None if it accepts all."""
     name, _, _ = use.name.partition(".")
     if name not in found.members:
@@ -60,7 +60,7 @@ def wrong_in(found: Found, use: Use) -> str | None:
     return None
 
 
-def own_names(cls: Found) -> set[str]:
+def assigned_names(cls: ResolvedName) -> set[str]:
     """Return the methods and assigned attributes of our class; bare annotations belong to the class it is
     mixed with.
     """
@@ -78,10 +78,10 @@ def test_imported_calls_match_signatures(vllm: Package) -> None:
 @pytest.mark.parametrize(("path", "expression", "name"), OBJECTS, ids=lambda value: str(value).rpartition("/")[2])
 def test_objects_have_expected_attributes(vllm: Package, path: str, expression: str, name: str) -> None:
     # `self` is both, so exclude the members of our class.
-    own = own_names(our_class(path, expression.partition("/")[0])) if expression.endswith("/self") else set()
-    uses = [use for use in uses_of(path, expression) if use.name not in own]
+    own = assigned_names(our_class(path, expression.partition("/")[0])) if expression.endswith("/self") else set()
+    uses = [use for use in find_uses(path, expression) if use.name not in own]
     assert uses, f"slurm_rl/{path} has no {expression} any more: change the row"
-    assert [wrong for use in uses if (wrong := wrong_in(vllm.get(name), use))] == []
+    assert [wrong for use in uses if (wrong := find_mismatch(vllm.get(name), use))] == []
 
 
 def test_subclasses_match_signatures(vllm: Package) -> None:
@@ -96,18 +96,18 @@ def test_subclasses_match_signatures(vllm: Package) -> None:
         for here, there in ((own[method].signature, base[method].signature) for method in sorted(same)):
             if list(here.parameters) != list(there.parameters):
                 wrong.append(f"slurm_rl/{path}: {cls} has a method of {here}, {name} one of {there}")
-        uses = uses_of(path, f"{cls}/self")
+        uses = find_uses(path, f"{cls}/self")
         wrong += [f"{use.place}: neither {cls} nor {name} has {use.name}" for use in uses if use.name not in own | base]
     assert wrong == []
 
 
 def test_workers_have_methods_called_by_name(vllm: Package) -> None:
-    members = vllm.get(WORKER).members | ours().get(EXTENSION).members
+    members = vllm.get(WORKER).members | our_package().get(EXTENSION).members
     calls = list(calls_by_name("rollout/vllm/", {"collective_rpc", "_call"}))
     assert {name for _, name, _, _ in calls} >= {"update_weights", "watch_transfer", "transfer_checksum"}
     for place, name, keys, count in calls:
         assert name in members, f"{place}: neither vLLM's worker nor our extension has {name}"
-        assert takes(members[name], keys, method=True) == set(), f"{place}: {name}{members[name].bound}"
+        assert unaccepted_names(members[name], keys, method=True) == set(), f"{place}: {name}{members[name].bound}"
         members[name].bound.bind_partial(*[None] * count)
     for model in (ModelConfig(path="/m"), ModelConfig(path="/m", lora=LoraConfig(target_modules=("q_proj",)))):
         name, *arguments = describe_load("/m", model)
@@ -116,15 +116,15 @@ def test_workers_have_methods_called_by_name(vllm: Package) -> None:
 
 def test_worker_extension_has_no_name_collision(vllm: Package) -> None:
     """vLLM refuses to start otherwise (init_worker in vllm/v1/worker/worker_base.py)."""
-    worker, extension = vllm.get(WORKER), ours().get(EXTENSION)
-    own = own_names(extension)
+    worker, extension = vllm.get(WORKER), our_package().get(EXTENSION)
+    own = assigned_names(extension)
     assert own and not own & set(worker.members)
     declared = set(extension.members) - own
     assert declared <= set(worker.members), "what the extension says that the worker has, it must have"
 
 
 def test_transfer_client_fits_vllm_senders(vllm: Package) -> None:
-    client = ours().get("slurm_rl.rollout.vllm.transfer:EngineClient")
+    client = our_package().get("slurm_rl.rollout.vllm.transfer:EngineClient")
     for name, member in vllm.get("vllm.distributed.weight_transfer.base:VLLMWeightSyncClient").members.items():
         assert list(client.members[name].signature.parameters) == list(member.signature.parameters), name
 
@@ -148,9 +148,12 @@ def test_engine_arguments_are_fields(vllm: Package) -> None:
 
 
 def test_sampling_fields_exist(vllm: Package) -> None:
-    spec = set(ours().get("slurm_rl.data.groups:SamplingSpec").signature.parameters) - {"num_completions", "batch"}
+    spec = set(our_package().get("slurm_rl.data.groups:SamplingSpec").signature.parameters) - {
+        "num_completions",
+        "batch",
+    }
     assert "temperature" in spec
-    assert takes(vllm.get("vllm:SamplingParams"), spec | {"n", "seed"}) == set()
+    assert unaccepted_names(vllm.get("vllm:SamplingParams"), spec | {"n", "seed"}) == set()
 
 
 def test_set_variables_are_vllm_variables(vllm: Package) -> None:

@@ -8,80 +8,80 @@ import ast
 import pytest
 
 from tests.contracts.source import Package
-from tests.contracts.uses import ours
+from tests.contracts.uses import our_package
 
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
 _TRANSFER = "vllm.distributed.weight_transfer"
 
-SENTENCES = [
+QUOTES = [
     # (module, quoted code, dependent code of ours)
     (
         "vllm.config:VllmConfig.use_v2_model_runner",
         "unsupported = self._get_v2_model_runner_unsupported_features()",
-        "with Triton every model runs in Model Runner V2; the CPU build has none, so tests here run V1",
+        "with Triton every model uses Model Runner V2; the CPU build has no Triton, so tests here run V1",
     ),
     (
         "vllm.v1.worker.gpu.sample.states:SamplingStates.add_request",
         "seed = sampling_params.seed; self.seeds_set[req_idx] = seed is not None; "
         "if seed is None: seed = np.random.randint(_NP_INT64_MIN, _NP_INT64_MAX); self.seeds.np[req_idx] = seed",
-        "a request without a seed draws it from numpy, alike in each engine: engine.py gives every prompt its own",
+        "without a seed, numpy draws the same one in each engine: engine.py seeds every prompt",
     ),
     (
         "vllm.v1.engine.parallel_sampling:ParentRequest._get_child_sampling_params",
         "child_sampling_params.seed = seed + index",
-        "completion i has the prompt's seed + i: the seeds of two prompts are further apart",
+        "completion i gets the prompt's seed + i: seeds of prompts must differ by more",
     ),
     (
         f"{_SAMPLER}.sample",
         "self.sampling_states.any_explicit_seed(idx_mapping_np)",
-        "a sampler that knows no seeds (FlashInfer's) is left out where a request has one",
+        "samplers without seeds (FlashInfer's) are skipped if a request has one",
     ),
     (
         f"{_SAMPLER}.__call__",
         "if self.logprobs_mode in PROCESSED_LOGPROBS_MODES: logits = processed_logits",
-        "logprobs are those after temperature, top_k and top_p, as the policy computes them",
+        "logprobs are computed after temperature, top_k and top_p, as in the policy",
     ),
     (
         "vllm.sampling_params:_MAX_TEMP",
         "0.01",
-        "lower temperatures, sampled with this, are refused: config/rules/sampling.py",
+        "vLLM raises lower temperatures to this: config/rules/sampling.py refuses them",
     ),
     ("vllm.config.model:PROCESSED_LOGPROBS_MODES", "'processed_logprobs'", "logprobs_mode in engine.py"),
     (
         "vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.add_request",
         "sampling_params.prompt_logprobs is not None",
-        "prompt_logprobs=0 gives the probe the logprob of each of its tokens",
+        "prompt_logprobs=0 returns the logprob of each token of the probe",
     ),
     (
         "vllm.model_executor.layers.logits_processor:LogitsProcessor._apply_head",
         "torch.mm(flat, lm_head.weight.t(), out_dtype=self.head_dtype)",
-        "hf_overrides head_dtype=float32 makes float32 logits of a bfloat16 model on GPUs, too",
+        "hf_overrides head_dtype=float32 gives float32 logits of a bfloat16 model on GPUs too",
     ),
     (
         f"{_WORKER}.reload_weights",
         "with set_current_vllm_config(self.vllm_config): self.model_runner.reload_weights(*args, **kwargs)",
-        "worker_extension.py calls the worker's: kernels of some models ask for the config",
+        "worker_extension.py calls the worker's method: kernels of some models need the config",
     ),
     (
         "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
         "self.reset_lora_state(); self.reset_encoder_cache()",
-        "Model Runner V2 reloads too, and forgets what it made of images with older weights",
+        "Model Runner V2 reloads too, and drops image features of older weights",
     ),
     (
         f"{_WORKER}.sleep",
         "if level == 2: model = self.model_runner.model",
-        "level 2 keeps the buffers, which no weights bring back",
+        "level 2 keeps the buffers, which a weight load does not restore",
     ),
     (
         f"{_WORKER}.sleep",
         "assert freed_bytes >= 0",
-        "nothing else may take of the GPU while an engine falls asleep: trainer.py waits for it before it learns",
+        "no other process may allocate GPU memory during sleep(): trainer.py waits for it before training",
     ),
     (
         f"{_WORKER}.wake_up",
         "wake_weights = tags is None or 'weights' in tags",
-        "buffers are there again when weights are loaded",
+        "buffers are restored before weights are loaded",
     ),
     (
         "vllm.device_allocator.sleep_mode_backend:CuMemBackend.suspend",
@@ -91,42 +91,42 @@ SENTENCES = [
     (
         "vllm.device_allocator:DEFERRABLE_TAGS",
         "('weights', 'kv_cache')",
-        "what is neither (workspaces, CUDA graphs) comes back with whichever is woken first",
+        "other memory (workspaces, CUDA graphs) returns with the first tag that is woken",
     ),
     (
         "vllm.v1.engine.core:EngineCore.wake_up",
         "if fully_awake: self.resume_scheduler()",
-        "after both are awake it samples again, without a third call",
+        "sampling resumes after both tags are awake, without a third call",
     ),
     (
         "vllm.v1.executor.abstract:Executor.sleep",
         "if 'weights' in self.sleeping_tags:",
-        "an engine whose weights alone were woken can be put to sleep again",
+        "an engine with only its weights awake can sleep again",
     ),
     (
         "vllm.utils.mem_utils:memory_profiling",
         "result.total_consumed = result.before_create.free_memory - result.after_profile.free_memory",
-        "what others take of the GPU meanwhile counts as the engine's: run_grpo.py starts a colocated engine alone",
+        "allocations of other processes count as the engine's: run_grpo.py starts a colocated engine first",
     ),
     (
         f"{_WORKER}.determine_available_memory",
         "assert init_free_memory >= free_gpu_memory",
-        "and what others give back ends it",
+        "memory freed by other processes makes the start fail",
     ),
     (
         "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
         "self._preempt_request(request, timestamp, drop_stale_output=True)",
-        "on GPUs a step is in flight while weights change: its tokens are dropped, so that a token's version is true",
+        "on GPUs a step is in flight while weights change: its tokens are dropped, so token versions are right",
     ),
     (
         "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
         "scheduler_config.async_scheduling = False",
-        "the CPU build has no step in flight: continuous.py is tested without",
+        "the CPU build has no step in flight, so continuous.py is tested without one",
     ),
     (
         f"{_TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine.trainer_init",
         "rank_offset=1",
-        "transfer.py gives each engine its own offset in what the sender says",
+        "transfer.py replaces the sender's rank offset for each engine",
     ),
     (
         f"{_TRANSFER}.nccl_common:worker_init_process_group",
@@ -136,7 +136,7 @@ SENTENCES = [
     (
         f"{_TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine._checked_iter",
         "tuple(tensor.shape) != expected.shape",
-        "shapes that the source tells are tuples, and types those of the tensors",
+        "the source's shapes are tuples, and its dtypes those of the tensors",
     ),
     (
         f"{_TRANSFER}.packed_tensor:packed_ipc_producer",
@@ -146,37 +146,37 @@ SENTENCES = [
     (
         f"{_TRANSFER}.nccl_engine:NCCLWeightTransferEngine.receive_weights",
         "post_unpack_func=self.model.load_weights",
-        "what arrives goes through the model's load_weights, where worker_extension.py computes its checksum",
+        "received tensors pass through the model's load_weights, where worker_extension.py adds the checksum",
     ),
     (
         f"{_TRANSFER}.ipc_engine:IPCWeightTransferEngine.receive_weights",
         "self.model.load_weights(weights)",
-        "by ipc, too",
+        "the same for ipc",
     ),
     (
         f"{_TRANSFER}.base:WeightTransferEngine.update_weights",
         "self.receive_weights(typed_update_info) torch.accelerator.synchronize()",
-        "a checksum that was computed on several streams is there when it is asked for",
+        "checksums computed on several streams are complete when read",
     ),
     (
         f"{_TRANSFER}.packed_tensor:packed_nccl_broadcast_producer",
         "streams = _get_streams(",
-        "tensors are packed on streams of its own: the policy waits for its kernels first",
+        "tensors are packed on separate streams: the policy synchronizes its kernels first",
     ),
     (
         "vllm.platforms.cuda:NvmlCudaPlatform.device_control_id_to_physical_device_id",
         "handle = pynvml.nvmlDeviceGetHandleByUUID(device_id)",
-        "an actor's mask may name NVIDIA's GPUs by whole UUIDs",
+        "an actor's mask may contain full UUIDs of NVIDIA GPUs",
     ),
     (
         "vllm.platforms.interface:Platform.device_control_id_to_physical_device_id",
         "return int(device_id)",
-        "and AMD's by their places alone: visibility.py makes these of UUIDs",
+        "but only indices of AMD GPUs: visibility.py converts UUIDs",
     ),
     (
         "vllm.platforms.rocm:_sync_hip_cuda_env_vars",
         "if hip_val != cuda_val: raise ValueError(",
-        "on AMD an actor's mask is HIP's alone",
+        "on AMD only HIP's variable may hold an actor's mask",
     ),
 ]
 
@@ -186,7 +186,7 @@ def plain(text: str) -> str:
     return " ".join(text.replace("; ", " ").split())
 
 
-@pytest.mark.parametrize(("name", "sentence", "rests"), SENTENCES, ids=[row[0].rpartition(":")[2] for row in SENTENCES])
+@pytest.mark.parametrize(("name", "sentence", "rests"), QUOTES, ids=[row[0].rpartition(":")[2] for row in QUOTES])
 def test_source_contains_expected_code(vllm: Package, name: str, sentence: str, rests: str) -> None:
     text = plain(ast.unparse(vllm.get(name).node))
     assert plain(sentence) in text, f"{name} no longer says `{sentence}`. On it rests: {rests}. It says: {text[:3000]}"
@@ -199,9 +199,9 @@ def test_packing_streams_do_not_wait_for_policy_stream(vllm: Package) -> None:
 
 def test_sleep_tags_match_wake_tags(vllm: Package) -> None:
     tags = vllm.get("vllm.v1.executor.abstract:SLEEP_TAGS").node
-    here = ours().get("slurm_rl.rollout.vllm.engine:SLEEP_TAGS").node
-    assert isinstance(tags, ast.Assign) and isinstance(tags.value, ast.Call) and isinstance(here, ast.Assign)
-    assert set(ast.literal_eval(tags.value.args[0])) == ast.literal_eval(here.value)
+    our_tags = our_package().get("slurm_rl.rollout.vllm.engine:SLEEP_TAGS").node
+    assert isinstance(tags, ast.Assign) and isinstance(tags.value, ast.Call) and isinstance(our_tags, ast.Assign)
+    assert set(ast.literal_eval(tags.value.args[0])) == ast.literal_eval(our_tags.value)
 
 
 def test_requested_features_work_in_model_runner_v2(vllm: Package) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from inspect import Parameter
 from pathlib import Path
 
-from tests.contracts.source import Found, Package
+from tests.contracts.source import Package, ResolvedName
 from tests.layers import PACKAGE
 
 
@@ -65,7 +65,9 @@ def wrong_uses(package: str, source: Package) -> list[str]:
         if not found:
             wrong.append(f"{use.place}: {module} has no {use.name}")
         elif (
-            use.call is not None and isinstance(found, Found) and not isinstance(found.node, ast.Assign | ast.AnnAssign)
+            use.call is not None
+            and isinstance(found, ResolvedName)
+            and not isinstance(found.node, ast.Assign | ast.AnnAssign)
         ):
             try:
                 check_call(found, use.call, method=found.is_method)
@@ -74,7 +76,7 @@ def wrong_uses(package: str, source: Package) -> list[str]:
     return wrong
 
 
-def uses_of(path: str, receiver: str) -> Iterator[Use]:
+def find_uses(path: str, receiver: str) -> Iterator[Use]:
     """Yield attributes of the expression `receiver` in our file: `step` of `self._engine.step()`.
 
     `scope/expression` searches only one class or function.
@@ -113,12 +115,12 @@ def calls_by_name(folder: str, functions: set[str]) -> Iterator[tuple[str, str, 
                 yield f"slurm_rl/{path}:{node.lineno}", str(node.args[0].value), keys, count
 
 
-def our_class(path: str, name: str) -> Found:
+def our_class(path: str, name: str) -> ResolvedName:
     """Return the class with this name in our file, at any depth."""
-    return Found(ours(), ".".join(Path("slurm_rl", path).with_suffix("").parts), _find_scope(path, name))
+    return ResolvedName(our_package(), ".".join(Path("slurm_rl", path).with_suffix("").parts), _find_scope(path, name))
 
 
-def check_call(found: Found, call: ast.Call, *, method: bool = False) -> None:
+def check_call(found: ResolvedName, call: ast.Call, *, method: bool = False) -> None:
     """Raise TypeError if the call does not fit the signature.
 
     Arguments passed by * or ** are unknown; then only the others are compared.
@@ -130,7 +132,7 @@ def check_call(found: Found, call: ast.Call, *, method: bool = False) -> None:
     (signature.bind_partial if stars else signature.bind)(*plain, **named)
 
 
-def takes(found: Found, names: set[str], *, method: bool = False) -> set[str]:
+def unaccepted_names(found: ResolvedName, names: set[str], *, method: bool = False) -> set[str]:
     """Return the names that the function does not accept as arguments."""
     parameters = (found.bound if method else found.signature).parameters
     if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):
@@ -139,7 +141,7 @@ def takes(found: Found, names: set[str], *, method: bool = False) -> set[str]:
 
 
 @cache
-def ours() -> Package:
+def our_package() -> Package:
     return Package(Path(PACKAGE).parent)
 
 

@@ -95,7 +95,7 @@ def read_tables(page: Path) -> list[list[str]]:
     return found
 
 
-def words_in_code(cell: str) -> list[str]:
+def code_spans(cell: str) -> list[str]:
     """Return the texts between backticks."""
     return re.findall(r"`([^`]+)`", cell)
 

@@ -14,7 +14,7 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.parser import load_verbs, parse
-from tests.docs.markdown import OF_COMMANDS, Block, pages, read_blocks, read_prose, words_in_code
+from tests.docs.markdown import OF_COMMANDS, Block, code_spans, pages, read_blocks, read_prose
 from tests.lock import ROOT
 
 OURS = ["python", "-m", "slurm_rl"]
@@ -122,7 +122,7 @@ def test_commands_of_pages_are_accepted(
         for words in block.commands() if block.language in OF_COMMANDS else []:
             expect_accepted(words, shared, block.place, capsys)
     for number, line in read_prose(page):
-        for code in words_in_code(line):
+        for code in code_spans(line):
             if code.startswith("python -m slurm_rl ") and "..." not in code:
                 expect_accepted(shlex.split(code), shared, f"{page.name}:{number}", capsys)
 
@@ -151,17 +151,17 @@ def check(words: list[str]) -> int:
     rest = words[1:] if words and words[0] in load_verbs().by_name else words
     if verb in PRINTS or ONLY_PRINTS & set(words):
         return main(words)
-    told = parse(verb, rest)
+    parsed = parse(verb, rest)
     if verb in COMPOSES:
-        overrides = [word for word in told.rest if "=" in word]
-        compose_run(overrides, told.config_dir, is_run=False)
-    if verb not in STARTS or (told.rest and told.rest[0].endswith(".yaml")):
+        overrides = [word for word in parsed.rest if "=" in word]
+        compose_run(overrides, parsed.config_dir, is_run=False)
+    if verb not in STARTS or (parsed.rest and parsed.rest[0].endswith(".yaml")):
         return 0
-    where = ["--config-dir", told.config_dir] if told.config_dir else []
-    if not getattr(told, "multirun", False):
-        return main(["plan", *where, *told.rest])
+    where = ["--config-dir", parsed.config_dir] if parsed.config_dir else []
+    if not getattr(parsed, "multirun", False):
+        return main(["plan", *where, *parsed.rest])
     # A sweeper's own settings are not part of a run.
-    swept = [word for word in told.rest if not word.startswith(("hydra.", "hydra/"))]
+    swept = [word for word in parsed.rest if not word.startswith(("hydra.", "hydra/"))]
     return max(main(["plan", *where, *(_pick(word, place) for word in swept)]) for place in (0, -1))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.lock import ROOT
 
 FOLDER = DOCS / "from"
@@ -31,7 +31,7 @@ def test_steps_have_answer_and_test(page: Path) -> None:
     for cells in rows:
         assert len(cells) == 3 and all(cells), f"an empty cell: {cells}"
         if not cells[2].startswith(NOT_TESTED):
-            tests = words_in_code(cells[2])
+            tests = code_spans(cells[2])
             wrong += [cells[2]] if not tests else [name for name in tests if not exists(name)]
     assert wrong == [], "each row names tests, or begins `not tested: ` and says why"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm_rl.plugins.report.charts import LINE_CHARTS
 from slurm_rl.trainers.common.metrics_log import STAMP
 from tests.docs.markdown import read_blocks
-from tests.docs.metrics_page import PAGE, named_on_the_page
+from tests.docs.metrics_page import PAGE, read_page_keys
 from tests.lock import ROOT
 
 FOLDERS = [ROOT / "slurm_rl" / name for name in ("algorithms", "rollout", "trainers", "workers")]
@@ -91,16 +91,16 @@ def _drop_docstrings_and_events(tree: ast.AST) -> None:
 
 
 def test_page_names_every_written_key() -> None:
-    assert find_keys() - named_on_the_page() == set()
+    assert find_keys() - read_page_keys() == set()
 
 
 def test_page_names_only_written_keys() -> None:
-    assert named_on_the_page() - find_keys() == set()
+    assert read_page_keys() - find_keys() == set()
 
 
 def test_report_charts_are_explained() -> None:
     shown = {curve.key for curves in LINE_CHARTS.values() for curve in curves}
-    assert shown - named_on_the_page() == set()
+    assert shown - read_page_keys() == set()
 
 
 def test_documented_row_can_be_printed(tmp_path: Path) -> None:

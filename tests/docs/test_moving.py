@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.config.run import RunConfig
-from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.docs.markdown import DOCS, code_spans, read_tables
 
 PAGES = sorted((DOCS / "from").glob("moving-*.md"))
 ROWS = [(page, row) for page in PAGES for row in read_tables(page)]
@@ -41,13 +41,13 @@ def test_rows_name_both_projects_words(page: Path) -> None:
     rows = read_tables(page)
     assert len(rows) >= 40
     for theirs, ours, _ in rows:
-        assert len(words_in_code(theirs)) == 1, theirs
-        assert ours == "-" or len(words_in_code(ours)) == 1, ours
+        assert len(code_spans(theirs)) == 1, theirs
+        assert ours == "-" or len(code_spans(ours)) == 1, ours
 
 
 @pytest.mark.parametrize(("page", "row"), ROWS, ids=[f"{page.stem}-{row[0]}" for page, row in ROWS])
 def test_our_names_exist(page: Path, row: list[str]) -> None:
-    for word in words_in_code(row[1]):
+    for word in code_spans(row[1]):
         key, equals, value = word.partition("=")
         if key.startswith("+"):
             assert (conf_dir() / key[1:] / f"{value}.yaml").is_file(), word
@@ -68,7 +68,7 @@ def test_keys_of_notes_and_pages_exist() -> None:
     for page in sorted([*DOCS.glob("*.md"), *(DOCS / "reference").glob("*.md"), *PAGES]):
         cells = [row[2] for row in read_tables(page)] if page in PAGES else []
         text = "\n".join(cells) if page in PAGES else page.read_text()
-        for word in words_in_code(text):
+        for word in code_spans(text):
             key = word.partition("=")[0]
             if pattern.fullmatch(key) and not key.startswith(("external.args", "external.resume")):
                 parts = key.split(".")
@@ -94,5 +94,5 @@ def trl_fields() -> frozenset[str]:
 
 
 def test_trl_has_words_of_its_page() -> None:
-    words = {word for row in read_tables(DOCS / "from/moving-trl.md") for word in words_in_code(row[0])}
+    words = {word for row in read_tables(DOCS / "from/moving-trl.md") for word in code_spans(row[0])}
     assert words - trl_fields() == set()

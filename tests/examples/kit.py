@@ -13,7 +13,7 @@ from tests.docs.markdown import OF_COMMANDS, Block, read_blocks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-HERE = ("policy.num_threads=1", "ray.dashboard=false", "logging.wandb.mode=disabled")
+LOCAL_OVERRIDES = ("policy.num_threads=1", "ray.dashboard=false", "logging.wandb.mode=disabled")
 """Overrides for every run."""
 Words = Sequence[str]
 
@@ -41,7 +41,7 @@ def run_readme(name: str, folder: Path, sizes: Mapping[str, Words], env: Mapping
             with contextlib.chdir(folder):
                 assert main(command[3:]) == 0, shlex.join(command)
             continue
-        more = next(([*HERE, *words] for what, words in sizes.items() if _runs(what, command)), [])
+        more = next(([*LOCAL_OVERRIDES, *words] for what, words in sizes.items() if _runs(what, command)), [])
         done = subprocess.run(
             [sys.executable, *command[1:], *more],
             cwd=folder,

@@ -13,10 +13,10 @@ import pytest
 
 from tests.adapters_python import adapters_python
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import EXAMPLES, HERE, ROOT, read_commands
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES, ROOT, read_commands
 from tests.whole_run import exact_rows
 
-SIZES = (*HERE, "trainer.num_steps=2", "data.num_eval=8", "eval.interval=2", "eval.num_samples=1")
+SIZES = (*LOCAL_OVERRIDES, "trainer.num_steps=2", "data.num_eval=8", "eval.interval=2", "eval.num_samples=1")
 SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=40", "env.agent_concurrency=2")
 
 
@@ -34,8 +34,8 @@ def run_commands(part: str, folder: Path, *sizes: str) -> str:
     """Run the README's commands that contain `part`, except those that make rows."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(EXAMPLES)
-    mine = [command for command in read_commands("adapters") if any(part in word for word in command)]
-    starts = [command for command in mine if "plan" not in command]
+    commands = [command for command in read_commands("adapters") if any(part in word for word in command)]
+    starts = [command for command in commands if "plan" not in command]
     assert starts
     more = {command[3]: [*SIZES, *sizes] for command in starts if command[3:4] == ["--config-dir"]}
     return "".join(run([sys.executable, *command[1:], *more.get(command[3], [])], folder) for command in starts)

@@ -23,7 +23,7 @@ def rows_of(run: Path, stage: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_rows_and_reward_of_ones_own(tmp_path: Path) -> None:
+def test_own_data_and_reward_train(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=6", "data.num_eval=20")
     run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
     steps = rows_of(tmp_path / "runs/own_data", "grpo")
@@ -64,7 +64,7 @@ def test_programs_in_sandbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sft_then_dpo_in_number_format_of_gpu(tmp_path: Path) -> None:
+def test_sft_then_dpo_in_bfloat16(tmp_path: Path) -> None:
     run_readme("sft_dpo", tmp_path, dict.fromkeys(("chats_sft_tiny", "chats_dpo_tiny"), ("model.dtype=bfloat16",)))
     losses = [row["eval/loss"] for row in rows_of(tmp_path / "runs/chats_sft", "eval")]
     assert losses[-1] < losses[0] / 2
@@ -100,9 +100,9 @@ def test_script_starts_and_reads_two_runs(tmp_path: Path) -> None:
         "data.num_eval=20",
         "eval.interval=2",
     )
-    said = run_readme("python_api", tmp_path, {"rates.py": sizes}).splitlines()
-    assert [line.split()[0] for line in said] == ["0.0002", "0.002"] * 2
-    slow, fast = ([float(word) for word in line.split()[3:]] for line in said[2:])
+    lines = run_readme("python_api", tmp_path, {"rates.py": sizes}).splitlines()
+    assert [line.split()[0] for line in lines] == ["0.0002", "0.002"] * 2
+    slow, fast = ([float(word) for word in line.split()[3:]] for line in lines[2:])
     assert len(slow) == len(fast) == 3 and fast[-1] < slow[-1] < slow[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
-from tests.killed_game.story import effects, place_calls, read_left, read_trained
+from tests.killed_game.run_state import effects, find_turns, read_left, read_trained
 from tests.whole_run import exact_rows
 
 
@@ -44,4 +44,4 @@ def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None
     trained = read_trained(killed.run)
     assert known.items() <= trained.items()
     # The repeated step and the interrupted turn called their environments with the same call ids.
-    assert sorted(place_calls(killed, effects(killed.seen))) == sorted(trained)
+    assert sorted(find_turns(killed, effects(killed.seen))) == sorted(trained)

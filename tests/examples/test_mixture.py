@@ -10,7 +10,7 @@ from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
-from tests.killed_game.story import check_kept, read_left
+from tests.killed_game.run_state import check_kept, read_left
 from tests.tiny_models import shrink
 from tests.whole_run import exact_rows
 

@@ -78,7 +78,7 @@ CASES: Final[dict[str, Case]] = {
 }
 
 
-def device_words(vendor: str, num_gpus: int, gpu_mem_gb: float) -> tuple[str, ...]:
+def device_overrides(vendor: str, num_gpus: int, gpu_mem_gb: float) -> tuple[str, ...]:
     """Return the vendor's preset for this number and size of GPUs."""
     return (
         f"+cluster={PRESETS[vendor]}",

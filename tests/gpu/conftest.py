@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 Note = Callable[..., None]
 
 
-def why_not() -> str | None:
+def skip_reason() -> str | None:
     """Return why these tests cannot run in this environment; None if they can."""
     if util.find_spec("torch") is None:
         return "torch is not installed"
@@ -30,10 +30,10 @@ def why_not() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mine = [item for item in items if FOLDER in item.path.parents]
-    reason = why_not() if mine else None
+    gpu_items = [item for item in items if FOLDER in item.path.parents]
+    reason = skip_reason() if gpu_items else None
     if reason is not None:
-        for item in mine:
+        for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -56,7 +56,7 @@ def note(record_property: Callable[[str, object], None]) -> Note:
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_gpus_free() -> Iterator[None]:
+def _free_gpu_memory() -> Iterator[None]:
     """Free the memory of this process for the runs that the next test starts."""
     yield
     import torch

@@ -14,7 +14,7 @@ import pytest
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plugins.health.gpus import TOOLS, Gpu, parse_gpus
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.gpu.cases import CASES, Case, device_words, fill
+from tests.gpu.cases import CASES, Case, device_overrides, fill
 from tests.gpu.models import MODELS
 from tests.image_kit import write_rows
 from tests.tiny_llama import write_conversations
@@ -42,7 +42,7 @@ def need(count: int, num_gpus: int) -> None:
         pytest.skip(f"needs {count} GPUs, torch sees {num_gpus}")
 
 
-def words_of(case: Case, folder: Path) -> list[str]:
+def case_overrides(case: Case, folder: Path) -> list[str]:
     """Return the overrides of a case with its model and data created in `folder`."""
     rows = folder / "rows.jsonl"
     model = None
@@ -52,7 +52,7 @@ def words_of(case: Case, folder: Path) -> list[str]:
     else:
         write_rows(folder / "mathv60k", num_rows=32)
     words = fill(case.words, model=model, rows=rows, folder=folder)
-    return [*device_words(vendor(), case.num_gpus, smallest_gpu_gb()), *words]
+    return [*device_overrides(vendor(), case.num_gpus, smallest_gpu_gb()), *words]
 
 
 def start(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -74,18 +74,18 @@ def train(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None)
 def train_case(name: str, folder: Path) -> list[dict[str, Any]]:
     """Return the training rows of a case."""
     case = CASES[name]
-    return [row for row in train(folder / "run", words_of(case, folder)) if row["stage"] == case.stage]
+    return [row for row in train(folder / "run", case_overrides(case, folder)) if row["stage"] == case.stage]
 
 
 def read_gpus() -> list[Gpu]:
     """Return all GPUs of the machine, as the vendor's tool reports them."""
     kind = vendor()
-    said = subprocess.run(TOOLS[kind], capture_output=True, text=True, errors="replace").stdout
-    return parse_gpus(kind, said)
+    output = subprocess.run(TOOLS[kind], capture_output=True, text=True, errors="replace").stdout
+    return parse_gpus(kind, output)
 
 
 @contextmanager
-def most_used() -> Iterator[list[float]]:
+def peak_memory() -> Iterator[list[float]]:
     """Sample the peak memory in use on each GPU, in bytes, by all processes, within the context."""
     most = [gpu.used_bytes or 0.0 for gpu in read_gpus()]
     is_over = threading.Event()

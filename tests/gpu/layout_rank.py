@@ -65,8 +65,8 @@ def main(folder: str, backend: str, out: str) -> None:
         OptimConfig(lr=1e-3, eps=1e-6),
         temperature=1.0,
     )
-    mine = build_sequences(draw_lengths())[rank::world]
-    rows = [engine.train([mine], build_policy_loss(AlgorithmConfig(), None), 1e-3) for _ in range(NUM_STEPS)]
+    sequences = build_sequences(draw_lengths())[rank::world]
+    rows = [engine.train([sequences], build_policy_loss(AlgorithmConfig(), None), 1e-3) for _ in range(NUM_STEPS)]
     if rank == 0:
         Path(out).write_text(json.dumps([{key: float(row[key]) for key in ("loss", "grad_norm")} for row in rows]))
     leave_process_group()

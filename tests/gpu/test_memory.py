@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.cases import CASES, device_words, fill
+from tests.gpu.cases import CASES, device_overrides, fill
 from tests.gpu.conftest import Note
 from tests.gpu.kit import ROOT, smallest_gpu_gb, vendor
 from tests.gpu.models import build_text
@@ -17,7 +17,7 @@ from tests.gpu.models import build_text
 def measure(folder: Path, name: str) -> dict[str, float]:
     """Measure in a subprocess, which frees all memory."""
     words = fill(CASES[name].words, model=folder, rows=folder, folder=folder)
-    words = [*device_words(vendor(), 1, smallest_gpu_gb()), *words]
+    words = [*device_overrides(vendor(), 1, smallest_gpu_gb()), *words]
     argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)

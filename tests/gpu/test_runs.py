@@ -8,7 +8,7 @@ import pytest
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.gpu.cases import CASES
 from tests.gpu.conftest import Note
-from tests.gpu.kit import most_used, need, start, train, train_case, words_of
+from tests.gpu.kit import case_overrides, need, peak_memory, start, train, train_case
 from tests.whole_run import exact_rows, kill_trainer
 
 
@@ -30,13 +30,13 @@ def test_engines_capture_graphs_unless_disabled(name: str, captures: bool, tmp_p
     loggers = {"vllm": {"handlers": ["file"], "level": "INFO"}}
     config = {"version": 1, "handlers": {"file": handler}, "loggers": loggers, "disable_existing_loggers": False}
     (tmp_path / "logging.json").write_text(json.dumps(config))
-    words = [*words_of(CASES[name], tmp_path), f"+cluster.env.VLLM_LOGGING_CONFIG_PATH={tmp_path}/logging.json"]
+    words = [*case_overrides(CASES[name], tmp_path), f"+cluster.env.VLLM_LOGGING_CONFIG_PATH={tmp_path}/logging.json"]
     train(tmp_path / "run", words)
     assert ("Graph capturing finished" in (tmp_path / "vllm.log").read_text()) == captures
 
 
 def test_same_seed_samples_and_scores_same_first_step(tmp_path: Path, note: Note) -> None:
-    words = words_of(CASES["grpo, colocated"], tmp_path)
+    words = case_overrides(CASES["grpo, colocated"], tmp_path)
     one, other = ([row for row in train(tmp_path / name, words) if row["stage"] == "grpo"] for name in ("a", "b"))
     sampled = [key for key in one[0] if key.startswith(("reward/", "completion/", "tokens/"))]
     assert sampled and {key: one[0][key] for key in sampled} == {key: other[0][key] for key in sampled}
@@ -46,7 +46,7 @@ def test_same_seed_samples_and_scores_same_first_step(tmp_path: Path, note: Note
 
 def test_run_killed_with_sigkill_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*words_of(CASES["grpo, colocated"], tmp_path), "trainer.num_steps=5", "job.max_failures=0"]
+    words = [*case_overrides(CASES["grpo, colocated"], tmp_path), "trainer.num_steps=5", "job.max_failures=0"]
     process = start(run, ["submit", f"run_dir={run}", *words])
     kill_trainer(RunDir(run), process, step=2)
     assert process.wait(600) != 0
@@ -59,9 +59,9 @@ def test_run_killed_with_sigkill_resumes(tmp_path: Path) -> None:
 
 def test_mask_of_one_gpu_leaves_other_free(tmp_path: Path, num_gpus: int, note: Note) -> None:
     need(2, num_gpus)
-    words = words_of(CASES["grpo, colocated"], tmp_path)
+    words = case_overrides(CASES["grpo, colocated"], tmp_path)
     names = {"CUDA_VISIBLE_DEVICES": "1"}
-    with most_used() as most:
+    with peak_memory() as most:
         before = most[0]
         train(tmp_path / "run", words, names)
     note(masked_gb=(most[0] - before) / 1e9, used_gb=most[1] / 1e9)
@@ -70,8 +70,8 @@ def test_mask_of_one_gpu_leaves_other_free(tmp_path: Path, num_gpus: int, note: 
 
 def test_colocated_memory_matches_plan(tmp_path: Path, note: Note) -> None:
     """1.5 billion parameters at the planner's sizes: peak memory of the whole GPU."""
-    words = words_of(CASES["grpo, colocated, 1.5b"], tmp_path)
-    with most_used() as most:
+    words = case_overrides(CASES["grpo, colocated, 1.5b"], tmp_path)
+    with peak_memory() as most:
         train(tmp_path / "run", words)
     layout = read_json(RunDir(tmp_path / "run").plan)["layout"]
     note(most_gb=max(most) / 1e9, gpu_gb=layout["gpu_mem_gb"], engine_budget_gb=layout["engine_budget_gb"])

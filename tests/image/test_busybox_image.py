@@ -93,12 +93,12 @@ def test_cpu_recipe_builds_offline_and_is_idempotent(env: Mapping[str, str], tmp
     manifest = json.loads((tmp_path / "cpu.sqsh.json").read_text())
     assert manifest["from"] == "cpu"
     read = ["unsquashfs", "-cat", str(path), "asked"]
-    asked = subprocess.run(read, capture_output=True, text=True, check=True).stdout.splitlines()
-    calls = [line for line in asked if line.startswith("pip ")]
+    requirements = subprocess.run(read, capture_output=True, text=True, check=True).stdout.splitlines()
+    calls = [line for line in requirements if line.startswith("pip ")]
     # Each locked package is requested once, by hash: torch from its index, source distributions last.
-    assert sorted(set(asked) - set(calls)) == sorted((ROOT / "constraints.txt").read_text().splitlines())
-    assert all("--no-deps --require-hashes" in call for call in calls) and len(asked) == len(set(asked))
-    assert asked[1].startswith("torch==")
+    assert sorted(set(requirements) - set(calls)) == sorted((ROOT / "constraints.txt").read_text().splitlines())
+    assert all("--no-deps --require-hashes" in call for call in calls) and len(requirements) == len(set(requirements))
+    assert requirements[1].startswith("torch==")
     assert [("--index-url" in call, "--no-build-isolation" in call) for call in calls] == [
         (True, False),
         (False, False),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_rl.algorithms.schedule import derive_seed
 from slurm_rl.run_dir.run_dir import RunDir, write_text
-from tests.examples.kit import EXAMPLES, HERE, ROOT
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES, ROOT
 from tests.tiny_models import shrink
 from tests.whole_run import command_line, find_processes
 
@@ -31,7 +31,7 @@ _MORE = {
 }
 
 
-def make_worlds(folder: Path) -> Path:
+def copy_environments(folder: Path) -> Path:
     """Copy held.py and the shipped game to `folder`; write the rows of game and calculator to data/."""
     shutil.copy(EXAMPLES / "guessing_game/game.py", folder)
     shutil.copy(Path(__file__).with_name("held.py"), folder)
@@ -44,18 +44,21 @@ class Game:
     """A run in `folder`; its environments log to `run-seen`.
 
     Args:
-        world: environment class in held.py.
+        environment: class in held.py.
     """
 
-    def __init__(self, folder: Path, *words: str, example: str = "guessing_game", world: str = "SavedGuess") -> None:
+    def __init__(
+        self, folder: Path, *words: str, example: str = "guessing_game", environment: str = "SavedGuess"
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.example, self.run, self.seen = example, RunDir(folder / "run"), folder / "run-seen"
         (self.seen / "effects").mkdir(parents=True)
-        held, prefix = make_worlds(folder), _PREFIX[example]
+        held, prefix = copy_environments(folder), _PREFIX[example]
         # A held call must not time out. `++` because the mixture's source does not set the key.
-        own = (f"{prefix}env.name={held}:{world}", f"++{prefix}env.timeout_s=900", "rollout.dump=true")
+        own = (f"{prefix}env.name={held}:{environment}", f"++{prefix}env.timeout_s=900", "rollout.dump=true")
         shipped = ("--config-dir", str(EXAMPLES / example), f"+exp={example}_tiny")
-        self.words = (*shipped, *HERE, *SIZES[example], *_MORE[example], *own, f"run_dir={self.run.path}", *words)
+        sizes = (*LOCAL_OVERRIDES, *SIZES[example], *_MORE[example])
+        self.words = (*shipped, *sizes, *own, f"run_dir={self.run.path}", *words)
 
     def batch_seed(self, step: int) -> int:
         """Return the seed of the game's part of the batch for a step."""
@@ -88,8 +91,8 @@ class Game:
     def held(self) -> int | None:
         """Pid of a held call; None if none is held."""
         with contextlib.suppress(OSError):
-            told, _, pid = (self.seen / "held").read_text().rpartition(" ")
-            return int(pid) if told == (self.seen / "hold").read_text() else None
+            hold, _, pid = (self.seen / "held").read_text().rpartition(" ")
+            return int(pid) if hold == (self.seen / "hold").read_text() else None
         return None
 
     def release(self) -> None:
@@ -115,9 +118,9 @@ class Game:
         """
         file, process = self.seen / "calls", self.start()
         file.touch()
-        wanted = file.read_bytes().count(b"\n") + num_calls
+        num_lines = file.read_bytes().count(b"\n") + num_calls
         deadline = time.monotonic() + TIMEOUT_S
-        while file.read_bytes().count(b"\n") < wanted and process.poll() is None:
+        while file.read_bytes().count(b"\n") < num_lines and process.poll() is None:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.05)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,14 +144,14 @@ class Game:
         assert code == 0 or has_killed, f"it ended by itself: {self.output}"
         return code != 0
 
-    def wait(self, process: subprocess.Popen[bytes], is_there: Callable[[], bool], what: str) -> None:
+    def wait(self, process: subprocess.Popen[bytes], is_done: Callable[[], bool], condition: str) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while not is_there():
-            assert process.poll() is None, f"the run is over before {what}: {self.output}"
-            assert time.monotonic() < deadline, f"{what} did not come: {self.output}"
+        while not is_done():
+            assert process.poll() is None, f"the run is over before {condition}: {self.output}"
+            assert time.monotonic() < deadline, f"{condition} did not come: {self.output}"
             time.sleep(0.02)
 
-    def ask_to_stop(self) -> None:
+    def send_stop_signal(self) -> None:
         """Send the stop signal as Slurm does, to the leader of the job, a child of submitit's process."""
         leads = [pid for pid in find_processes(self.run.path) if "submitit.core._submit " in command_line(pid)]
         os.kill(max(leads), signal.SIGUSR2)

@@ -28,10 +28,10 @@ class HeldGuess(Guess):
         with (SEEN / "calls").open("a") as calls:
             calls.write(f"{reply.call_id}\n")
         (SEEN / "effects" / reply.call_id).touch()
-        while wanted := _find_hold(reply.call_id):
-            told = f"{wanted} {os.getpid()}"
-            if _read("held") != told:
-                write_text(SEEN / "held", told)
+        while hold := _find_hold(reply.call_id):
+            call_hold = f"{hold} {os.getpid()}"
+            if _read("held") != call_hold:
+                write_text(SEEN / "held", call_hold)
             await asyncio.sleep(0.5)
         found: Step = super().step(reply)
         return found
@@ -52,8 +52,8 @@ class SavedGuess(HeldGuess):
 def _find_hold(call_id: str) -> str:
     """Return the content of `hold` that applies to this call; "" if none."""
     seed, _, _, turn, checksum = call_id.split(".")
-    wanted = _read("hold")
-    return wanted if wanted == f"{seed} {turn}" and int(checksum, 16) % 2 == 0 else ""
+    hold = _read("hold")
+    return hold if hold == f"{seed} {turn}" and int(checksum, 16) % 2 == 0 else ""
 
 
 def _read(name: str) -> str:

@@ -16,7 +16,7 @@ _RUN = Path(__file__).parents[3]
 SEEN = _RUN.with_name(f"{_RUN.name}-seen")
 
 
-def ask(row: dict, messages: list) -> str:
+def complete(row: dict, messages: list) -> str:
     request = urllib.request.Request(
         f"{row['base_url']}/chat/completions",
         json.dumps({"model": "policy", "messages": messages}).encode(),
@@ -46,14 +46,14 @@ def read(name: str) -> str:
 def play(row: dict) -> float:
     secret, messages = int(row["answer"]), [{"role": "user", "content": row["prompt"]}]
     for turn in range(4):
-        answer = ask(row, messages)
+        answer = complete(row, messages)
         name = f"{row['episode']}.{turn}"
         leave_traces(f"{name}.{zlib.crc32(f'{name}.{answer}'.encode()):08x}")
         guess = int(answer) if answer in set("12345678") else None
         if guess == secret:
             return 1.0
-        said = "!" if guess is None else "<" if secret < guess else ">"
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+        hint = "!" if guess is None else "<" if secret < guess else ">"
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": hint}]
     return 0.0
 
 

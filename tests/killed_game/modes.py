@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.killed_game.game import Game
-from tests.killed_game.story import Left, check_kept, effects, read_left, read_trained, tokens_of
+from tests.killed_game.run_state import RunState, check_kept, effects, read_state, read_trained, token_ids_of
 from tests.whole_run import exact_rows
 
 
@@ -21,21 +21,21 @@ class Mode:
         """Overrides of the run to compare with: free order has the tokens of waves."""
         return self.words if self.waves else ()
 
-    def left(self, game: Game) -> Left:
+    def read_state(self, game: Game) -> RunState:
         """Read the state that a killed run left."""
-        return read_left(game, waves=self.waves, ahead=self.ahead)
+        return read_state(game, waves=self.waves, ahead=self.ahead)
 
-    def check(self, game: Game, lefts: list[Left], whole: Game) -> None:
+    def check(self, game: Game, states: list[RunState], whole: Game) -> None:
         """Check a finished run that was killed in the states `lefts` against an undisturbed run."""
-        for left in lefts:
-            check_kept(left, game)
+        for state in states:
+            check_kept(state, game)
         if self.waves:
             assert exact_rows(game.run.path) == exact_rows(whole.run.path)
             steps = range(len(list(whole.run.rollouts.iterdir())))
             # Rows of all sources in order, tokens, logprobs and rewards.
             assert all(replay_groups(game.run.rollouts, at) == replay_groups(whole.run.rollouts, at) for at in steps)
         if self.waves or not self.ahead:
-            assert tokens_of(read_trained(game.run)) == tokens_of(read_trained(whole.run))
+            assert token_ids_of(read_trained(game.run)) == token_ids_of(read_trained(whole.run))
             assert effects(game.seen) == effects(whole.seen), "each call has its one effect"
 
 

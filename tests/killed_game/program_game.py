@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.examples.kit import EXAMPLES, HERE
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES
 from tests.killed_game.game import SIZES, Game
 
 _SMALL = ("trainer.prompts_per_step=8", "algorithm.group_size=4")
@@ -18,4 +18,4 @@ class ProgramGame(Game):
         agent = shutil.copy(Path(__file__).with_name("held_agent.py"), folder)
         shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
         own = (f"env.agent_command=[python,{agent}]", f"run_dir={self.run.path}")
-        self.words = (*shipped, *HERE, *SIZES["guessing_game"], *_SMALL, *_PROGRAM, *own, *words)
+        self.words = (*shipped, *LOCAL_OVERRIDES, *SIZES["guessing_game"], *_SMALL, *_PROGRAM, *own, *words)

@@ -117,7 +117,7 @@ class Machines:
         env: Mapping[str, str],
         *words: str,
         hosts: Mapping[str, int] | None = None,
-        apart: bool = False,
+        private_disk: bool = False,
     ) -> Node:
         """Run `python -m slurm_rl <words>` on a machine.
 
@@ -130,7 +130,7 @@ class Machines:
         table.write_text("127.0.0.1 localhost\n" + "".join(f"{self.ip(n)} {name}\n" for name, n in names.items()))
         own = self.root / "own" / str(number)
         mounts = [(own / "t", self.root / "t"), (table, Path("/etc/hosts"))]
-        mounts += [(own / "w", self.shared)] if apart else []
+        mounts += [(own / "w", self.shared)] if private_disk else []
         lines = [f"hostname m{number}", *(f"mount --bind {source} {target}" for source, target in mounts)]
         command = shlex.join([sys.executable, "-m", "slurm_rl", *words])
         script = " && ".join([*lines, f"cd {self.root}", f"exec {command}"])
@@ -180,7 +180,7 @@ class Run:
         """Wait until the head has started this attempt."""
         wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=TIMEOUT_S)
 
-    def trainer_says(self, attempt: int) -> str:
+    def trainer_log(self, attempt: int) -> str:
         return (self.run_dir.attempts / str(attempt) / "logs" / "driver.log").read_text()
 
     def finish(self) -> None:

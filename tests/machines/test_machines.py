@@ -29,11 +29,11 @@ def test_pods_without_common_disk_meet_by_heads_name(machines: Machines) -> None
     """With RunPod's variables. The worker starts first and waits; a node with another token is rejected."""
     run = Run(machines.root / "own" / "1" / "w" / "pods")
     words = machines.words(machines.shared / "pods", port=machines.next_port())
-    worker = machines.start(2, RUNPOD_WORKER, *words, hosts=RUNPOD_NAMES, apart=True)
+    worker = machines.start(2, RUNPOD_WORKER, *words, hosts=RUNPOD_NAMES, private_disk=True)
     worker.wait_for("waiting for the head at abc123.runpod.internal")
     stranger_env = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "SLURM_RL_TOKEN": "quite-another-secret"}
-    stranger = machines.start(3, stranger_env, *words, hosts=RUNPOD_NAMES, apart=True)
-    head = machines.start(1, RUNPOD_HEAD, *words, hosts=RUNPOD_NAMES, apart=True)
+    stranger = machines.start(3, stranger_env, *words, hosts=RUNPOD_NAMES, private_disk=True)
+    head = machines.start(1, RUNPOD_HEAD, *words, hosts=RUNPOD_NAMES, private_disk=True)
     assert stranger.wait() == 2
     assert "every machine of a run must have the same SLURM_RL_TOKEN" in stranger.output
     run.wait_for_training(head, worker)
@@ -79,7 +79,7 @@ def test_notice_on_one_machine_saves_and_run_continues(machines: Machines) -> No
     run.wait_for_attempt(2)
     others = [machines.start(2, worker_env, *resume), machines.start(3, worker_env, *words)]
     run.wait_for_training(head, *others, attempt=2)
-    assert f"resumes after step {saved}" in run.trainer_says(2)
+    assert f"resumes after step {saved}" in run.trainer_log(2)
     run.finish()
     assert [node.wait() for node in (head, *others)] == [0, 0, 0], head.output
     assert "3 nodes now, 2 before" in head.output
@@ -106,8 +106,8 @@ def test_python_missing_on_one_machine_is_named(machines: Machines) -> None:
     words = machines.words(run.run_dir.path, *words, port=machines.next_port())
     nodes = [machines.start(rank + 1, dstack(machines, rank), *words) for rank in (0, 1)]
     assert [node.wait() for node in nodes] == [1, 1], [node.output for node in nodes]
-    said = f"{python} must be there on every node"
-    assert f"m2: {said}" in run.end["cause"] or f"{machines.ip(2)}: {said}" in run.end["cause"]
+    message = f"{python} must be there on every node"
+    assert f"m2: {message}" in run.end["cause"] or f"{machines.ip(2)}: {message}" in run.end["cause"]
     assert "cluster.python" in nodes[0].output
 
 
@@ -116,13 +116,13 @@ def test_invalid_setup_is_refused_with_exit_2(machines: Machines) -> None:
     """Tiny model only on the head's disk; different command lines; a worker without the head's address."""
     port = machines.next_port()
     words = machines.words(machines.shared / "tiny", port=port, tiny=True)
-    head = machines.start(1, dstack(machines, 0), *words, apart=True)
-    other = machines.start(2, dstack(machines, 1), *words, "optim.lr=1e-3", apart=True)
+    head = machines.start(1, dstack(machines, 0), *words, private_disk=True)
+    other = machines.start(2, dstack(machines, 1), *words, "optim.lr=1e-3", private_disk=True)
     nameless = machines.start(3, {"RAY_WORKER": "1"}, *words)
     assert (other.wait(), nameless.wait()) == (2, 2)
     assert "the command line must be the same on every machine; got optim.lr=0.001, on the head 0.0006" in other.output
     assert "HEAD_POD_ID must be set together with RAY_WORKER=1" in nameless.output
-    worker = machines.start(2, dstack(machines, 1), *words, apart=True)
+    worker = machines.start(2, dstack(machines, 1), *words, private_disk=True)
     assert (head.wait(), worker.wait()) == (2, 2), head.output
     assert "run_dir must be one folder on all machines" in head.output
     assert "rollout-0 on node 1 loads the model from there" in worker.output

@@ -17,7 +17,7 @@ def steps(run: Path) -> list[int]:
     return [row["step"] for row in rows if row["stage"] == "grpo"]
 
 
-def words_of(machines: Machines, run: Run) -> list[str]:
+def join_args(machines: Machines, run: Run) -> list[str]:
     return ["join", f"run_dir={run.run_dir.path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
 
 
@@ -26,7 +26,7 @@ def test_demo_finishes_over_two_machines(cloud: str) -> None:
     with machines_up() as machines:
         run = Run(machines.shared / "demo")
         pair = (RUNPOD_HEAD, RUNPOD_WORKER) if cloud == "runpod" else (dstack(machines, 0), dstack(machines, 1))
-        nodes = [machines.start(n, env, *words_of(machines, run), hosts=RUNPOD_NAMES) for n, env in enumerate(pair, 1)]
+        nodes = [machines.start(n, env, *join_args(machines, run), hosts=RUNPOD_NAMES) for n, env in enumerate(pair, 1)]
         assert [node.wait(900) for node in nodes] == [0, 0], nodes[0].output
         assert run.end["state"] == "finished"
         assert steps(run.run_dir.path) == list(range(41, 47))
@@ -36,7 +36,7 @@ def test_demo_on_two_machines_resumes_on_one() -> None:
     """With GCP's variables."""
     with machines_up() as machines:
         run = Run(machines.shared / "demo")
-        path, words = run.run_dir.path, words_of(machines, run)
+        path, words = run.run_dir.path, join_args(machines, run)
         worker = machines.start(2, {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}, *words)
         head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
 

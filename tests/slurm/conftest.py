@@ -73,22 +73,22 @@ def session_ray() -> Iterator[OthersCluster]:
 @pytest.fixture
 def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launched]:
     """A run, not started yet, for the launcher in the test's parameter `launcher`."""
-    name, found = request.node.callspec.params["launcher"], request.getfixturevalue
+    name, get_fixture = request.node.callspec.params["launcher"], request.getfixturevalue
 
     def on_slurm() -> Launched:
-        cluster = found("only_cluster")
+        cluster = get_fixture("only_cluster")
         request.addfinalizer(lambda: reset(cluster))
         return OnSlurm(make_shared_dir(cluster), cluster)
 
     def on_machines() -> Launched:
-        machines: Machines = found("session_machines")
+        machines: Machines = get_fixture("session_machines")
         return OnMachines(Path(tempfile.mkdtemp(dir=machines.shared)), machines)
 
     make: dict[str, Callable[[], Launched]] = {
         "slurm": on_slurm,
         "local": lambda: OnLocal(tmp_path),
         "manual": on_machines,
-        "ray": lambda: OnRay(tmp_path, found("session_ray")),
+        "ray": lambda: OnRay(tmp_path, get_fixture("session_ray")),
     }
     run = make[name]()
     yield run

@@ -21,17 +21,17 @@ def make_store(cluster: Cluster, folder: Path) -> tuple[dict[str, str], dict[str
     store, node = folder / "store", folder / "node"
     store.mkdir()
     node.mkdir()
-    here = podman_environment(store, driver="overlay")
-    there = podman_environment(node, driver="overlay", graph="/tmp/podman")
+    host_env = podman_environment(store, driver="overlay")
+    node_env = podman_environment(node, driver="overlay", graph="/tmp/podman")
     with (node / "storage.conf").open("a") as file:
         file.write(f'[storage.options]\nadditionalimagestores = ["{store}/graph"]\n')
     make_busybox_root(store / "root.tar")
     done = subprocess.run(
-        ["podman", "import", str(store / "root.tar"), BUSYBOX], env=here, capture_output=True, text=True
+        ["podman", "import", str(store / "root.tar"), BUSYBOX], env=host_env, capture_output=True, text=True
     )
     if done.returncode:
         pytest.skip(f"podman does not run here: {done.stderr.strip().splitlines()[-1:]}")
-    return here, {name: there[name] for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")}
+    return host_env, {name: node_env[name] for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")}
 
 
 def host_python_mounts() -> list[str]:

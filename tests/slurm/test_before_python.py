@@ -149,8 +149,8 @@ def test_working_directory_missing_on_nodes_is_named(cluster: Cluster, shared_di
         run = [f"run_dir={shared_dir / name}", f"cluster.python={python}", "cluster.cpus_per_node=1"]
         done = cli(cluster, tmp_path, *words, *run, *setup, "cluster.mem_gb_per_node=2")
         assert done.returncode == 0, done.stderr
-    gone = f"submitted from {tmp_path}, which this node does not have, so that it ran in /tmp"
-    check_cause(cluster, shared_dir / "sets-up", "this one did not: . ./env.sh", gone)
+    message = f"submitted from {tmp_path}, which this node does not have, so that it ran in /tmp"
+    check_cause(cluster, shared_dir / "sets-up", "this one did not: . ./env.sh", message)
     wait_for_step(shared_dir / "plain")
     (shared_dir / "plain" / "finish").touch()
     assert wait_for_end(shared_dir / "plain")["state"] == "finished"

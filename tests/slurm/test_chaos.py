@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.chaos.__main__ import main, parse, plan, rage
+from benchmarks.chaos.__main__ import main, parse, plan, run_storm
 from benchmarks.chaos.stage import set_clocks
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster
@@ -33,7 +33,7 @@ def test_three_seeded_faults_keep_one_writer(cluster: Cluster, shared_dir: Path,
     args = parse([*WORDS, "--seed", "9", "--minutes", "0.25", "--every", "4", "--only", *names])
     faults = plan(args, frozenset())
     assert [fault.kind for fault in faults] == names and all(fault.waits for fault in faults)
-    broken, storm = rage(args, cluster, None, clock, shared_dir, faults)
+    broken, storm = run_storm(args, cluster, None, clock, shared_dir, faults)
     assert broken == []
     assert [hit.missed for hit in storm.hits] == ["", "", ""]
     # Only Slurm has restarted the job.

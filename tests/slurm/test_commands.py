@@ -52,9 +52,9 @@ def wait_for(job: str, state: JobState) -> JobInfo:
     ],
 )
 def test_refusal_quotes_slurm(args: list[str], expected: str, action: str) -> None:
-    with pytest.raises(SubmitError) as asked:
+    with pytest.raises(SubmitError) as tested:
         commands.test_only([*args, "--wrap", "true"])
-    assert expected in str(asked.value) and action in str(asked.value)
+    assert expected in str(tested.value) and action in str(tested.value)
     if args != ["-N5"]:  # sbatch accepts this one: nodes may be added later
         with pytest.raises(SubmitError) as submitted:
             commands.submit([QUIET, *args, "--wrap", "true"])

@@ -29,15 +29,15 @@ BASE, IMAGE = "localhost/debian:bookworm", "localhost/slurm_rl-cpu:test"
 @dataclass(frozen=True)
 class Built:
     folder: Path
-    here: dict[str, str]
+    host_env: dict[str, str]
     """Variables for podman with write access to the store."""
-    there: dict[str, str]
+    node_env: dict[str, str]
     """Variables for podman on the nodes, with read access to the store."""
     flags: list[str]
 
     def image(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "slurm_rl", "image", *words]
-        env = {**self.here, "PYTHONPATH": str(ROOT)}
+        env = {**self.host_env, "PYTHONPATH": str(ROOT)}
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=2400)
 
 
@@ -45,16 +45,18 @@ class Built:
 def built(session_cluster: Cluster) -> Iterator[Built]:
     install_missing({"unsquashfs": "squashfs-tools"})
     folder = make_shared_dir(session_cluster)
-    here, there = make_store(session_cluster, folder)
+    host_env, node_env = make_store(session_cluster, folder)
     make_debian_root(folder / "debian.tar")
     flags = ["--engine=podman", f"--base={BASE}", "--engine-arg=--network=host", *pip_arguments(folder)]
-    built = Built(folder, here, there, flags)
-    subprocess.run(["podman", "import", str(folder / "debian.tar"), BASE], env=here, check=True, capture_output=True)
+    built = Built(folder, host_env, node_env, flags)
+    subprocess.run(
+        ["podman", "import", str(folder / "debian.tar"), BASE], env=host_env, check=True, capture_output=True
+    )
     done = built.image("build", *flags, "container.runtime=podman", f"container.image={IMAGE}")
     assert done.returncode == 0, done.stderr[-3000:]
     yield built
     clean_nodes(session_cluster)
-    subprocess.run(["podman", "system", "reset", "--force"], env=here, capture_output=True, timeout=300)
+    subprocess.run(["podman", "system", "reset", "--force"], env=host_env, capture_output=True, timeout=300)
 
 
 def test_second_build_is_no_op(built: Built) -> None:
@@ -81,7 +83,7 @@ def test_sqsh_has_enroot_layout_and_manifest(built: Built) -> None:
 def test_demo_trains_in_image_on_two_nodes(built: Built, cluster: Cluster) -> None:
     run = built.folder / "run"
     words = ["+cluster=slurm_cpu", "container.runtime=podman", f"container.image={IMAGE}", f"run_dir={run}"]
-    done = cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.there)
+    done = cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.node_env)
     assert done.returncode == 0, done.stderr
     assert f"image   {IMAGE}" in done.stderr
     end = wait_for_end(run, timeout_s=900)
@@ -93,4 +95,4 @@ def test_demo_trains_in_image_on_two_nodes(built: Built, cluster: Cluster) -> No
     opened = LightRun.open(cluster, run)
     assert len(opened.hosts(1)) == 2
     wait_until(lambda: not opened.leftovers(), "nothing of the run to be left")
-    assert [containers(cluster, host, built.there) for host in opened.hosts(1)] == [[], []]
+    assert [containers(cluster, host, built.node_env) for host in opened.hosts(1)] == [[], []]

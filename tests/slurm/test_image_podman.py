@@ -52,13 +52,13 @@ def test_attach_enters_running_container(cluster: Cluster, shared_dir: Path, pod
     wait_for_step(run)
     # The light trainer does not wait for the second node.
     find = ["sh", "-c", "ls -d /tmp/srl-*"]
-    there = wait_until(lambda: cluster.run(find, node=second).stdout.split(), "the second node's folder")
-    assert len(there) == 1
+    folders = wait_until(lambda: cluster.run(find, node=second).stdout.split(), "the second node's folder")
+    assert len(folders) == 1
     enter = ("attach", str(run), "--node=1", "--")
     # No program on the host has this name, so it runs in the image.
     shell = cli(cluster, shared_dir, *enter, "/bin/cat", "/proc/1/cmdline", env=podman)
     assert b"slurm_rl.node.agent" in shell.stdout.encode() and "--attempt" in shell.stdout, shell.stderr
-    shell = cli(cluster, shared_dir, *enter, "/bin/sh", "-c", f"test -d {there[0]} && echo seen", env=podman)
+    shell = cli(cluster, shared_dir, *enter, "/bin/sh", "-c", f"test -d {folders[0]} && echo seen", env=podman)
     assert shell.stdout == "seen\n", shell.stderr
     assert len(containers(cluster, second, podman)) == 1
     assert "trainer of attempt 1 resumes" in cli(cluster, shared_dir, "logs", str(run)).stdout

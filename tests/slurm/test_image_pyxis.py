@@ -113,14 +113,14 @@ def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str
     uses = Counter(log.read_text().splitlines())
     assert [uses[f"{node} create"] for node in pyxis_cluster.nodes] == [1, 1], uses
     second = pyxis_cluster.nodes[1]
-    there = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*"], node=second).stdout.split()
-    assert len(there) == 1
+    folders = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*"], node=second).stdout.split()
+    assert len(folders) == 1
     script = "import ray, socket; ray.init('auto', log_to_driver=False); print(len(ray.nodes()), socket.gethostname())"
     shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", sys.executable, "-c", script)
     assert shell.stdout.splitlines()[-1:] == [f"2 {second}"], shell.stderr
     # Only busybox has this program, so it runs in the image; nothing was unpacked for it.
-    shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", "/bin/busybox", "ls", "-d", there[0])
-    assert shell.stdout.split() == there, shell.stderr
+    shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", "/bin/busybox", "ls", "-d", folders[0])
+    assert shell.stdout.split() == folders, shell.stderr
     assert Counter(log.read_text().splitlines())[f"{second} create"] == 1
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"

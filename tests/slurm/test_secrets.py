@@ -36,18 +36,18 @@ def files_with_canary(folder: Path) -> list[Path]:
 def test_secrets_reach_only_trainer(cluster: Cluster, shared_dir: Path) -> None:
     run, python = shared_dir / "run", make_light_python(shared_dir, real_ray=True)
     job = submit(cluster, run, python, "name=secret", env=CANARY)
-    seen: dict[str, str] = {}
+    lines: dict[str, str] = {}
     deadline = time.monotonic() + 240
     log = run / "attempts" / "1" / "logs" / "driver.log"
     # Poll from the start, to see short-lived processes (sbatch, srun, ray start) too.
     while time.monotonic() < deadline and not (log.is_file() and "resumes after" in log.read_text()):
-        seen |= command_lines()
+        lines |= command_lines()
         time.sleep(0.02)
     wait_for_step(run)
-    seen |= command_lines()
-    assert any("slurm_rl.node.agent" in line for line in seen.values())
-    assert any("gcs_server" in line for line in seen.values())
-    leaks = [line for line in seen.values() if any(value in line for value in CANARY.values())]
+    lines |= command_lines()
+    assert any("slurm_rl.node.agent" in line for line in lines.values())
+    assert any("gcs_server" in line for line in lines.values())
+    leaks = [line for line in lines.values() if any(value in line for value in CANARY.values())]
     assert leaks == []
     shown = cluster.run(["scontrol", "show", "job", "-dd", job]).stdout
     cluster.run(["scontrol", "write", "batch_script", job, str(shared_dir / "script")])

@@ -16,7 +16,7 @@ from tests.slurm.users import NOBODY, OtherUser, find_other_user
 pytestmark = pytest.mark.slurm
 
 
-def words(cluster: Cluster, *, num_gpus: int) -> list[str]:
+def small_overrides(cluster: Cluster, *, num_gpus: int) -> list[str]:
     """Config overrides for a run on the first node that leaves room for others."""
     small = [f"cluster.slurm.nodelist={cluster.nodes[0]}", "cluster.num_nodes=1", "cluster.cpus_per_node=1"]
     small += ["cluster.mem_gb_per_node=2", f"+cluster.env.DEVICES={cluster.root}/dev"]
@@ -39,10 +39,12 @@ def test_runs_of_two_users_share_node(cluster: Cluster, shared_dir: Path) -> Non
     other, node = find_other_user(), cluster.nodes[0]
     python = make_light_python(shared_dir)
     first, without = shared_dir / "first", shared_dir / "without"
-    submit(cluster, first, python, *words(cluster, num_gpus=1))
-    submit(cluster, without, python, *words(cluster, num_gpus=0))
-    theirs = submit_as(other, cluster, other.own(shared_dir / "theirs"), *words(cluster, num_gpus=1))
-    runs = [first, without, theirs]
+    submit(cluster, first, python, *small_overrides(cluster, num_gpus=1))
+    submit(cluster, without, python, *small_overrides(cluster, num_gpus=0))
+    other_run = submit_as(
+        other, cluster, other.make_folder(shared_dir / "theirs"), *small_overrides(cluster, num_gpus=1)
+    )
+    runs = [first, without, other_run]
     for run in runs:
         wait_for_step(run)
     assert len({json.loads((run / "attempts" / "1" / "head.json").read_text())["port"] for run in runs}) == 3
@@ -65,10 +67,10 @@ def visible_gpus(run: Path) -> tuple[str, str]:
     return mask, " ".join(devices)
 
 
-def check_gpus(first: tuple[str, str], without: tuple[str, str], theirs: tuple[str, str]) -> None:
+def check_gpus(first: tuple[str, str], without: tuple[str, str], other_run: tuple[str, str]) -> None:
     if has_cgroup_v1():
         # Slurm numbers GPUs within the job's cgroup, which holds one GPU.
-        assert {first[1], theirs[1]} == {"gpu0", "gpu1"}
-        assert (first[0], theirs[0], without[1]) == ("0", "0", "")
+        assert {first[1], other_run[1]} == {"gpu0", "gpu1"}
+        assert (first[0], other_run[0], without[1]) == ("0", "0", "")
     else:
-        assert {first[0], theirs[0]} == {"0", "1"}
+        assert {first[0], other_run[0]} == {"0", "1"}

@@ -31,9 +31,9 @@ def test_verbs_agree_through_run(cluster: Cluster, shared_dir: Path) -> None:
     assert state_of(cluster, run).startswith(f"running: on {nodes}, attempt 1")
     refused = cli(cluster, shared_dir, "resume", str(run))
     assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
-    there = start_on_other_host("elsewhere", RESUME, str(run), env=cluster.env)
-    output, _ = there.communicate(timeout=120)
-    assert there.returncode == 2 and f"got slurm job {first} (process" in output and f"cancel {run}" in output, output
+    resume = start_on_other_host("elsewhere", RESUME, str(run), env=cluster.env)
+    output, _ = resume.communicate(timeout=120)
+    assert resume.returncode == 2 and f"got slurm job {first} (process" in output and f"cancel {run}" in output, output
     follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
     env = {**cluster.env, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:

@@ -38,11 +38,11 @@ def verl_python() -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     # In separate steps: for all at once, pip searches versions for 15 minutes.
     pins = [f"torch=={version('torch').partition('+')[0]}", f"ray[default]=={version('ray')}"]
-    for wanted in (pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")]):
-        install = [str(python), "-m", "pip", "install", "--quiet", *wanted]
+    for requirements in (pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")]):
+        install = [str(python), "-m", "pip", "install", "--quiet", *requirements]
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode != 0:
-            pytest.skip(f"{wanted} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+            pytest.skip(f"{requirements} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     (folder / "whole").touch()
     return python
 

@@ -22,7 +22,7 @@ class OtherUser:
     python: str
     env: dict[str, str]
 
-    def own(self, folder: Path) -> Path:
+    def make_folder(self, folder: Path) -> Path:
         """Make a folder that the other user owns, below one that the user can traverse."""
         folder.parent.chmod(0o755)
         folder.mkdir()

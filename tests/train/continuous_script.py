@@ -57,10 +57,10 @@ async def main(folder: Path) -> None:
     completions = [(p.token_ids, c) for batch in batches for p, g in zip(PROMPTS, batch, strict=True) for c in g]
     differences = [np.abs(np.asarray(c.logprobs) - expected_logprobs(models, p, c)).max() for p, c in completions]
     sequence = TrainSequence(token_ids=np.asarray(probe.token_ids), trained_from=1)
-    wanted = RowReader(models[1], torch.device("cpu")).compute_logprobs([sequence], 1.0)[0]
+    expected = RowReader(models[1], torch.device("cpu")).compute_logprobs([sequence], 1.0)[0]
     found = {
         "difference": float(max(differences)),
-        "probe": float(np.abs(wanted - np.asarray(held.probe)).max()),
+        "probe": float(np.abs(expected - np.asarray(held.probe)).max()),
         "versions": [[[v, len(list(run))] for v, run in groupby(c.versions())] for _, c in completions],
         "lengths": [len(c.token_ids) for _, c in completions],
     }

@@ -34,19 +34,19 @@ from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.models.policy import PolicyEngine
 from tests.templates import END, build_tokenizer
 from tests.tiny_models import TinyModel, draw_weights, shape_of
-from tests.train.dialogue_worlds import AGAIN, TURNS
+from tests.train.dialogue_environments import AGAIN, TURNS
 
-WORLDS = Path(__file__).with_name("dialogue_worlds.py")
+WORLDS = Path(__file__).with_name("dialogue_environments.py")
 CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
 STEPS, ROW_TOKENS = 390, 4096
 SHAPE = TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
 """Kinds of a first reply; those after `made` are used with the two most common syntaxes."""
-BADLY = ("qwen3", "llama3_2")
+INVALID_CALLS = ("qwen3", "llama3_2")
 
 
 @cache
-def tell_tools() -> list[Schema]:
+def tool_schemas() -> list[Schema]:
     """Return the schemas of the environment with tools."""
     return read_schemas(EnvironmentConfig(tools=f"{WORLDS}:Calculator"))
 
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def schemas(self) -> list[Schema]:
-        return tell_tools() if self.has_tools else []
+        return tool_schemas() if self.has_tools else []
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -91,8 +91,8 @@ class Case:
         """Start and end of a thought as the policy samples them; "" for a family without thoughts."""
         if self.family == "gemma3":  # its template takes no tools
             return "", ""
-        told = ChatTemplate(self.tokenizer, {}, tell_tools())
-        syntax = ToolSyntax.of(told, None)
+        template = ChatTemplate(self.tokenizer, {}, tool_schemas())
+        syntax = ToolSyntax.of(template, None)
         begin, end = syntax.thought or ("", "")
         return "" if syntax.thinks_first else begin, end
 
@@ -121,44 +121,44 @@ class Author:
     def number(self) -> int:
         return int(self.random.integers(10 ** self.random.integers(1, 5)))
 
-    def think(self, what: str = "") -> str:
+    def render_thought(self, text: str = "") -> str:
         begin, end = self.case.thought
-        return f"{begin}{what or self.number()}{end}" if end else ""
+        return f"{begin}{text or self.number()}{end}" if end else ""
 
     def write(self, prompt: EncodedPrompt) -> TrainSequence:
         """Return a dialogue with the environment's replies."""
         end = self.case.stop[0]
         if not self.case.has_tools:
-            replies = [f"{self.think()}{self.number()}{end}" for _ in range(TURNS)]
-            return lay_out(self.case, prompt, replies, [AGAIN] * (TURNS - 1))
-        kinds = CALLS if self.case.family in BADLY else CALLS[:1]
+            replies = [f"{self.render_thought()}{self.number()}{end}" for _ in range(TURNS)]
+            return build_sequence(self.case, prompt, replies, [AGAIN] * (TURNS - 1))
+        kinds = CALLS if self.case.family in INVALID_CALLS else CALLS[:1]
         kind = kinds[self.random.integers(len(kinds))]
         a, b = self.number(), self.number()
         if kind != "made" and self.random.random() < 0.8:
-            return lay_out(self.case, prompt, [self.write_badly(kind, a, b)], [])
-        first = f"{self.think()}{self.call(a, b)}{self.case.stop[-1]}"
+            return build_sequence(self.case, prompt, [self.write_invalid(kind, a, b)], [])
+        first = f"{self.render_thought()}{self.call(a, b)}{self.case.stop[-1]}"
         result = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": str(a + b)}
-        return lay_out(self.case, prompt, [first, f"{self.think()}{self.number()}{end}"], [[result]])
+        return build_sequence(self.case, prompt, [first, f"{self.render_thought()}{self.number()}{end}"], [[result]])
 
     def call(self, a: Any, b: Any) -> str:
         return write_calls(self.case.template, as_calls(["add"], [{"a": a, "b": b}])).removesuffix(self.case.stop[-1])
 
-    def write_badly(self, kind: str, a: int, b: int) -> str:
+    def write_invalid(self, kind: str, a: int, b: int) -> str:
         """Return a first reply with an invalid call."""
         end, good = self.case.stop[-1], self.call(a, b)
         if kind == "malformed":
             before, _, behind = good.rpartition("}")
-            return f"{self.think()}{before}{behind}{end}"
+            return f"{self.render_thought()}{before}{behind}{end}"
         if kind == "unknown":
-            return f"{self.think()}{good.replace('add', 'sub', 1)}{end}"
+            return f"{self.render_thought()}{good.replace('add', 'sub', 1)}{end}"
         if kind == "arguments":
-            return f"{self.think()}{self.call('x', b)}{end}"
+            return f"{self.render_thought()}{self.call('x', b)}{end}"
         if kind == "thinking" and self.case.thought[1]:
-            return f"{self.think(good)}{end}"
-        return f"{self.think()}{self.call(int('9' * TURN_TOKENS), b)}"[: TURN_TOKENS + 40]
+            return f"{self.render_thought(good)}{end}"
+        return f"{self.render_thought()}{self.call(int('9' * TURN_TOKENS), b)}"[: TURN_TOKENS + 40]
 
 
-def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Sequence[Text]) -> TrainSequence:
+def build_sequence(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Sequence[Text]) -> TrainSequence:
     """Build the sequence; train on replies, not on the texts between them."""
     token_ids, trained = list(prompt.token_ids), list[int]()
     for place, reply in enumerate(replies):

@@ -31,7 +31,7 @@ from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.vllm.outputs import CompletionBuilder
 from tests.train.dialogue_cases import BADLY, CONTEXT, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
-from tests.train.dialogue_worlds import AGAIN, TURNS
+from tests.train.dialogue_environments import AGAIN, TURNS
 
 MEMBERS = 4
 
@@ -74,8 +74,8 @@ def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Gro
             place = conversation.place(conversation.read(messages))
             [[reply]] = engine.generate([TokenPrompt(token_ids=place.context)], [prompt.index * TURNS + turn], spec)
             conversation.add(place, reply).heard = True
-            said = str(case.tokenizer.decode(reply.token_ids)).rpartition(case.thought[1])[2]
-            messages += go_on(said.removesuffix(case.stop[0]))
+            text = str(case.tokenizer.decode(reply.token_ids)).rpartition(case.thought[1])[2]
+            messages += ask_again(text.removesuffix(case.stop[0]))
         episode: Any = type("Ended", (), {"conversation": conversation, "is_truncated": False})
         groups.append(Group(prompt, [AgentTrajectory(0, 0, prompt, "", episode=episode).completion()]))
     return groups
@@ -86,7 +86,7 @@ def begin(prompt: EncodedPrompt) -> list[Message]:
     return [{"role": "user", "content": prompt.messages[0]["content"]}]
 
 
-def go_on(reply: str) -> list[Message]:
+def ask_again(reply: str) -> list[Message]:
     return [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
 
 
@@ -100,8 +100,8 @@ def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[
     thought = case.thought[1]
     calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
     return {
-        "difference": farthest(own, sampled),
-        "surprise": -min(float(said.min()) for said in sampled),
+        "difference": largest_difference(own, sampled),
+        "surprise": -min(float(logprobs.min()) for logprobs in sampled),
         "tokens": sum(map(len, sampled)),
         "turns": [len(completion.turns) for completion in completions],
         "sequences": len(sequences),
@@ -119,7 +119,7 @@ def compute(policy: PolicyEngine, sequences: Sequence[TrainSequence]) -> list[Fl
     return [found[places.index(place)] for place in range(len(sequences))]
 
 
-def farthest(some: Sequence[FloatArray], others: Sequence[FloatArray]) -> float:
+def largest_difference(some: Sequence[FloatArray], others: Sequence[FloatArray]) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
 
 

@@ -11,7 +11,7 @@ row = json.load(sys.stdin)
 _, place, member = map(int, os.environ["SLURM_RL_EPISODE"].split("."))
 
 
-def ask(content, **more):
+def complete(content, **more):
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps({"model": "policy", "messages": [{"role": "user", "content": content}], **more}).encode(),
@@ -20,14 +20,14 @@ def ask(content, **more):
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 
 
-def say(text):
+def write(text):
     print(text, flush=True)
 
 
-def ask_badly():
+def send_invalid_requests():
     for content, more in (([{"type": ["text"]}], {}), ("?", {"stream_options": []}), ({"a": 1}, {})):
         try:
-            ask(content, **more)
+            complete(content, **more)
             raise SystemExit("served")
         except urllib.error.HTTPError as error:
             if error.code != 400:
@@ -36,19 +36,19 @@ def ask_badly():
 
 
 HOSTILE = (
-    lambda: ask(""),
-    lambda: say('{"reward": 1%s}' % ("0" * 400)),
-    lambda: say(r'{"reward": 1, "scores": {"\ud800": 1}}'),
-    lambda: say('{"reward": 1, "scores": {"a": 1%s}}' % ("0" * 400)),
-    ask_badly,
+    lambda: complete(""),
+    lambda: write('{"reward": 1%s}' % ("0" * 400)),
+    lambda: write(r'{"reward": 1, "scores": {"\ud800": 1}}'),
+    lambda: write('{"reward": 1, "scores": {"a": 1%s}}' % ("0" * 400)),
+    send_invalid_requests,
     lambda: os.kill(os.getpid(), 40),
-    lambda: say('{"reward": 1e308}'),
-    lambda: say(json.dumps({"reward": 1, "scores": dict.fromkeys(map(str, range(1000)), 1)})),
+    lambda: write('{"reward": 1e308}'),
+    lambda: write(json.dumps({"reward": 1, "scores": dict.fromkeys(map(str, range(1000)), 1)})),
 )
-ask(row["prompt"])
+complete(row["prompt"])
 if member % 2:
     HOSTILE[2 * place + member // 2]()
 else:
     with contextlib.suppress(urllib.error.HTTPError):
-        ask("7" * 2_000_000)  # longer than any context: rejected without tokenizing
-    say(json.dumps({"reward": float(member), "scores": {"turns": 1}}))
+        complete("7" * 2_000_000)  # longer than any context: rejected without tokenizing
+    write(json.dumps({"reward": float(member), "scores": {"turns": 1}}))

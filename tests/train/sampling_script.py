@@ -19,7 +19,7 @@ CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]
 SEEDS = [11, 29]
 PLAIN = SamplingSpec(4, 24, TEMPERATURE, 1.0, seed=0)
-WAYS = {
+SETTINGS = {
     "plain": PLAIN,
     "top_k": replace(PLAIN, top_k=3),
     "min_p": replace(PLAIN, min_p=0.5),
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     found: dict[str, object] = {
         "engine_args": engine.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     }
-    for name, spec in WAYS.items():
+    for name, spec in SETTINGS.items():
         groups = engine.generate(PROMPTS, SEEDS, spec)
         pairs = [(p.token_ids, c) for p, group in zip(PROMPTS, groups, strict=True) for c in group]
         found[name] = [describe(model, prompt, completion, spec) for prompt, completion in pairs]
@@ -67,7 +67,7 @@ def describe(
 ) -> dict[str, object]:
     tokens = completion.token_ids
     logits = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    wanted = [
+    expected = [
         float(bend(row, prompt + tokens[:i], spec)[token])
         for i, (row, token) in enumerate(zip(logits, tokens, strict=True))
     ]
@@ -75,7 +75,7 @@ def describe(
         "tokens": tokens,
         "text": completion.text,
         "truncated": completion.truncated,
-        "difference": max(abs(a - b) for a, b in zip(wanted, completion.logprobs, strict=True)),
+        "difference": max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True)),
     }
 
 

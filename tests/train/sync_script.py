@@ -136,15 +136,15 @@ def main(folder: Path, family: str) -> None:
     extension._reload = real
     torch.manual_seed(0)
     gloo = Gloo(whole, engine)
-    for way, policy, transport in (
+    for name, policy, transport in (
         ("store", whole, store(whole)),
         ("gloo", whole, lambda: gloo),
         ("adapters", adapted, store(adapted)),
     ):
-        found[way] = [sync(policy, transport)]
+        found[name] = [sync(policy, transport)]
         for _ in range(2):
             move(policy)
-            found[way].append(sync(policy, transport))
+            found[name].append(sync(policy, transport))
     (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -39,8 +39,8 @@ def start(folder: Path) -> slurm_rl.Run:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as done:
-        said, _ = done.communicate(timeout=120)
-    assert (done.returncode, said) == (-signal.SIGKILL, f"{folder / 'run'}\n")
+        output, _ = done.communicate(timeout=120)
+    assert (done.returncode, output) == (-signal.SIGKILL, f"{folder / 'run'}\n")
     return slurm_rl.Run(folder / "run")
 
 

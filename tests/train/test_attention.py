@@ -25,7 +25,7 @@ from slurm_rl.models.vision import load_image_reader
 from tests.image_kit import build_sequence, write_image
 from tests.live_bytes import LiveBytes
 from tests.tiny_models import TinyVL, build_tiny_model
-from tests.train import flash_stand_in
+from tests.train import flash_reference
 from tests.train.model_families import CPU, FAMILIES, PAGE, build_model, build_sequences
 
 logging.set_verbosity_error()
@@ -47,18 +47,18 @@ def read(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
     return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
+def assert_same(found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
     # A random minicpm3 has logprobs down to -112, where the spacing of float32 is 8e-6.
-    torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=1e-5)
-    assert found[1].keys() == wanted[1].keys()
-    for name, gradient in wanted[1].items():
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-5)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()) + 1e-6)
 
 
-def assert_reads_alike(model: PreTrainedModel, wanted: tuple[Tensor, dict[str, Tensor]], family: str) -> None:
+def assert_packed_equals_masked(model: PreTrainedModel, masked: tuple[Tensor, dict[str, Tensor]], family: str) -> None:
     """Check for equal numbers if the row check packs the family; it must pack the quick families."""
     if family in QUICK or check_rows(RowReader(model, CPU), torch.float32).packed:
-        assert_same(read(model), wanted)
+        assert_same(read(model), masked)
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
@@ -68,23 +68,23 @@ def test_varlen_equals_masked_rows(family: str) -> None:
     if choose_attention(model, "cuda", any_mask=True) != "varlen" or LINES[family][0] != "packed":
         assert family not in QUICK
         return
-    wanted = read(model)
+    masked = read(model)
     settle_attention(model, "varlen", any_mask=False)
     assert model.config._attn_implementation == "varlen"
-    assert_reads_alike(model, wanted, family)
+    assert_packed_equals_masked(model, masked, family)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "deepseek_v3"])
 def test_kernel_gets_same_arguments(family: str) -> None:
     """torch's kernel is replaced by a reference that checks the names of its arguments."""
     model = build_model(family)
-    wanted, kernel = read(model), mock.Mock(side_effect=flash_stand_in.varlen_attn)
+    masked, kernel = read(model), mock.Mock(side_effect=flash_reference.varlen_attn)
     settle_attention(model, "varlen", any_mask=False)
     with (
         mock.patch("torch.nn.attention.varlen.varlen_attn", kernel),
         mock.patch.object(attention, "_fits_kernel", lambda *_: True),
     ):
-        assert_same(read(model), wanted)
+        assert_same(read(model), masked)
     assert kernel.call_count == 2  # layers
 
 
@@ -99,10 +99,10 @@ def test_flash_attention_gets_sequence_ends(family: str) -> None:
     model = build_model(family)
     if choose_attention(model, "cpu", any_mask=False) == "eager":
         model.set_attn_implementation("eager")
-    wanted = read(model)
+    masked = read(model)
     model.config._attn_implementation = FLASH  # skip the checks for a GPU and the package
-    with flash_stand_in.flash_attn_installed():
-        assert_reads_alike(model, wanted, family)
+    with flash_reference.flash_attn_installed():
+        assert_packed_equals_masked(model, masked, family)
 
 
 def test_scores_are_capped_on_every_device() -> None:
@@ -168,7 +168,7 @@ def test_engine_takes_same_steps(folder: Path, fields: dict[str, Any], score_see
 
 
 @pytest.mark.parametrize(("family", "way"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
-def test_images_give_same_result(family: Any, way: str, tmp_path: Path) -> None:
+def test_images_give_same_result(family: Any, implementation: str, tmp_path: Path) -> None:
     """The vision tower attends to each image as a whole, the text to earlier tokens."""
     build_tiny_model(TinyVL(family=family), 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
@@ -181,19 +181,19 @@ def test_images_give_same_result(family: Any, way: str, tmp_path: Path) -> None:
         build_sequence(images, 3, [other], 9, 3),
     ]
     reader = RowReader(model, CPU, images=images)
-    wanted = reader.compute_logprobs(sequences, 1.0)
-    if way == VARLEN:
+    masked = reader.compute_logprobs(sequences, 1.0)
+    if implementation == VARLEN:
         settle_attention(model, VARLEN, any_mask=False)
     else:
         model.config._attn_implementation = FLASH
-    with flash_stand_in.flash_attn_installed():
+    with flash_reference.flash_attn_installed():
         found = reader.compute_logprobs(sequences, 1.0)
-    for one, other_way in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other_way, atol=1e-5)
+    for one, expected in zip(found, masked, strict=True):
+        np.testing.assert_allclose(one, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, pytest.param(256, marks=pytest.mark.slow)])
-def test_packed_row_allocates_no_square(window: int | None) -> None:
+def test_packed_row_allocates_less_than_mask(window: int | None) -> None:
     """Forward and backward allocate less than the row's mask would; the masked path allocates more."""
     lengths, peaks = [2048] + [128] * 48, {}
     config = Qwen2Config(
@@ -211,11 +211,11 @@ def test_packed_row_allocates_no_square(window: int | None) -> None:
     assert set(config.layer_types) == {"sliding_attention" if window else "full_attention"}
     random = np.random.default_rng(0)
     batch = build_packed_batch([TrainSequence(token_ids=random.integers(0, 16, n), trained_from=1) for n in lengths])
-    for way in ("sdpa", VARLEN):
-        model.set_attn_implementation(way)
+    for implementation in ("sdpa", VARLEN):
+        model.set_attn_implementation(implementation)
         with LiveBytes() as bytes_:
             logprobs, _ = RowReader(model, CPU).forward(batch, 1.0)
             logprobs.sum().backward()
-        peaks[way] = bytes_.peak
+        peaks[implementation] = bytes_.peak
     assert peaks[VARLEN] < sum(lengths) ** 2 / 4
     assert peaks[VARLEN] < peaks["sdpa"] / 2

@@ -87,9 +87,9 @@ class counted_gathers:
         self.original: Callable[..., Any] = distributed.all_gather_single
         sizes: list[int] = []
 
-        def count(out: Tensor, mine: Tensor, **fields: Any) -> Any:
+        def count(out: Tensor, shard: Tensor, **fields: Any) -> Any:
             sizes.append(out.nbytes)
-            return self.original(out, mine, **fields)
+            return self.original(out, shard, **fields)
 
         distributed.all_gather_single = count
         return sizes

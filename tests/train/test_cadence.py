@@ -16,7 +16,7 @@ def saved_steps(run: Path) -> list[int]:
     return [row["step"] for row in read_rows(run / "events.jsonl") if row["kind"] == "checkpoint/saved"]
 
 
-def test_interval_changes_no_digit_of_supervised_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_interval_keeps_supervised_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cadence, "FIRST_EVERY", 1)
     # So that steps of milliseconds change the interval at once.
     monkeypatch.setattr(cadence, "LEAST_SAVES", 1)
@@ -33,7 +33,7 @@ def test_interval_changes_no_digit_of_supervised_run(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("words", [(), ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis")])
-def test_interval_changes_no_digit_of_grpo_run(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_save_interval_keeps_grpo_metrics(words: tuple[str, ...], tmp_path: Path) -> None:
     rows, saves = [], []
     for every in ("1", "4", "auto"):
         run = tmp_path / every

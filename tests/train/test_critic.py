@@ -71,7 +71,7 @@ def test_critic_learns_returns_and_resumes(folder: Path, tmp_path: Path) -> None
     assert steps[0] == steps[1]
 
 
-def test_critic_learns_same_values_in_other_unit(folder: Path) -> None:
+def test_critic_values_are_invariant_to_reward_scale(folder: Path) -> None:
     unit = ScoreStatistics(mean=2.0, std=0.5)
     critic, sequences = build_critic(folder), build_completions()
     read = [read_before(sequence) for sequence in sequences]

@@ -21,34 +21,34 @@ PROGRAM = "qwen3/program"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("dialogues")
     return run_script("dialogue_script", folder, *TOOLS, *TALKS, PROGRAM)
 
 
 @pytest.mark.parametrize("case", [*TOOLS, *TALKS, PROGRAM])
-def test_engine_and_policy_agree_on_every_token(found: dict[str, Any], case: str) -> None:
-    one = found[case]
+def test_engine_and_policy_agree_on_every_token(results: dict[str, Any], case: str) -> None:
+    one = results[case]
     assert one["difference"] < 1e-5
     # Certain tokens would make the comparison trivial.
     assert one["surprise"] > 2 and one["tokens"] > 100
 
 
 @pytest.mark.parametrize("case", TOOLS)
-def test_dialogues_contain_calls_and_results(found: dict[str, Any], case: str) -> None:
-    one = found[case]
+def test_dialogues_contain_calls_and_results(results: dict[str, Any], case: str) -> None:
+    one = results[case]
     assert sum(one["calls"].values()) > 3 and max(one["turns"]) > 1
     assert one["thoughts"] > 3 or case.startswith("llama")
 
 
 @pytest.mark.parametrize("case", REWRITING)
-def test_thoughts_are_kept_where_template_drops_them(found: dict[str, Any], case: str) -> None:
-    one = found[case]
+def test_thoughts_are_kept_where_template_drops_them(results: dict[str, Any], case: str) -> None:
+    one = results[case]
     assert one["sequences"] == len(one["turns"]) and one["thoughts"] > len(one["turns"])
 
 
-def test_program_that_drops_thoughts_splits_sequences(found: dict[str, Any]) -> None:
-    assert found[PROGRAM]["sequences"] == sum(found[PROGRAM]["turns"])
+def test_program_that_drops_thoughts_splits_sequences(results: dict[str, Any]) -> None:
+    assert results[PROGRAM]["sequences"] == sum(results[PROGRAM]["turns"])
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_program_that_drops_thoughts_splits_sequences(found: dict[str, Any]) -> 
         ("gemma4/tools", {"made", "arguments"}),
     ],
 )
-def test_engine_parser_separates_calls(found: dict[str, Any], case: str, kinds: set[str]) -> None:
+def test_engine_parser_separates_calls(results: dict[str, Any], case: str, kinds: set[str]) -> None:
     """hermes, llama3_json and gemma4, on sampled text."""
-    assert kinds <= found[case]["calls"].keys()
+    assert kinds <= results[case]["calls"].keys()

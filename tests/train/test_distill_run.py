@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import HERE
+from tests.examples.kit import LOCAL_OVERRIDES
 from tests.whole_run import exact_rows, run_cli
 
 pytestmark = pytest.mark.slow
@@ -12,7 +12,7 @@ SIZES = ("trainer.prompts_per_step=32", "data.num_eval=50", "eval.interval=40")
 
 
 def run(folder: Path, *words: str) -> None:
-    run_cli(folder.parent, "+exp=demo", f"run_dir={folder}", *HERE, *SIZES, *words)
+    run_cli(folder.parent, "+exp=demo", f"run_dir={folder}", *LOCAL_OVERRIDES, *SIZES, *words)
 
 
 def test_policy_approaches_teacher(tmp_path: Path) -> None:

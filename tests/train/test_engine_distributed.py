@@ -57,7 +57,7 @@ SPARING = {
 }
 ADAPTED = {"fsdp2-lora": FSDP2, "zero-2-lora": ZERO[2], "zero-3-lora": ZERO[3]}
 LAYOUTS = PLAIN | SPARING | ADAPTED
-OFTEN = ("fsdp2", "zero-2", "zero-3", "zero-3-offload-all", "fsdp2-lora")
+FAST = ("fsdp2", "zero-2", "zero-3", "zero-3-offload-all", "fsdp2-lora")
 """Layouts in `make test`; the others, which combine these features, are slow."""
 
 
@@ -76,7 +76,7 @@ def build_sequences(step: int) -> list[TrainSequence]:
     ]
 
 
-def deal(step: int, rank: int, num_workers: int) -> list[list[TrainSequence]]:
+def split_micro_batches(step: int, rank: int, num_workers: int) -> list[list[TrainSequence]]:
     """Return this rank's micro-batches: 2 to 4 of them, some empty."""
     sequences = build_sequences(step)
     dealt = distribute([len(s.token_ids) for s in sequences], num_workers, budget=16)
@@ -94,7 +94,7 @@ def run_steps(engine: PolicyEngine, steps: range, rank: int, num_workers: int) -
         if step == RESET_AFTER:
             engine.backend.reset_optimizer(OTHER_OPTIM)
         lr = schedule_lr(OPTIM, step, NUM_STEPS)
-        metrics.append(engine.train(deal(step, rank, num_workers), cross_entropy, lr))
+        metrics.append(engine.train(split_micro_batches(step, rank, num_workers), cross_entropy, lr))
     return metrics
 
 
@@ -129,13 +129,13 @@ def run_layout(rank: int, name: str, model: Path, out: Path) -> None:
     found: dict[str, Any] = {"metrics": run_steps(engine, range(SAVED_AFTER), rank, 2)}
     engine.save(out / "checkpoint")
     if lora is not None:
-        found["base"] = logprobs_of(engine, rank, adapters=False)
+        found["base"] = compute_logprobs_of(engine, rank, adapters=False)
     found["metrics"] += run_steps(engine, range(SAVED_AFTER, NUM_STEPS), rank, 2)
-    found["logprobs"] = logprobs_of(engine, rank)
+    found["logprobs"] = compute_logprobs_of(engine, rank)
     state, adapters = dict(engine.full_state()), dict(engine.adapter_state())
     found["state_names"] = sorted(state)
     if name in PLAIN:
-        found["nan"] = catch(TrainingError, lambda: engine.train(deal(0, rank, 2), nan_on_rank_1, 1e-3))
+        found["nan"] = catch(TrainingError, lambda: engine.train(split_micro_batches(0, rank, 2), nan_on_rank_1, 1e-3))
         found["nan_changed"] = [n for n, t in engine.full_state() if not torch.equal(t, state[n])]
         found["uneven"] = catch(TrainingError, lambda: engine.train([[]] * (rank + 1), cross_entropy, 1e-3))
     resumed = build_engine(model, policy, lora=lora)
@@ -171,7 +171,7 @@ def run_exports(
     third.load(out / "just-reset")
     found["resumed_after_reset"] = run_steps(third, range(2), rank, 2)
     if rank == 0:
-        plant_code(out / "checkpoint", out / "planted")
+        add_code(out / "checkpoint", out / "planted")
     torch.distributed.barrier()
     found["planted"] = catch(CheckpointError, lambda: third.load(out / "planted"))
     third.layout |= {"backend": "deepspeed", "zero_stage": (policy.zero_stage + 1) % 4}
@@ -179,8 +179,8 @@ def run_exports(
     return found
 
 
-def logprobs_of(engine: PolicyEngine, rank: int, **options: Any) -> list[list[list[float]]]:
-    return [[v.tolist() for v in part] for part in engine.compute_logprobs(deal(0, rank, 2), **options)]
+def compute_logprobs_of(engine: PolicyEngine, rank: int, **options: Any) -> list[list[list[float]]]:
+    return [[v.tolist() for v in part] for part in engine.compute_logprobs(split_micro_batches(0, rank, 2), **options)]
 
 
 class Code:
@@ -193,7 +193,7 @@ class Code:
         return os.mkdir, (str(self.folder),)
 
 
-def plant_code(checkpoint: Path, planted: Path) -> None:
+def add_code(checkpoint: Path, planted: Path) -> None:
     """Copy the checkpoint and add objects that would execute code when unpickled."""
     shutil.copytree(checkpoint, planted)
     for file in planted.rglob("*.pt"):
@@ -212,28 +212,28 @@ def catch(kind: type[Exception], call: Any) -> str:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("engine")
     build_tiny_model(SMALL, seed=0, folder=root / "model")
-    save_as_others(root)
-    multiprocessing.spawn(run_worker, args=(free_port(), root, list(OFTEN)), nprocs=2)
+    save_sharded(root)
+    multiprocessing.spawn(run_worker, args=(free_port(), root, list(FAST)), nprocs=2)
     return root
 
 
 @pytest.fixture(scope="module")
-def seldom(root: Path) -> None:
-    others = [name for name in LAYOUTS if name not in OFTEN]
+def slow_layouts(root: Path) -> None:
+    others = [name for name in LAYOUTS if name not in FAST]
     multiprocessing.spawn(run_worker, args=(free_port(), root, others), nprocs=2)
 
 
 def named(layouts: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in layouts]
+    return [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in layouts]
 
 
-def folder_of(request: pytest.FixtureRequest, root: Path) -> Path:
-    if request.param not in OFTEN:
-        request.getfixturevalue("seldom")
+def layout_folder(request: pytest.FixtureRequest, root: Path) -> Path:
+    if request.param not in FAST:
+        request.getfixturevalue("slow_layouts")
     return root / str(request.param)
 
 
-def save_as_others(root: Path) -> None:
+def save_sharded(root: Path) -> None:
     """Write the checkpoint of one worker, and the same sharded for 40 as torch does."""
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
     run_steps(engine, range(SAVED_AFTER), 0, 1)
@@ -272,28 +272,28 @@ def adapted_reference(root: Path) -> Reference:
 
 @pytest.fixture(params=named(LAYOUTS))
 def layout(request: pytest.FixtureRequest, root: Path) -> Path:
-    return folder_of(request, root)
+    return layout_folder(request, root)
 
 
 @pytest.fixture(params=named(PLAIN))
 def plain(request: pytest.FixtureRequest, root: Path) -> Path:
-    return folder_of(request, root)
+    return layout_folder(request, root)
 
 
 @pytest.fixture(params=named(ADAPTED))
 def adapted(request: pytest.FixtureRequest, root: Path) -> Path:
-    return folder_of(request, root)
+    return layout_folder(request, root)
 
 
-def found_by(layout: Path, rank: int) -> dict[str, Any]:
+def read_result(layout: Path, rank: int) -> dict[str, Any]:
     return dict(json.loads((layout / f"found-{rank}.json").read_text()))
 
 
 def test_layout_equals_one_worker(layout: Path, reference: Reference, adapted_reference: Reference) -> None:
     metrics, engine = adapted_reference if layout.name in ADAPTED else reference
-    for ours, expected in zip(found_by(layout, 0)["metrics"], metrics, strict=True):
+    for ours, expected in zip(read_result(layout, 0)["metrics"], metrics, strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
-    assert found_by(layout, 0)["metrics"] == found_by(layout, 1)["metrics"]
+    assert read_result(layout, 0)["metrics"] == read_result(layout, 1)["metrics"]
     states = torch.load(layout / "state.pt", weights_only=True)
     for ours, wanted in zip(states, (dict(engine.full_state()), dict(engine.adapter_state())), strict=True):
         assert ours.keys() == wanted.keys()
@@ -301,12 +301,12 @@ def test_layout_equals_one_worker(layout: Path, reference: Reference, adapted_re
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
     check_logprobs(layout, "logprobs", engine)
     # Only rank 0 gets the whole state.
-    assert "lm_head.weight" in found_by(layout, 0)["state_names"] and found_by(layout, 1)["state_names"] == []
+    assert "lm_head.weight" in read_result(layout, 0)["state_names"] and read_result(layout, 1)["state_names"] == []
 
 
 def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
     for rank in range(2):
-        for ours, part in zip(found_by(layout, rank)[key], deal(0, rank, 2), strict=True):
+        for ours, part in zip(read_result(layout, rank)[key], split_micro_batches(0, rank, 2), strict=True):
             [expected] = engine.compute_logprobs([part])
             for one, other in zip(ours, expected, strict=True):
                 assert one == pytest.approx(other.tolist(), abs=1e-5)
@@ -314,13 +314,13 @@ def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
 
 def test_resumed_run_equals_uninterrupted_one(layout: Path) -> None:
     for rank in range(2):
-        found = found_by(layout, rank)
+        found = read_result(layout, rank)
         assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
         assert found["resumed_differs"] == []
 
 
 def test_bfloat16_follows_float32(layout: Path) -> None:
-    found = found_by(layout, 0)
+    found = read_result(layout, 0)
     assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
     for half, full in zip(found["bfloat16"], found["metrics"], strict=False):
         assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
@@ -328,13 +328,13 @@ def test_bfloat16_follows_float32(layout: Path) -> None:
 
 
 def test_checkpoint_between_two_stages_resumes_with_fresh_moments(plain: Path) -> None:
-    found = found_by(plain, 0)
+    found = read_result(plain, 0)
     assert found["resumed_after_reset"] == found["after_reset"]
 
 
 def test_both_ranks_raise_on_bad_gradients_and_checkpoints(plain: Path) -> None:
     for rank in range(2):
-        found = found_by(plain, rank)
+        found = read_result(plain, rank)
         assert "must be finite" in found["nan"] and found["nan_changed"] == []
         assert "same number of micro-batches; got [1, 2] by rank" in found["uneven"]
         assert "it was saved with" in found["other_layout"]

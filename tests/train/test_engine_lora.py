@@ -97,8 +97,8 @@ def test_sent_weights_equal_merged_adapters(folder: Path, lora: LoraConfig | Non
     engine = build_engine(folder, lora, dtype=dtype)
     train(engine, range(2))
     sent = list(engine.full_state(CPU))
-    told = [(name, empty.dtype, empty.shape) for name, empty in engine.empty_state_to_send()]
-    assert told == [(name, tensor.dtype, tensor.shape) for name, tensor in sent]
+    announced = [(name, empty.dtype, empty.shape) for name, empty in engine.empty_state_to_send()]
+    assert announced == [(name, tensor.dtype, tensor.shape) for name, tensor in sent]
     if lora is not None:
         base = read_base(folder, getattr(torch, dtype))
         for name, merged in merge_into_base(base, dict(engine.adapter_state()), LORA.scaling, CPU):

@@ -76,7 +76,7 @@ def build_sequences(seed: int) -> list[TrainSequence]:
 def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
     """With GPT-2's dropout in the config: the loss sees the logprobs computed before the step."""
     engine = build_engine(build_folder(GPT2, tmp_path / "model"))
-    said = np.concatenate(engine.compute_logprobs([build_sequences(0)])[0])
+    expected = np.concatenate(engine.compute_logprobs([build_sequences(0)])[0])
     seen: list[Tensor] = []
 
     def keep(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -84,7 +84,7 @@ def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
         return -(logprobs * batch.weights).sum(), {}
 
     engine.train([build_sequences(0)], keep, 1e-2)
-    assert np.array_equal(seen[0].numpy(), said)
+    assert np.array_equal(seen[0].numpy(), expected)
 
 
 def train_by_chance(engine: PolicyEngine, steps: range) -> list[float]:

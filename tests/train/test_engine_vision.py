@@ -118,7 +118,7 @@ def test_sampled_placeholder_is_token_not_image(
     np.testing.assert_allclose(packed, expected[sequence.trained_from - 1 :].numpy(), atol=1e-5)
 
 
-def test_other_pixels_give_other_logprobs(
+def test_changed_pixels_change_logprobs(
     folder: Path, reader: ImageReader, sequences: list[TrainSequence], tmp_path: Path
 ) -> None:
     """Otherwise a model that ignores images would pass the tests above."""

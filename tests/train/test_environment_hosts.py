@@ -74,8 +74,8 @@ def cluster_of(folder: Path) -> Cluster:
 
 def calls_of(num_replies: int) -> list[Call]:
     row = Row(index=0, prompt="", answer="")
-    said = [Reply(text="abcd"[turn], call_id=str(turn)) for turn in range(num_replies)]
-    return [Call(episode=f"7.{place}.0", row=row, seed=1, replies=said) for place in range(20)]
+    replies = [Reply(text="abcd"[turn], call_id=str(turn)) for turn in range(num_replies)]
+    return [Call(episode=f"7.{place}.0", row=row, seed=1, replies=replies) for place in range(20)]
 
 
 def numbers(steps: list[Any], name: str) -> list[int]:

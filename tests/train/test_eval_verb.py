@@ -7,7 +7,7 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import HERE
+from tests.examples.kit import LOCAL_OVERRIDES
 from tests.tiny_models import SMALL_MODEL
 from tests.whole_run import run_cli
 
@@ -26,7 +26,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_evaluation_starts_engines_only(tmp_path: Path) -> None:
-    words = ("+exp=demo", "data.train=''", SMALL_MODEL, *SETS, "rollout.max_num_seqs=64", *HERE)
+    words = ("+exp=demo", "data.train=''", SMALL_MODEL, *SETS, "rollout.max_num_seqs=64", *LOCAL_OVERRIDES)
     run_cli(tmp_path, "eval", *words, "run_dir=runs/alone")
     found = measured(tmp_path, "alone")
     assert found["set/sums/prompts"] == 25 and found["set/sums/failed"] == 0 and found["set/sums/length_mean"] > 1
@@ -38,7 +38,7 @@ def test_evaluation_starts_engines_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_evaluation_of_export_and_checkpoint_is_repeatable(tmp_path: Path) -> None:
     run_cli(tmp_path, *TRAIN, SMALL_MODEL, "policy.num_threads=1", "logging.wandb.mode=disabled")
-    words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *HERE)
+    words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *LOCAL_OVERRIDES)
     for name in ("first", "again"):
         run_cli(tmp_path, "eval", *words, f"run_dir=runs/{name}")
     found = measured(tmp_path, "first")

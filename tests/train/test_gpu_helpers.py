@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trainer_throughput import SHAPES, build_model
-from tests.gpu.cases import CASES, device_words, fill
-from tests.gpu.conftest import why_not
+from tests.gpu.cases import CASES, device_overrides, fill
+from tests.gpu.conftest import skip_reason
 from tests.gpu.layout_rank import CHARACTERS
 from tests.gpu.models import name_all_tokens
 from tests.tiny_models import TinyModel, build_character_tokenizer
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_gpu_tests_are_skipped_with_reason() -> None:
-    reason = why_not()
+    reason = skip_reason()
     if reason is None:
         pytest.skip("there are GPUs here, and an environment for them")
     argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu"]
@@ -45,7 +45,7 @@ def test_random_model_samples_text(tmp_path: Path) -> None:
 def test_measured_step_equals_planned_step(tmp_path: Path) -> None:
     build_model(SHAPES["tiny"], 256, tmp_path)
     words = fill(CASES["grpo, colocated"].words, model=tmp_path, rows=tmp_path, folder=tmp_path)
-    words = [*device_words("nvidia", 1, 80), *words, "policy.micro_batch_tokens=512"]
+    words = [*device_overrides("nvidia", 1, 80), *words, "policy.micro_batch_tokens=512"]
     argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]
     done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import EXAMPLES, HERE
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES
 from tests.tiny_models import shrink
 from tests.whole_run import run_cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORDS = (
-    *HERE,
+    *LOCAL_OVERRIDES,
     shrink("guessing_game/model"),
     "data.num_eval=4",
     "eval.interval=0",

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 _NOT_OURS = re.compile(r"^(?!/)|^/(dev/(?!shm/)|proc/|sys/|usr/|lib|bin/|etc/)| \(deleted\)$|^/memfd:")
 
 
-def processes_of(process: subprocess.Popen[str], mark: Path) -> list[psutil.Process]:
+def find_run_processes(process: subprocess.Popen[str], mark: Path) -> list[psutil.Process]:
     """Return all processes of the run, including Ray's orphans, which its environment variables identify."""
     found = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
     for one in psutil.process_iter():
@@ -37,7 +37,7 @@ def processes_of(process: subprocess.Popen[str], mark: Path) -> list[psutil.Proc
     return list(found.values())
 
 
-def ports_of(processes: list[psutil.Process]) -> list[int]:
+def listening_ports(processes: list[psutil.Process]) -> list[int]:
     found = set()
     for one in processes:
         try:
@@ -47,7 +47,7 @@ def ports_of(processes: list[psutil.Process]) -> list[int]:
     return sorted(found)
 
 
-def open_to_others(processes: list[psutil.Process], python: Path) -> set[str]:
+def find_exposed(processes: list[psutil.Process], python: Path) -> set[str]:
     """Return open writable files and shared memory, outside the installation, that any user can access."""
     paths = set()
     for one in processes:
@@ -94,14 +94,14 @@ def test_demo_with_hostile_neighbour_has_identical_metrics(whole_run: Path, plac
     num_ports = 0
     with neighbour.at_work():
         while process.poll() is None:
-            found = processes_of(process, run_dir)
-            ports = ports_of(found)
+            found = find_run_processes(process, run_dir)
+            ports = listening_ports(found)
             num_ports = max(num_ports, len(ports))
             folders = [run_dir]
             if (run_dir / "plan.json").exists():
                 folders += find_temp_dirs(run_dir)
             neighbour.point_at(pids=[one.pid for one in found], ports=ports, folders=folders)
-            open_files |= open_to_others(found, Path(sys.prefix))
+            open_files |= find_exposed(found, Path(sys.prefix))
             time.sleep(0.5)
     output, _ = process.communicate()
     assert process.returncode == 0, output

@@ -13,7 +13,7 @@ from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import TIMEOUT_S, Game
 from tests.killed_game.modes import MODES, Mode
-from tests.killed_game.story import Left
+from tests.killed_game.run_state import Left
 from tests.train.test_engine_run import find_beats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -29,11 +29,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]
     found: dict[tuple[str, ...], Game] = {}
 
     def find(mode: Mode, *words: str) -> Game:
-        asked = (*words, *mode.reference)
-        if asked not in found:
-            found[asked] = Game(tmp_path_factory.mktemp("whole"), *asked)
-            found[asked].finish()
-        return found[asked]
+        key = (*words, *mode.reference)
+        if key not in found:
+            found[key] = Game(tmp_path_factory.mktemp("whole"), *key)
+            found[key].finish()
+        return found[key]
 
     return find
 
@@ -41,14 +41,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]
 @pytest.mark.parametrize("name", MODES)
 def test_kill_in_every_turn_keeps_metrics(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     """In turns 0, 1, 2 and 3 of the third step, resumed each time."""
-    mode, lefts = MODES[name], list[Left]()
+    mode, states = MODES[name], list[Left]()
     game = Game(tmp_path, *mode.words)
     for turn in range(4):
         game.kill_in(2, turn, saved=2 if name == "async" else 0)
-        lefts.append(mode.left(game))
-        assert any(at.step == 2 and at.turn == turn for at in lefts[-1].sampled)
+        states.append(mode.read_state(game))
+        assert any(at.step == 2 and at.turn == turn for at in states[-1].sampled)
     game.finish()
-    mode.check(game, lefts, undisturbed(mode))
+    mode.check(game, states, undisturbed(mode))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -57,21 +57,21 @@ def test_agents_killed_at_random_moments_resume_to_same_tokens(
     name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
     """Kill the trainer or the whole run, in turns, training, evaluation or a save."""
-    mode, chance, lefts, num_kills = MODES[name], random.Random(seed), list[Left](), 0
+    mode, chance, states, num_kills = MODES[name], random.Random(seed), list[Left](), 0
     game = Game(tmp_path / "run-0", *LONG, *mode.words)
     while num_kills < KILLS:
         if game.kill_after(chance.randint(20, 3000), chance.uniform(0.0, 1.5), whole=chance.random() < 0.5):
             num_kills += 1
-            lefts.append(mode.left(game))
+            states.append(mode.read_state(game))
         else:
-            mode.check(game, lefts, undisturbed(mode, *LONG))
-            game, lefts = Game(tmp_path / f"run-{num_kills}", *LONG, *mode.words), []
+            mode.check(game, states, undisturbed(mode, *LONG))
+            game, states = Game(tmp_path / f"run-{num_kills}", *LONG, *mode.words), []
     game.finish()
-    mode.check(game, lefts, undisturbed(mode, *LONG))
+    mode.check(game, states, undisturbed(mode, *LONG))
 
 
 @pytest.mark.parametrize("name", ["lockstep", "lockstep-ahead", "async"])
-def test_run_stopped_in_turn_resumes_to_same_digits(
+def test_run_stopped_in_turn_resumes_with_identical_metrics(
     name: str, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
     """Its checkpoint holds the current batch, or in free order its journal."""
@@ -80,7 +80,7 @@ def test_run_stopped_in_turn_resumes_to_same_digits(
     game.hold(2, 1)
     process = game.start()
     game.wait(process, lambda: game.held is not None, "the third step")
-    game.ask_to_stop()
+    game.send_stop_signal()
     game.release()
     if process.wait(timeout=TIMEOUT_S) != 0:
         game.finish()

@@ -17,25 +17,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
-def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+def judge_overrides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides of a run with completions scored by a model."""
     model = build_reward_model(tmp_path_factory.mktemp("judge"))
     return (f"reward.model.path={model}", "trainer.num_steps=20", "ray.dashboard=false")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(judged_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(judge_overrides: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model runs in a worker of the trainer."""
     run_dir = tmp_path_factory.mktemp("judged") / "run"
-    finish(start_run(run_dir, *judged_words))
+    finish(start_run(run_dir, *judge_overrides))
     return run_dir
 
 
 def test_killed_judge_is_replaced_with_same_metrics(
-    judged_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
+    judge_overrides: tuple[str, ...], undisturbed: Path, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")
-    process = start_run(run.path, *judged_words, "reward.service.enabled=true")
+    process = start_run(run.path, *judge_overrides, "reward.service.enabled=true")
 
     def has_steps(count: int) -> bool:
         return sum(row.get("stage") == "grpo" for row in read_rows(run.metrics)) >= count

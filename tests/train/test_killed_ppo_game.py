@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from tests.killed_game.game import Game
-from tests.killed_game.story import read_left, read_trained
+from tests.killed_game.run_state import read_left, read_trained
 from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -23,7 +23,7 @@ PPO = (
 )
 
 
-def test_ppo_with_environment_learns_and_resumes_to_same_digits(tmp_path: Path) -> None:
+def test_ppo_with_environment_learns_and_resumes_identically(tmp_path: Path) -> None:
     whole, killed = Game(tmp_path / "whole", *PPO), Game(tmp_path / "killed", *PPO)
     whole.finish()
     steps = [row for row in exact_rows(whole.run.path) if row["stage"] == "grpo"]

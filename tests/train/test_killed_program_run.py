@@ -22,27 +22,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ProgramGame:
     return game
 
 
-def test_killed_in_two_turns_of_step(tmp_path: Path, undisturbed: ProgramGame) -> None:
-    game, lefts = ProgramGame(tmp_path), []
+def test_kill_in_two_turns_resumes_with_identical_metrics(tmp_path: Path, undisturbed: ProgramGame) -> None:
+    game, states = ProgramGame(tmp_path), []
     for turn in (0, 2):
         game.kill_in(2, turn, saved=2)
-        lefts.append(FREE.left(game))
-        assert any((at.step, at.turn) == (2, turn) for at in lefts[-1].sampled)
+        states.append(FREE.read_state(game))
+        assert any((at.step, at.turn) == (2, turn) for at in states[-1].sampled)
     game.finish()
-    FREE.check(game, lefts, undisturbed)
+    FREE.check(game, states, undisturbed)
     opened = [row for row in read_rows(game.run.events) if row["kind"] == "journal/opened"]
     assert len(opened) == 2 and not any(row["kind"] == "journal/program_changed" for row in read_rows(game.run.events))
 
 
-def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed: ProgramGame) -> None:
+def test_run_stopped_in_turn_resumes_with_identical_metrics(tmp_path: Path, undisturbed: ProgramGame) -> None:
     """Its checkpoint does not wait for programs."""
     game = ProgramGame(tmp_path)
     game.hold(2, 1)
     process = game.start()
     game.wait(process, lambda: game.held is not None, "the third step")
-    game.ask_to_stop()
+    game.send_stop_signal()
     assert process.wait(timeout=TIMEOUT_S) != 0
-    left = FREE.left(game)
+    left = FREE.read_state(game)
     game.release()
     assert left.saved == 2 and left.sampled
     game.finish()
@@ -51,12 +51,12 @@ def test_run_stopped_in_turn_resumes_to_same_digits(tmp_path: Path, undisturbed:
     FREE.check(game, [left], undisturbed)
 
 
-def test_run_ahead_loses_no_turn_of_saved_policy(tmp_path: Path) -> None:
+def test_killed_run_ahead_keeps_turns_of_saved_policy(tmp_path: Path) -> None:
     """Killed while a batch plays ahead of the trained one; new weights wait for its programs."""
     ahead = Mode(("rollout.max_off_policy_steps=1", "checkpoint.interval=1"), waves=False, ahead=1)
     game = ProgramGame(tmp_path, *ahead.words)
     game.kill_in(2, 1, saved=1)
-    left = ahead.left(game)
+    left = ahead.read_state(game)
     assert left.saved == 1 and {at.step for at in left.sampled} == {1, 2}
     game.finish()
     ahead.check(game, [left], game)

@@ -16,7 +16,7 @@ WORDS = ("+algorithm=distill", "algorithm.kl.coef=1.0", "warmup.num_steps=0", "r
 
 
 @pytest.fixture(scope="module")
-def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+def teacher_overrides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides of a policy that learns from another model with its tokenizer; both are random."""
     from tests.tiny_models import SMALL, build_tiny_model
 
@@ -26,9 +26,9 @@ def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(taught_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(teacher_overrides: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("taught") / "run"
-    finish(start_run(run_dir, *taught_words, "reference.num_workers=1"))
+    finish(start_run(run_dir, *teacher_overrides, "reference.num_workers=1"))
     return run_dir
 
 
@@ -37,11 +37,11 @@ def undisturbed(taught_words: tuple[str, ...], tmp_path_factory: pytest.TempPath
     [(("reference.num_workers=1",), "reference-0"), ((), "policy-0")],
     ids=["apart", "beside-the-policy"],
 )
-def test_killed_teacher_costs_one_attempt_and_no_digit(
-    words: tuple[str, ...], holder: str, taught_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
+def test_killed_teacher_costs_one_attempt_and_keeps_metrics(
+    words: tuple[str, ...], holder: str, teacher_overrides: tuple[str, ...], undisturbed: Path, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")
-    process = start_run(run.path, *taught_words, *words)
+    process = start_run(run.path, *teacher_overrides, *words)
     os.kill(wait_for_phase(run, process, holder, "reference_logprobs"), signal.SIGKILL)
     finish(process)
     assert run.attempt_numbers() == [1, 2] and not find_processes(run.path)

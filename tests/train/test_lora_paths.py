@@ -80,15 +80,17 @@ def test_adapter_forms_agree(folders: Path, tmp_path: Path, family: str) -> None
     kind: Any = AutoModelForImageTextToText if family in VISION else AutoModelForCausalLM
     merged = kind.from_pretrained(folder, attn_implementation="sdpa")
     merged.load_state_dict(dict(engine.full_state()))
-    assert np.abs(read_alone(merged) - read_alone(engine.module)).max() < 1e-5
+    assert np.abs(compute_own_logprobs(merged) - compute_own_logprobs(engine.module)).max() < 1e-5
     for name in ("export", "converted", "received"):
         loaded, info = kind.from_pretrained(tmp_path / name, output_loading_info=True, attn_implementation="sdpa")
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), name
-        np.testing.assert_allclose(read_alone(loaded), read_alone(merged), rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            compute_own_logprobs(loaded), compute_own_logprobs(merged), rtol=0, atol=1e-6, err_msg=name
+        )
 
 
 @torch.no_grad()
-def read_alone(model: Any) -> FloatArray:
+def compute_own_logprobs(model: Any) -> FloatArray:
     """Return the logprobs of one sequence by the model's own forward."""
     ids = torch.from_numpy(build_sequences(99)[0].token_ids)[None]
     logprobs: FloatArray = model.eval()(input_ids=ids, use_cache=False).logits[0].log_softmax(-1).numpy()
@@ -131,7 +133,9 @@ def test_peft_loads_adapter_of_vision_model(folders: Path, tmp_path: Path, famil
     loaded = PeftModel.from_pretrained(
         AutoModelForImageTextToText.from_pretrained(folders / family), tmp_path / "adapter"
     )
-    np.testing.assert_allclose(read_alone(loaded.get_base_model()), read_alone(engine.module), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        compute_own_logprobs(loaded.get_base_model()), compute_own_logprobs(engine.module), rtol=0, atol=1e-5
+    )
 
 
 def test_check_targets_refuses_layers_that_files_hold_joined(folders: Path) -> None:
@@ -175,13 +179,13 @@ def test_require_whole_files_refuses_missing_tensor(folders: Path, tmp_path: Pat
     ],
 )
 def test_export_and_sync_refuse_foreign_state(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
 ) -> None:
     engine = build_engine(folders / "tiny", LORA)
     state = dict(engine.backend.full_state())
     change(state)
     monkeypatch.setattr(engine.backend, "full_state", lambda *_, **__: iter(state.items()))
     for use in (lambda: engine.export(tmp_path / "export"), lambda: list(engine.full_state())):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             use()
     assert not (tmp_path / "export").exists()

@@ -34,7 +34,7 @@ from tests.train.trl_kit import (
     build_model,
     build_tokenizer,
     build_trainer,
-    compute_theirs,
+    compute_trl_loss,
     make_case,
 )
 
@@ -60,7 +60,7 @@ def trainer(tiny_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     return built
 
 
-def compute_ours(
+def compute_our_loss(
     case: Case,
     name: str,
     mode: AggregationName,
@@ -106,7 +106,7 @@ LOSSES: dict[str, tuple[str, str, str, AggregationName, int | None]] = {
 def test_loss_and_gradient(trainer: Any, row: str, kl_coefficient: float, seed: int) -> None:
     loss_type, level, name, mode, constant_length = LOSSES[row]
     case = make_case(seed)
-    theirs, their_gradient = compute_theirs(
+    trl_result, their_gradient = compute_trl_loss(
         trainer,
         case,
         loss_type=loss_type,
@@ -115,8 +115,8 @@ def test_loss_and_gradient(trainer: Any, row: str, kl_coefficient: float, seed: 
         epsilon_high=CLIP.high + (row == "cispo"),
         beta=kl_coefficient,
     )
-    ours, our_gradient, clipped = compute_ours(case, name, mode, constant_length, kl_coefficient)
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    ours, our_gradient, clipped = compute_our_loss(case, name, mode, constant_length, kl_coefficient)
+    assert ours == pytest.approx(trl_result, abs=1e-5)
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
     assert 0 < clipped.sum() < len(clipped)
     metrics = trainer._metrics["train"]
@@ -134,7 +134,7 @@ def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
     dual, case = 1.5, make_case(seed)
     case = replace(case, advantages=-case.advantages)  # so that sequences with negative advantage drift up
     monkeypatch.setattr(trainer.args, "delta", dual)
-    theirs, their_gradient = compute_theirs(
+    trl_result, their_gradient = compute_trl_loss(
         trainer,
         case,
         loss_type="dapo",
@@ -143,11 +143,11 @@ def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
         epsilon_high=CLIP.high,
         beta=0.0,
     )
-    ours, our_gradient, _ = compute_ours(
+    ours, our_gradient, _ = compute_our_loss(
         case, "grpo", "token-mean", clip=ClipRange(low=CLIP.low, high=CLIP.high, dual=dual)
     )
-    without, _, _ = compute_ours(case, "grpo", "token-mean")
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    without, _, _ = compute_our_loss(case, "grpo", "token-mean")
+    assert ours == pytest.approx(trl_result, abs=1e-5)
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
     assert ours < without
 
@@ -156,7 +156,7 @@ def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.5], [0.2, 0.9, -0.3, 0.4], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
 
 
-def compute_their_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
+def compute_trl_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
     prompts = [{"prompt": "w3 w4", "reward": reward} for reward in rewards.flatten().tolist()]
     advantages: torch.Tensor = trainer._generate_and_score_completions(prompts)["advantages"]
     return advantages.reshape(rewards.shape)
@@ -174,9 +174,9 @@ def test_advantages(
     name: str, kind: str, settings: dict[str, Any], tiny_model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = build_trainer(kind, tiny_model, tokenizer, tmp_path, (4, 4), beta=0.0, **settings)
-    theirs = compute_their_advantages(trainer, REWARDS)
+    trl_result = compute_trl_advantages(trainer, REWARDS)
     ours = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, trl_result, rtol=0, atol=1e-5)
 
 
 def whiten_like_trl(name: str) -> torch.Tensor:
@@ -189,16 +189,16 @@ def whiten_like_trl(name: str) -> torch.Tensor:
 
 def test_reinforce_pp_is_one_group_per_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (1, 16), scale_rewards="batch")
-    theirs = compute_their_advantages(trainer, REWARDS)
+    trl_result = compute_trl_advantages(trainer, REWARDS)
     # TRL adds 1e-4 to the deviation, which is 0.4.
-    torch.testing.assert_close(whiten_like_trl("reinforce_pp"), theirs, rtol=1e-3, atol=0)
+    torch.testing.assert_close(whiten_like_trl("reinforce_pp"), trl_result, rtol=1e-3, atol=0)
 
 
 def test_reinforce_pp_baseline_scales_centred_rewards_by_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     # TRL's scale_rewards="batch" divides by the deviation of raw rewards, REINFORCE++ by that of centred ones.
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
-    theirs = compute_their_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
-    torch.testing.assert_close(whiten_like_trl("reinforce_pp_baseline"), theirs, rtol=1e-3, atol=1e-6)
+    trl_result = compute_trl_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
+    torch.testing.assert_close(whiten_like_trl("reinforce_pp_baseline"), trl_result, rtol=1e-3, atol=1e-6)
 
 
 def test_logprobs_and_entropy() -> None:

@@ -7,12 +7,12 @@ from tests.train.lora_families import LORA_PRESETS
 from tests.train.model_families import EXACT, FAMILIES, PAGE, render_share, study, study_lora
 
 logging.set_verbosity_error()
-OFTEN = (
+FAST = (
     *("llama", "gemma3_text", "deepseek_v3", "qwen3_moe", "qwen3_next"),
     *("mamba2", "jamba", "recurrent_gemma", "gpt2", "bert"),
 )
 """One of each class: dense, windows, latent attention, experts, linear attention, state spaces, no `nn.Linear`."""
-CASES = [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in FAMILIES]
+CASES = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in FAMILIES]
 LINES = dict(
     line.strip("| ").split(" | ", 1) for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"
 )

@@ -21,7 +21,7 @@ from tests.train.trl_kit import (
     build_model,
     build_tokenizer,
     build_trainer,
-    compute_theirs,
+    compute_trl_loss,
     make_case,
 )
 
@@ -50,11 +50,11 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return built
 
 
-def theirs_of(trainer: Any, case: Case, **more: Any) -> tuple[float, torch.Tensor]:
-    return compute_theirs(trainer, case, **DEFAULTS | more)
+def trl_loss(trainer: Any, case: Case, **more: Any) -> tuple[float, torch.Tensor]:
+    return compute_trl_loss(trainer, case, **DEFAULTS | more)
 
 
-def ours_of(
+def our_loss(
     case: Case,
     fields: dict[str, Any],
     *,
@@ -97,9 +97,9 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) 
 @pytest.mark.parametrize("is_corrected", [True, False])
 def test_beta_and_use_bias_correction_kl_equal_kl_bias_correction(trainer: Any, is_corrected: bool, seed: int) -> None:
     case, fields = make_case(seed), {"kl": {"coef": 0.3, "bias_correction": is_corrected}}
-    theirs = theirs_of(trainer, case, beta=0.3, use_bias_correction_kl=is_corrected)
-    agree(ours_of(case, fields), theirs)
-    other = ours_of(case, {"kl": {"coef": 0.3, "bias_correction": not is_corrected}})
+    theirs = trl_loss(trainer, case, beta=0.3, use_bias_correction_kl=is_corrected)
+    agree(our_loss(case, fields), theirs)
+    other = our_loss(case, {"kl": {"coef": 0.3, "bias_correction": not is_corrected}})
     assert (other[1] - theirs[1]).abs().max() > 1e-3
 
 
@@ -109,8 +109,8 @@ def test_epsilon_high_of_cispo_equals_clip_high_plus_1(
     trainer: Any, epsilon_high: float, clip_ratio_high: float, seed: int
 ) -> None:
     case = make_case(seed)
-    theirs = theirs_of(trainer, case, loss_type="cispo", epsilon_high=epsilon_high)
-    agree(ours_of(case, {"loss": "cispo", "clip_ratio_high": clip_ratio_high}), theirs)
+    theirs = trl_loss(trainer, case, loss_type="cispo", epsilon_high=epsilon_high)
+    agree(our_loss(case, {"loss": "cispo", "clip_ratio_high": clip_ratio_high}), theirs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -143,11 +143,11 @@ def test_vllm_importance_sampling_equals_correction(
         "vllm_importance_sampling_clip_max": 1.5,
     }
     factors = compute_factors(trainer, monkeypatch, case, sampler, more) if mode else torch.ones_like(sampler)
-    theirs = theirs_of(trainer, case, inputs={"importance_sampling_ratio": factors}, **more)
+    theirs = trl_loss(trainer, case, inputs={"importance_sampling_ratio": factors}, **more)
     if mode is None:
-        agree(ours_of(case, {}), theirs)
+        agree(our_loss(case, {}), theirs)
         return
-    agree(ours_of(case, {"correction": {"low": low, "high": 1.5}}, kind=kind, sampler=sampler), theirs)
+    agree(our_loss(case, {"correction": {"low": low, "high": 1.5}}, kind=kind, sampler=sampler), theirs)
 
 
 def compute_factors(
@@ -171,9 +171,9 @@ def compute_factors(
 def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: int) -> None:
     case, entropies = make_case(seed), torch.rand(MASK.shape, generator=torch.Generator().manual_seed(seed))
     more = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": False, "entropy_coef": 0.2}
-    theirs = theirs_of(trainer, case, entropies=entropies, **more)
-    agree(ours_of(case, {"entropy_coef": 0.2}, entropies=entropies), theirs)
-    assert ours_of(case, {}, entropies=entropies)[0] - theirs[0] == pytest.approx(
+    theirs = trl_loss(trainer, case, entropies=entropies, **more)
+    agree(our_loss(case, {"entropy_coef": 0.2}, entropies=entropies), theirs)
+    assert our_loss(case, {}, entropies=entropies)[0] - theirs[0] == pytest.approx(
         0.2 * entropies[MASK].mean().item(), abs=1e-5
     )
 
@@ -181,9 +181,9 @@ def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: i
 def test_dapo_minibatches_are_weighted_by_tokens(trainer: Any) -> None:
     """TRL divides a minibatch by the mean tokens over all minibatches, ours by its own; equal for equal sizes."""
     case, own = make_case(0), sum(LENGTHS)
-    ours, gradient = ours_of(case, {})
+    ours, gradient = our_loss(case, {})
     for total in (2 * own, 3 * own):
-        theirs, their_gradient = theirs_of(
+        theirs, their_gradient = trl_loss(
             trainer, case, inputs={"num_items_in_batch": torch.tensor(total)}, steps_per_generation=2
         )
         share = own / (total / 2)
@@ -199,13 +199,13 @@ def test_mask_truncated_completions_equals_filter_of_truncated_ones(trainer: Any
     inputs = {"completion_mask": mask, "num_items_in_batch": mask.sum()}
     rows = keep.bool()[:, None].expand_as(MASK)[MASK]
     for loss_type, aggregation, share in (("dapo", "token-mean", 1.0), ("grpo", "sequence-mean-token-mean", 3 / 5)):
-        theirs, gradient = theirs_of(trainer, case, loss_type=loss_type, inputs=inputs)
-        ours, our_gradient = ours_of_kept(case, aggregation, keep.tolist())
+        theirs, gradient = trl_loss(trainer, case, loss_type=loss_type, inputs=inputs)
+        ours, our_gradient = our_loss_of_kept(case, aggregation, keep.tolist())
         assert theirs == pytest.approx(share * ours, abs=1e-5)
         torch.testing.assert_close(gradient[rows], share * our_gradient[rows], rtol=0, atol=1e-5)
 
 
-def ours_of_kept(case: Case, aggregation: str, keep: list[int]) -> tuple[float, torch.Tensor]:
+def our_loss_of_kept(case: Case, aggregation: str, keep: list[int]) -> tuple[float, torch.Tensor]:
     """Return the loss and gradient [N] of the kept completions only, as `algorithm.filters` leaves them."""
     config = AlgorithmConfig.model_validate({**OURS, "aggregation": aggregation})
     rows = [row for row, is_kept in enumerate(keep) if is_kept]

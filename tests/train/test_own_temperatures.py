@@ -21,12 +21,12 @@ from tests.train.test_shared_prompts import build_groups
 TEMPERATURES = (0.5, 1.0, 1.6, 0.7)
 
 
-def heat(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+def set_temperatures(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
     """Give each group of three its own temperature."""
     return [replace(one, temperature=TEMPERATURES[place // 3]) for place, one in enumerate(sequences)]
 
 
-def read_alone(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor, Tensor]:
+def compute_unpacked(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor, Tensor]:
     """Return logprobs and entropy of the plain model, without packing and our temperature scaling."""
     ids = torch.from_numpy(sequence.token_ids)
     log_p = torch.log_softmax(model(ids[None]).logits[0].float() / sequence.temperature, -1)[
@@ -47,8 +47,8 @@ def test_mixed_row_equals_separate_rows(
     """Logprobs, entropies and every gradient of both."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES["qwen3"], attn_implementation=attention).float().train()
-    sequences = heat(build_groups())
-    expected = [read_alone(model, one) for one in sequences]
+    sequences = set_temperatures(build_groups())
+    expected = [compute_unpacked(model, one) for one in sequences]
     (sum(logprobs.sum() + 3 * entropy.sum() for logprobs, entropy in expected)).backward()  # type: ignore[union-attr]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -66,11 +66,11 @@ def test_mixed_row_equals_separate_rows(
 def test_policy_and_reference_use_temperature_of_each(folder: Path) -> None:
     engine, model = build_engine(folder, 9.0), ModelConfig(path=str(folder))
     reference = FrozenModel(folder, model, PolicyConfig(num_threads=1), 9.0, CPU)
-    sequences = heat(build_groups())
+    sequences = set_temperatures(build_groups())
     [by_policy], [by_reference] = engine.compute_logprobs([sequences]), reference.compute_logprobs([sequences])
     for place, one in enumerate(sequences):
         with torch.no_grad():
-            expected = read_alone(engine.module, one)[0].numpy()
+            expected = compute_unpacked(engine.module, one)[0].numpy()
         np.testing.assert_allclose(by_policy[place], expected, atol=1e-5)
         np.testing.assert_allclose(by_reference[place], expected, atol=1e-5)
 
@@ -80,10 +80,10 @@ def test_equal_temperatures_give_identical_bits(folder: Path) -> None:
     one, other = build_engine(folder, 0.8), build_engine(folder, 9.0)
     for step in range(3):
         plain = build_groups(step)
-        said = [replace(sequence, temperature=0.8) for sequence in plain]
+        equal = [replace(sequence, temperature=0.8) for sequence in plain]
         found = [
             engine.train([part[:5], [], part[5:]], cross_entropy, 1e-2)
-            for engine, part in ((one, plain), (other, said))
+            for engine, part in ((one, plain), (other, equal))
         ]
         assert found[0] == found[1]
     for (_, tensor), (_, same) in zip(one.full_state(), other.full_state(), strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.kit import EXAMPLES, HERE
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES
 from tests.tiny_models import SMALL_MODEL, TinyModel, shrink
 from tests.whole_run import exact_rows, run_cli
 
@@ -74,7 +74,7 @@ def test_run_of_preset_and_kind_finishes_and_moves_policy(cell: tuple[str, str],
     subprocess.run([sys.executable, EXAMPLES / data / "make_data.py"], cwd=tmp_path, check=True)
     run = tmp_path / "run"
     first = ["--config-dir", str(EXAMPLES / example), words[0], f"+algorithm={preset}"]
-    run_cli(tmp_path, f"run_dir={run}", *first, *words[1:], *HERE)
+    run_cli(tmp_path, f"run_dir={run}", *first, *words[1:], *LOCAL_OVERRIDES)
     steps = [row for row in exact_rows(run) if row["stage"] == "grpo"]
     assert len(steps) == 2
     assert any(row.get("policy/grad_norm", 0.0) > 0 for row in steps)

@@ -35,7 +35,7 @@ TEXT = TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 GROUP_SIZE = 4
 REFUSED = {("images", "ppo"): "a critic or a reward model needs a text model"}
 """Cells that `plan` refuses, with its message."""
-OFTEN = ("grpo", "ppo")
+FAST = ("grpo", "ppo")
 """Presets that `make test` combines with every kind of run; the others only with single turns."""
 BATCH = (f"algorithm.group_size={GROUP_SIZE}", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
 
@@ -114,7 +114,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("kind", "preset"),
     [
-        pytest.param(kind, preset, marks=[] if kind == "single" or preset in OFTEN else [pytest.mark.slow])
+        pytest.param(kind, preset, marks=[] if kind == "single" or preset in FAST else [pytest.mark.slow])
         for kind in KINDS
         for preset in PRESETS
     ],

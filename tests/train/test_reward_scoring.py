@@ -66,7 +66,7 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     return run, config
 
 
-def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
+def score_in_training(run: RunDir, config: RunConfig) -> list[float]:
     """Scores of the held-out pairs' answers by the training engine, from the export."""
     same = config.model_copy(update={"model": config.model.model_copy(update={"path": str(run.export)})})
     objective = build_objective(same, str(run.export))
@@ -76,7 +76,7 @@ def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
     return [float(score) for scores in found for score in scores]
 
 
-def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]:
+def score_in_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]:
     """Scores of the same answers as completions of a policy's prompts."""
 
     class Scorer:
@@ -107,7 +107,7 @@ def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]
 
 
 def test_reward_equals_training_score(trained: tuple[RunDir, RunConfig]) -> None:
-    expected, found = scores_of_training(*trained), scores_of_grpo(*trained)
+    expected, found = score_in_training(*trained), score_in_grpo(*trained)
     assert len(expected) == 40
     assert np.std(expected) > 0.001, "scores that are all the same would prove nothing"
     assert found == pytest.approx(expected, abs=1e-6)
@@ -118,9 +118,9 @@ def test_normalized_held_out_rewards_are_standardized(
 ) -> None:
     run, config = trained
     measured = json.loads((run.export / "config.json").read_text())
-    expected = scores_of_training(run, config)
+    expected = score_in_training(run, config)
     assert (measured["mean"], measured["std"]) == pytest.approx((np.mean(expected), np.std(expected, ddof=1)), rel=1e-4)
-    found = scores_of_grpo(run, config, normalize=True)
+    found = score_in_grpo(run, config, normalize=True)
     assert (np.mean(found), np.std(found, ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-4)
     assert measured["scores_chats"] == config.data.chat_template
 

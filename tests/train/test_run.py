@@ -115,17 +115,17 @@ def other_ray() -> Iterator[set[int]]:
         assert ray.poll() is None and time.monotonic() < give_up, (folder / "log").read_text()
         time.sleep(0.1)
     is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
-    core = {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}
+    core = {pid for pid in find_session(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}
     assert len(core) == 2
     yield core
-    for pid in session_of(ray.pid):
+    for pid in find_session(ray.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     ray.wait(timeout=120)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def session_of(leader: int) -> list[int]:
+def find_session(leader: int) -> list[int]:
     """Return the living processes of the session led by `leader`."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -136,7 +136,7 @@ def session_of(leader: int) -> list[int]:
     return found
 
 
-def test_killed_run_resumes_to_same_numbers(whole_run: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_with_identical_metrics(whole_run: Path, tmp_path: Path) -> None:
     """SIGKILL the trainer in the middle of a step, after a save."""
     run_dir = tmp_path / "killed"
     # The undisturbed run has a dashboard, which takes a third of the CPU time of a bring-up.
@@ -149,7 +149,7 @@ def test_killed_run_resumes_to_same_numbers(whole_run: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)  # 21 starts of Ray and an engine
-def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path, other_ray: set[int]) -> None:
+def test_twenty_kills_in_saves_keep_metrics(whole_run: Path, tmp_path: Path, other_ray: set[int]) -> None:
     """Kill at random times during saves: every resume finds a checkpoint, and the metrics are identical.
 
     Another Ray cluster of this user survives; in `make test` two runs share a node in tests/slurm/test_faults.py.

@@ -50,7 +50,7 @@ LAYOUTS = {
 Pairs = list[tuple[str, str]]
 """Pairs of layout and task."""
 # Layouts differ below the objective; tests/train/test_engine_distributed.py compares them.
-OFTEN: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached"), ("zero-3", "dpo-cached")]
+FAST: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached"), ("zero-3", "dpo-cached")]
 STOPPED: Pairs = [("fsdp2", "sft"), ("zero-3", "dpo-cached")]
 FOUR: Pairs = [(layout, task) for layout in LAYOUTS for task in (TASKS | ADAPTED)]
 
@@ -97,7 +97,7 @@ def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("supervised")
-    multiprocessing.spawn(work, args=(2, free_port(), root, OFTEN), nprocs=2)
+    multiprocessing.spawn(work, args=(2, free_port(), root, FAST), nprocs=2)
     # In this process, which has already imported everything.
     work(0, 1, free_port(), root, [("fsdp2", task) for task in TASKS])
     return root
@@ -111,7 +111,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("layout", "task"), OFTEN)
+@pytest.mark.parametrize(("layout", "task"), FAST)
 def test_two_ranks_equal_one(layout: str, task: str, root: Path) -> None:
     require_equal(exact_rows(root / f"{layout}-2-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
 

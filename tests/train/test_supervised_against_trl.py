@@ -108,7 +108,7 @@ def settings(path: Path, size: int, **fields: Any) -> dict[str, Any]:
     return {**common, "per_device_train_batch_size": size, "gradient_checkpointing": False, **fields}
 
 
-def their_step(trainer: Any, inputs: dict[str, Any] | None = None) -> tuple[float, float]:
+def trl_step(trainer: Any, inputs: dict[str, Any] | None = None) -> tuple[float, float]:
     """Return loss and gradient norm of TRL's own batch."""
     inputs = next(iter(trainer.get_train_dataloader())) if inputs is None else inputs
     trainer.model.zero_grad()
@@ -139,7 +139,7 @@ def test_sft(train_on: Any, folder: Path, tmp_path: Path) -> None:
         train_dataset=datasets.Dataset.from_list(rows),
     )
     ours = train_once(make_config(folder, rows, "sft", sft=SFTConfig(train_on=train_on)), as_they_are)
-    agree(ours, their_step(trainer))
+    agree(ours, trl_step(trainer))
 
 
 def build_sft_of_completions(folder: Path, path: Path, **fields: Any) -> Any:
@@ -157,7 +157,7 @@ def test_sft_of_prompts_and_completions(folder: Path, tmp_path: Path) -> None:
     config = make_config(folder, rows, "sft", sft=SFTConfig(train_on="assistant"), data={"chat_template": False})
     agree(
         train_once(config, as_they_are),
-        their_step(build_sft_of_completions(folder, tmp_path, completion_only_loss=True)),
+        trl_step(build_sft_of_completions(folder, tmp_path, completion_only_loss=True)),
     )
 
 
@@ -193,7 +193,7 @@ def test_reward_model(margins: list[float] | None, centering: float, folder: Pat
         processing_class=load_tokenizer(folder / "model"),
         train_dataset=datasets.Dataset.from_list([{k: v for k, v in row.items() if k != "prompt"} for row in whole]),
     )
-    agree(train_once(config, as_they_are), their_step(trainer))
+    agree(train_once(config, as_they_are), trl_step(trainer))
 
 
 def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows),
     )
-    agree(train_once(config, as_they_are), their_step(trainer))
+    agree(train_once(config, as_they_are), trl_step(trainer))
 
 
 VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
@@ -233,7 +233,7 @@ VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
 }
 
 
-def reference_of(
+def add_reference(
     config: RunConfig, folder: Path, cache: Path
 ) -> Callable[[list[Example], PolicyEngine], list[Example]]:
     """Return a function that adds the other model's reference logprobs as the config requests."""
@@ -254,7 +254,7 @@ def reference_of(
 def test_dpo(name: str, folder: Path, tmp_path: Path) -> None:
     dpo, theirs = VARIANTS[name]
     config = make_config(folder, PAIRS, "dpo", dpo=dpo)
-    ours = train_once(config, reference_of(config, folder, tmp_path / "cache"))
+    ours = train_once(config, add_reference(config, folder, tmp_path / "cache"))
     trainer = trl.DPOTrainer(
         model=load(folder),
         ref_model=load(folder, "reference"),
@@ -267,7 +267,7 @@ def test_dpo(name: str, folder: Path, tmp_path: Path) -> None:
         trainer.precompute_ref_logps = True
         inputs |= {name: torch.zeros(len(PAIRS)) for name in ("ref_chosen_logps", "ref_rejected_logps")}
     if not dpo.label_smoothing:
-        agree(ours, their_step(trainer, inputs))
+        agree(ours, trl_step(trainer, inputs))
         return
     swapped = {name: torch.cat(value.chunk(2)[::-1]) for name, value in inputs.items()}
     trainer.model.zero_grad()

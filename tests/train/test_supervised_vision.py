@@ -60,7 +60,7 @@ def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
     return [row for row in rows if row["stage"] == "eval"]
 
 
-def loss_of_transformers(model_folder: Path, folder: Path) -> float:
+def transformers_loss(model_folder: Path, folder: Path) -> float:
     """Return the mean over the assistant's tokens, row by row, with transformers' pixels and positions."""
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
@@ -92,7 +92,7 @@ def loss_of_transformers(model_folder: Path, folder: Path) -> float:
 
 def test_vision_sft_equals_transformers_and_learns(folder: Path, tmp_path: Path) -> None:
     first, last = run("sft", tmp_path / "run", folder)
-    assert first["eval/loss"] == pytest.approx(loss_of_transformers(tmp_path / "run" / "model", folder), abs=1e-4)
+    assert first["eval/loss"] == pytest.approx(transformers_loss(tmp_path / "run" / "model", folder), abs=1e-4)
     assert last["eval/loss"] < first["eval/loss"] - 0.2
 
 

@@ -40,19 +40,19 @@ class Engine:
 
     def __init__(self, tokenizer: Any, reader: ToolCallReader, script: dict[str, list[str]]) -> None:
         self.tokenizer, self.reader, self.script = tokenizer, reader, script
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
         groups = []
         for prompt in prompts:
             text = self.tokenizer.decode(prompt.token_ids)
-            self.asked.append(text)
-            said = self.script[prompt.answer].pop(0)
-            ids = self.tokenizer(said, add_special_tokens=False)["input_ids"]
-            cut = not said.endswith("<eos>")
-            found = self.reader.read(said.removesuffix("<eos>"), cut=cut)
+            self.requests.append(text)
+            text = self.script[prompt.answer].pop(0)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            cut = not text.endswith("<eos>")
+            found = self.reader.read(text.removesuffix("<eos>"), cut=cut)
             details = Details(content=found.content, calls=found.calls)
-            reply = Trajectory(ids, [-1.0] * len(ids), said.removesuffix("<eos>"), cut, 3, details)
+            reply = Trajectory(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), cut, 3, details)
             groups.append(Group(prompt, [reply]))
         return groups
 
@@ -89,7 +89,7 @@ def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Grou
 def test_tool_call_is_executed_and_answered(pool: EnvironmentPool) -> None:
     [group], engine = play(pool, {"1418": ["[add(a=481,b=937)]<eos>", "1418<eos>"]})
     # As examples/calculator/make_data.py writes the SFT data.
-    assert engine.asked == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
+    assert engine.requests == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
     [completion] = group.completions
     assert group.results[0].value == 1.0 and completion.text == "1418"
     [call] = completion.turns[0].calls
@@ -124,7 +124,7 @@ ADD: Any = {
 }
 
 
-class Asked:
+class ScriptedEngine:
     """An engine's handling of program requests, without sampling."""
 
     def __init__(self, tokenizer: Any, replies: list[str]) -> None:
@@ -144,10 +144,10 @@ class Asked:
         ask.done.set_result(reply if reader is None else read_reply(reader, reply, None))
 
 
-def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[str]]:
+def request_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[str]]:
     """Return a program's two answers to a question with a tool."""
     tokenizer = load_tokenizer(EXAMPLE / "model")
-    engine = Asked(tokenizer, replies)
+    engine = ScriptedEngine(tokenizer, replies)
     renderer = DialogueRenderer(tokenizer, ChatTemplate(tokenizer), parser)
     question: Any = {"role": "user", "content": "481+937="}
     with Endpoint(renderer, SamplingRule(1.0, 1.0, 24), Bounds(4, 96), engine.ask) as endpoint:
@@ -157,13 +157,13 @@ def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[st
         [call] = first.tool_calls or [None]
         assert call is not None and call.type == "function"
         result: Any = {"role": "tool", "tool_call_id": call.id, "content": "1418="}
-        said: Any = first.model_dump(exclude_none=True)
-        last = asks.create(model="policy", messages=[question, said, result], tools=[ADD]).choices[0].message
+        message: Any = first.model_dump(exclude_none=True)
+        last = asks.create(model="policy", messages=[question, message, result], tools=[ADD]).choices[0].message
     return call.function, last, engine.contexts
 
 
 def test_program_with_own_tools_gets_parsed_calls() -> None:
-    function, last, contexts = ask_twice(None, ["[add(a=481,b=937)]<eos>", "1418<eos>"])
+    function, last, contexts = request_twice(None, ["[add(a=481,b=937)]<eos>", "1418<eos>"])
     assert (function.name, function.arguments) == ("add", '{"a": 481, "b": 937}')
     assert last.content == "1418" and last.tool_calls is None
     # The same tokens as with our own tool.
@@ -172,4 +172,4 @@ def test_program_with_own_tools_gets_parsed_calls() -> None:
 
 def test_parser_that_misreads_template_is_refused() -> None:
     with pytest.raises(openai.BadRequestError, match=r"env\.tool_parser=hermes must read the calls"):
-        ask_twice("hermes", [])
+        request_twice("hermes", [])

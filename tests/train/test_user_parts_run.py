@@ -19,7 +19,7 @@ PARTS = (
 
 
 @pytest.mark.slow
-def test_copies_of_built_in_parts_give_same_numbers(tmp_path: Path) -> None:
+def test_copied_built_in_parts_give_same_metrics(tmp_path: Path) -> None:
     """The files are deleted before anything reads them: the run has copies, including their imports."""
     shutil.copytree(MINE, tmp_path / "mine")
     mine, ours = tmp_path / "with-mine", tmp_path / "with-ours"

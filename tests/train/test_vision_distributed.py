@@ -47,9 +47,9 @@ def run_steps(root: Path, policy: PolicyConfig, micro_batches: list[list[TrainSe
 
 def run_worker(rank: int, port: int, root: Path) -> None:
     init_process_group(rank, 2, "127.0.0.1", port, timeout_s=120)
-    mine = [build_sequences(root)[rank]]
+    sequences = [build_sequences(root)[rank]]
     found = {
-        f"{name} {dtype}": run_steps(root, policy, mine, dtype)
+        f"{name} {dtype}": run_steps(root, policy, sequences, dtype)
         for name, policy in LAYOUTS.items()
         for dtype in ("float32", "bfloat16")
     }

@@ -120,8 +120,8 @@ def test_engine_and_policy_agree_on_images(pair: Pair) -> None:
 
 def test_sent_weights_reach_vision_tower(pair: Pair) -> None:
     """The engine caches images by their pixels: it must drop features of older weights."""
-    held, said = pair.sync(0)
-    np.testing.assert_allclose(held.probe, said, atol=1e-4)
+    held, expected = pair.sync(0)
+    np.testing.assert_allclose(held.probe, expected, atol=1e-4)
     with torch.no_grad():
         for parameter in pair.policy.module.model.visual.parameters():
             parameter.add_(0.3 * torch.sin(torch.arange(parameter.numel()).float()).view_as(parameter))
@@ -134,6 +134,6 @@ def test_sent_weights_reach_vision_tower(pair: Pair) -> None:
 def test_training_step_reaches_engine(pair: Pair) -> None:
     sequences = [dataclasses.replace(s, weight=0.1) for s in sample_sequences(pair)]
     pair.policy.train([sequences], build_warmup_loss(), lr=0.01)
-    held, said = pair.sync(2)
+    held, expected = pair.sync(2)
     assert held.version == 2
-    np.testing.assert_allclose(held.probe, said, atol=1e-4)
+    np.testing.assert_allclose(held.probe, expected, atol=1e-4)

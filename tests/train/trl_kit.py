@@ -97,7 +97,7 @@ def make_case(seed: int) -> Case:
     )
 
 
-def compute_theirs(
+def compute_trl_loss(
     trainer: Any,
     case: Case,
     *,

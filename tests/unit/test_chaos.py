@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.chaos import deeds
+from benchmarks.chaos import inject
 from benchmarks.chaos.findings import (
     CONTROLLERS,
     Hit,
     compare,
     expected_rows,
     find_late,
-    find_recovered,
     find_second_writer,
-    find_seen,
     find_surviving_seconds,
     render_table,
+    seconds_to_notice,
+    seconds_to_recover,
 )
 from benchmarks.chaos.kinds import BY_NAME, KINDS, choose_kinds
 from benchmarks.chaos.light_node import advance
@@ -64,7 +64,7 @@ def test_pieces_are_complete(storm: tuple[int, float, float], num_pieces: int) -
 
 
 def test_fault_kinds_have_function_and_row_in_docs() -> None:
-    own = {name for name, value in vars(deeds).items() if getattr(value, "__module__", "") == deeds.__name__}
+    own = {name for name, value in vars(inject).items() if getattr(value, "__module__", "") == inject.__name__}
     functions = {name for name in own if "_" in name and name[0] != "_"}
     assert functions == {kind.name.replace("/", "_") for kind in KINDS}
     rows = {line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")}
@@ -93,10 +93,10 @@ def test_fault_lasts_from_notice_to_next_save() -> None:
         sign(19.0, "checkpoint/saved", 2),
     ]
     hit = Hit(10.0, "rank/kill", "a2", 0.0)
-    assert (find_seen(hit, signs), find_recovered(hit, signs)) == (3.0, 9.0)
+    assert (seconds_to_notice(hit, signs), seconds_to_recover(hit, signs)) == (3.0, 9.0)
     # What a later fault made begin again is not this one's.
-    assert (find_recovered(hit, signs, 15.0), find_recovered(hit, signs, 15.1)) == (None, 9.0)
-    assert find_seen(Hit(20.0, "rank/kill", "a2", 0.0), signs) is None
+    assert (seconds_to_recover(hit, signs, 15.0), seconds_to_recover(hit, signs, 15.1)) == (None, 9.0)
+    assert seconds_to_notice(Hit(20.0, "rank/kill", "a2", 0.0), signs) is None
     assert find_late([hit], signs, {"process": 3.0}) == []
     assert find_late([hit], signs, {"process": 2.9}) == ["rank/kill of a2 must be seen within 2.9 s; it took 3 s"]
     # What hit nothing, and what nobody has to notice, is never late.

@@ -57,8 +57,8 @@ def slurm_version() -> str | None:
 
 def missing(*, accounting: bool) -> list[str]:
     """Return the packages with programs missing on PATH."""
-    wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
-    return sorted({package for program, package in wanted.items() if shutil.which(program) is None})
+    required = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
+    return sorted({package for program, package in required.items() if shutil.which(program) is None})
 
 
 def ensure_packages(*, accounting: bool) -> None:

@@ -41,6 +41,6 @@ def remove_stale() -> None:
 
 def _remove_files(slot: Slot) -> None:
     if (root := slot.root) is not None:
-        mine = [str(root / name) for name in (*MADE, *CONFIG)]
+        paths = [str(root / name) for name in (*MADE, *CONFIG)]
         # --one-file-system: never empty a folder that is still mounted below.
-        subprocess.run(["rm", "-rf", "--one-file-system", *mine], check=True)
+        subprocess.run(["rm", "-rf", "--one-file-system", *paths], check=True)

@@ -96,12 +96,12 @@ def serve(release: str, port: str) -> None:
 
 
 def main() -> None:
-    release, what, where = sys.argv[1:]
+    release, mode, where = sys.argv[1:]
     open_packages(release)
-    if what == "serve":
+    if mode == "serve":
         serve(release, where)
     else:
-        print(json.dumps({"ask-flat": ask_flat, "ask-dotted": ask_dotted}[what](where)))
+        print(json.dumps({"ask-flat": ask_flat, "ask-dotted": ask_dotted}[mode](where)))
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ def build_config(record: Mapping[str, Any]) -> type:
     names = {**vars(typing), "Field": Field, "BaseConfig": BaseConfig, "Path": Path, "AfterValidator": lambda _: None}
     for one in record["classes"]:
         if "alias" in one:
-            _stand_in(one["alias"], names)
+            _define_tables(one["alias"], names)
             names[one["name"]] = eval(one["alias"], names)
             continue
         body = "\n".join(f"    {line}" for line in [*one["body"], "pass"])
         source = f"class {one['name']}({', '.join(one['bases'])}):\n{body}\n"
-        _stand_in(source, names)
+        _define_tables(source, names)
         exec(compile(source, "recorded", "exec", dont_inherit=True), names)
     found: type = names["RLConfig"]
     return found
 
 
-def _stand_in(source: str, names: dict[str, Any]) -> None:
+def _define_tables(source: str, names: dict[str, Any]) -> None:
     """Define each name that was not recorded (from another module of prime-rl) as a table."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and not hasattr(builtins, node.id):

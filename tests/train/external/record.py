@@ -80,8 +80,8 @@ RECORDERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
 
 def main() -> None:
     name, checkout = sys.argv[1], Path(sys.argv[2])
-    asked = ["git", "-C", str(checkout), "log", "-1", "--format=%H of %cs"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%H of %cs"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     found = {"commit": commit, **RECORDERS[name](checkout)}
     (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

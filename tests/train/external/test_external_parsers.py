@@ -15,14 +15,19 @@ from omegaconf import OmegaConf
 from slurm_rl.config.load import conf_dir
 from tests.train.external.releases import build
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if path.stem.startswith(PROGRAMS))
 
 
 def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:
     release = "dotted" if "--ckpt.path" in argv else "flat"
-    command = [sys.executable, str(HERE / "parse_openrlhf.py"), str(packages / release), *argv[argv.index("-m") + 1 :]]
+    command = [
+        sys.executable,
+        str(FOLDER / "parse_openrlhf.py"),
+        str(packages / release),
+        *argv[argv.index("-m") + 1 :],
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

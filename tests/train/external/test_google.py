@@ -76,8 +76,8 @@ def list_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:
 
 def maxtext_keys(package: Path, file: str) -> set[str]:
     base = yaml.safe_load((package / "configs/base.yml").read_text())
-    own = yaml.safe_load((package / "configs" / file).read_text())
-    return list_keys(base) | list_keys(own)
+    overlay = yaml.safe_load((package / "configs" / file).read_text())
+    return list_keys(base) | list_keys(overlay)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -91,8 +91,8 @@ def test_maxtext_has_named_modules_files_and_keys(name: str, root: Path) -> None
     assert (package.parent / Path(*module.removeprefix("src.").split("."))).with_suffix(".py").is_file()
     assert (package.parent / file.removeprefix("src/")).is_file()
     known = maxtext_keys(package, file.partition("configs/")[2])
-    own = {"lazy_load_tensors"} if name.startswith("maxtext_convert") else set()
-    assert {word.partition("=")[0] for word in words} - known - own == set()
+    overlay = {"lazy_load_tensors"} if name.startswith("maxtext_convert") else set()
+    assert {word.partition("=")[0] for word in words} - known - overlay == set()
 
 
 def test_conversion_accepts_flag_and_model_name(root: Path) -> None:

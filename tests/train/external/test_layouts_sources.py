@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 
-def text_of(module: str) -> str:
+def read_source(module: str) -> str:
     from importlib.util import find_spec
 
     spec = find_spec(module)
@@ -30,7 +30,7 @@ def test_openrlhf_saves_by_deepspeed_below_actor(packages: Path) -> None:
     assert re.search(r'os\.path\.join\(args\.ckpt\.path, "_actor"\)', actor)
     for name in ("sft", "rm", "dpo"):
         assert 'f"global_step{global_step}"' in (packages / f"dotted/openrlhf/trainer/{name}_trainer.py").read_text()
-    engine = text_of("deepspeed.runtime.engine")
+    engine = read_source("deepspeed.runtime.engine")
     assert "os.path.join(save_dir, 'latest'), 'w'" in engine
 
 
@@ -45,9 +45,9 @@ def test_transformers_writes_trainers_state_last() -> None:
     assert "checkpoint-is-incomplete.txt" in jit
 
 
-def test_trls_scripts_hand_checkpoint_on() -> None:
+def test_trl_scripts_pass_checkpoint_to_trainer() -> None:
     for name in ("grpo", "sft", "dpo", "reward", "kto", "rloo"):
-        text = text_of(f"trl.scripts.{name}")
+        text = read_source(f"trl.scripts.{name}")
         assert "trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)" in text
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.train.external.releases import RELEASES
 
 
-def words_of(page: str) -> set[str]:
-    return {word for row in read_tables(DOCS / page) for word in words_in_code(row[0])}
+def page_names(page: str) -> set[str]:
+    return {word for row in read_tables(DOCS / page) for word in code_spans(row[0])}
 
 
 def test_openrlhf_has_flags_of_its_page(packages: Path) -> None:
@@ -19,7 +19,7 @@ def test_openrlhf_has_flags_of_its_page(packages: Path) -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 known |= {str(arg.value).lstrip("-") for arg in node.args if isinstance(arg, ast.Constant)}
-    assert words_of("from/moving-openrlhf.md") - known == set()
+    assert page_names("from/moving-openrlhf.md") - known == set()
 
 
 def test_verl_has_keys_of_its_page(packages: Path) -> None:
@@ -31,7 +31,7 @@ def test_verl_has_keys_of_its_page(packages: Path) -> None:
         config = compose("ppo_trainer")
     missing = object()
     absent = {
-        word for word in words_of("from/moving-verl.md") if OmegaConf.select(config, word, default=missing) is missing
+        word for word in page_names("from/moving-verl.md") if OmegaConf.select(config, word, default=missing) is missing
     }
     assert absent == set()
 

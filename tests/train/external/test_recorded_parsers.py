@@ -16,7 +16,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from slurm_rl.plan.external_argv import flatten
-from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.train.external.record import FOLDER, RECORDERS
 from tests.train.external.releases import build, unpack
 
@@ -25,10 +25,10 @@ RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json"
 VALUES = {"int": 1, "float": 1.0, "bool": False, "str": "text", "NoneType": None, "list": [], "reference": 1}
 
 
-def lay_out(types: Any) -> Any:
+def build_recorded_config(types: Any) -> Any:
     """Return a config with the recorded keys."""
     if isinstance(types, dict):
-        return {key: lay_out(below) for key, below in types.items()}
+        return {key: build_recorded_config(below) for key, below in types.items()}
     return {} if types == "table" else VALUES[types]
 
 
@@ -44,7 +44,7 @@ def parse_nemo_rl(argv: list[str]) -> DictConfig:
         parser.add_argument(flag)
     args, overrides = parser.parse_known_args(argv[script + 1 :])
     assert args.config.endswith(f"/{record['config']}")
-    config = OmegaConf.create(lay_out(record["keys"]))
+    config = OmegaConf.create(build_recorded_config(record["keys"]))
     OmegaConf.set_struct(config, True)
     parsed = OverridesParser.create().parse_overrides(overrides=overrides)
     ConfigLoaderImpl._apply_overrides_to_config(overrides=parsed, cfg=config)
@@ -79,7 +79,7 @@ def test_nemo_rl_refuses_unknown_overrides() -> None:
 
 def test_nemo_rl_page_names_its_keys() -> None:
     """The keys of its SFT and DPO, in other files, were compared by hand."""
-    named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in words_in_code(cells[0])]
+    named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in code_spans(cells[0])]
     names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
     known = set(list_keys(RECORDED["nemo_rl"]["keys"]))
     assert len(names) > 60 and [name for name in names if name not in known] == []

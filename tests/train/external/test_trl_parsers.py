@@ -13,12 +13,14 @@ from slurm_rl.config.load import conf_dir
 from tests.train.external.releases import build
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("trl_*.yaml"))
-HERE = ["use_cpu=true"]  # this machine may have no GPU
+CPU_ARGUMENTS = ["use_cpu=true"]  # this machine may have no GPU
 
 
 def build_trl(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of the experiment, and the module with its command line."""
-    args, argv = build(name, *(f"external.args.{word}" for word in (*HERE, *words)), resume=resume, step="checkpoint-7")
+    args, argv = build(
+        name, *(f"external.args.{word}" for word in (*CPU_ARGUMENTS, *words)), resume=resume, step="checkpoint-7"
+    )
     assert argv[:2] == ["python3", "-m"]
     return args, argv[2:]
 

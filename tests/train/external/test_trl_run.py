@@ -61,14 +61,14 @@ def losses(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in state["log_history"] if "loss" in row}
 
 
-def log_of(run: Path) -> str:
+def read_log(run: Path) -> str:
     return "\n".join(path.read_text()[-3000:] for path in run.glob("attempts/*/logs/driver.log"))
 
 
 def test_trl_saves_at_stop_and_resumes_identically(words: list[str], tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = cli(*words, f"run_dir={whole}", check=False)
-    assert done.returncode == 0, done.stderr + log_of(whole)
+    assert done.returncode == 0, done.stderr + read_log(whole)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen([sys.executable, "-m", "slurm_rl", *words, f"run_dir={cut}"], env=env) as running:
         wait_for((cut / "checkpoints/checkpoint-20/trainer_state.json").is_file, "a checkpoint", running)
@@ -79,7 +79,7 @@ def test_trl_saves_at_stop_and_resumes_identically(words: list[str], tmp_path: P
     # The remains of a killed save.
     (cut / "checkpoints/checkpoint-9999").mkdir()
     done = cli("resume", str(cut), check=False)
-    assert done.returncode == 0, done.stderr + log_of(cut)
+    assert done.returncode == 0, done.stderr + read_log(cut)
     started = [row["checkpoint"] for row in read_rows(RunDir(cut).events) if row["kind"] == "external/started"]
     assert started == [None, f"checkpoint-{max(saved)}"]
     assert len(losses(whole)) == NUM_STEPS and losses(cut) == pytest.approx(losses(whole), rel=1e-4)

@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.memory import ModelShape, parse_shape
-from tests.gpu.cases import CASES, device_words, fill
+from tests.gpu.cases import CASES, device_overrides, fill
 from tests.gpu.models import TEXT
 
 LLAMA = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8}
@@ -27,7 +27,7 @@ def shape_of(model: str | None) -> ModelShape | None:
 def test_gpu_case_fits_80_gb(name: str, vendor: str, tmp_path: Path) -> None:
     case = CASES[name]
     words = fill(case.words, model=tmp_path, rows=tmp_path / "rows.jsonl", folder=tmp_path)
-    config = load_config([*device_words(vendor, case.num_gpus, 80), *words])
+    config = load_config([*device_overrides(vendor, case.num_gpus, 80), *words])
     shape = shape_of(case.model)
     plan = build_plan(config, str(tmp_path / "run"), SubmitFacts("python", 8, "test", model_shape=shape))
     assert len({gpu for actor in plan.actors for gpu in actor.gpus}) == case.num_gpus

@@ -30,10 +30,10 @@ class OurGuess(Environment):
     def step(self, reply: Reply) -> Step:
         self.turn += 1
         guess = reply.text.strip()
-        said = self.game.say(int(guess)) if guess in set(DIGITS) else None
-        if said is None or self.turn == TURNS:
+        answer = self.game.say(int(guess)) if guess in set(DIGITS) else None
+        if answer is None or self.turn == TURNS:
             return Step(reward=float(self.game.found), done=True)
-        return Step(f"{said}:")
+        return Step(f"{answer}:")
 
 
 class TrlGuess:

@@ -12,7 +12,7 @@ from tests.slurm.cluster import wait_until
 _START_S = 180.0
 
 Undo = Callable[[], object]
-Deed = Callable[[Scene, Fault], Undo | None]
+Inject = Callable[[Scene, Fault], Undo | None]
 
 
 def do(scene: Scene, fault: Fault) -> Undo | None:
@@ -21,8 +21,8 @@ def do(scene: Scene, fault: Fault) -> Undo | None:
     Raises:
         Missed: there was nothing to hit.
     """
-    deed: Deed = globals()[fault.kind.replace("/", "_")]
-    return deed(scene, fault)
+    function: Inject = globals()[fault.kind.replace("/", "_")]
+    return function(scene, fault)
 
 
 def trainer_kill(scene: Scene, fault: Fault) -> None:
@@ -65,13 +65,13 @@ def controller_stop(scene: Scene, fault: Fault) -> Undo:
     return _stop(scene, scene.controllers(), "controller")
 
 
-def _kill(scene: Scene, host: str, whom: str) -> None:
+def _kill(scene: Scene, host: str, target: str) -> None:
     # The newest: of two controllers the older is the keeper; of a shell and its program, the newest is the program.
-    scene.signal(host, scene.find(host, whom)[-1:], signal.SIGKILL)
+    scene.signal(host, scene.find(host, target)[-1:], signal.SIGKILL)
 
 
-def _stop(scene: Scene, host: str, whom: str) -> Undo:
-    pids = scene.find(host, whom)[-1:]
+def _stop(scene: Scene, host: str, target: str) -> Undo:
+    pids = scene.find(host, target)[-1:]
     scene.signal(host, pids, signal.SIGSTOP)
     return lambda: scene.signal(host, pids, signal.SIGCONT)
 
@@ -124,14 +124,14 @@ def slurmdbd_kill(scene: Scene, fault: Fault) -> Undo:
 
 def job_preempt(scene: Scene, fault: Fault) -> None:
     words = ["-p", "high", "-w", fault.choose(scene.hosts), "--exclusive", "--mem=100", "--output=/dev/null"]
-    _ask(scene, "sbatch", *words, "--wrap", f"sleep {fault.lasts_s}")
+    _run_slurm(scene, "sbatch", *words, "--wrap", f"sleep {fault.lasts_s}")
 
 
 def job_requeue(scene: Scene, fault: Fault) -> None:
-    _ask(scene, "scontrol", "requeue", scene.run.job)
+    _run_slurm(scene, "scontrol", "requeue", scene.run.job)
 
 
-def _ask(scene: Scene, *argv: str) -> None:
+def _run_slurm(scene: Scene, *argv: str) -> None:
     done = scene.cluster.run(argv)
     if done.returncode:
         raise Missed(done.stderr.strip())
@@ -175,7 +175,7 @@ def network_down(scene: Scene, fault: Fault) -> Undo:
     host, before = scene.controllers(), len(scene.run.starts)
     heal = scene.cut(host, None)
     try:
-        _ask(scene, "scontrol", "update", f"nodename={host}", "state=down", "reason=chaos")
+        _run_slurm(scene, "scontrol", "update", f"nodename={host}", "state=down", "reason=chaos")
     except Missed:
         heal()
         raise

@@ -12,11 +12,11 @@ from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.killed_game.game import Game
 
 
-class Place(NamedTuple):
+class EpisodeTurn(NamedTuple):
     """A turn of an episode."""
 
     step: int
-    place: int
+    prompt_index: int
     """Index of its prompt among those of the game in the batch."""
     member: int
     turn: int
@@ -27,20 +27,20 @@ Sampled: TypeAlias = tuple[list[int], list[float], list[int]]
 
 
 @dataclass(frozen=True)
-class Left:
+class RunState:
     """State of a killed run that a resumed run must not sample or request again."""
 
     saved: int
     """Step of its newest checkpoint."""
-    sampled: dict[Place, Sampled]
+    sampled: dict[EpisodeTurn, Sampled]
     """Sampled turns."""
-    answered: set[Place]
+    answered: set[EpisodeTurn]
     """Turns with a recorded environment result."""
     num_calls: int
     """Number of environment calls so far."""
 
 
-def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
+def read_state(game: Game, *, waves: bool, ahead: int) -> RunState:
     """Read the state of a stopped run; check that no journal contains a turn twice.
 
     Args:
@@ -49,7 +49,7 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
     """
     newest = CheckpointStore(game.run.checkpoints).latest()
     saved = newest.step if newest is not None else 0
-    sampled, answered = dict[Place, Sampled](), set[Place]()
+    sampled, answered = dict[EpisodeTurn, Sampled](), set[EpisodeTurn]()
     for file in game.run.journal.glob("rollout-*.journal"):
         _, number, seed = file.stem.split("-")
         step = int(number)
@@ -61,49 +61,49 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
         if step < saved or (not waves and step > saved + ahead):
             continue
         for (place, member), history in build_histories(rows, None if waves else saved).items():
-            turns = [Place(step, place, member, turn) for turn in range(len(history.replies))]
+            turns = [EpisodeTurn(step, place, member, turn) for turn in range(len(history.replies))]
             replies = zip(turns, (packed.unpack() for packed in history.replies), strict=True)
             sampled |= {at: (it.token_ids, it.logprobs, it.versions()) for at, it in replies}
             answered |= set(turns[: len(history.outcomes)])
-    return Left(saved, sampled, answered, len(game.calls))
+    return RunState(saved, sampled, answered, len(game.calls))
 
 
-def read_trained(run: RunDir) -> dict[Place, Sampled]:
+def read_trained(run: RunDir) -> dict[EpisodeTurn, Sampled]:
     """Return every turn of a game that the run trained on, from rollout.dump=true."""
-    found: dict[Place, Sampled] = {}
+    found: dict[EpisodeTurn, Sampled] = {}
     for file in run.rollouts.glob("step-*.jsonl"):
         step = int(file.stem.removeprefix("step-"))
         groups = [group for group in replay_groups(run.rollouts, step) if group.prompt.source in ("", "games")]
         for place, group in enumerate(groups):
             for member, one in enumerate(group.completions):
                 versions, first = one.versions(), 0
-                for turn, said in enumerate(one.turns):
-                    last = first + said.end - said.start
-                    ids = one.token_ids[said.start : said.end]
-                    found[Place(step, place, member, turn)] = ids, one.logprobs[first:last], versions[first:last]
+                for turn, span in enumerate(one.turns):
+                    last = first + span.end - span.start
+                    ids = one.token_ids[span.start : span.end]
+                    found[EpisodeTurn(step, place, member, turn)] = ids, one.logprobs[first:last], versions[first:last]
                     first = last
     return found
 
 
-def check_kept(left: Left, game: Game) -> None:
-    """Check that nothing in `left` is lost, changed or requested again."""
+def check_kept(state: RunState, game: Game) -> None:
+    """Check that nothing in `state` is lost, changed or requested again."""
     trained = read_trained(game.run)
-    lost = {at: (one, trained.get(at)) for at, one in left.sampled.items() if trained.get(at) != one}
-    assert not lost, f"{len(lost)} of {len(left.sampled)} turns, such as {next(iter(lost.items()))}"
-    again = left.answered & set(place_calls(game, game.calls[left.num_calls :]))
-    assert not again, f"{len(again)} asked of worlds again: {sorted(again)[:5]}"
+    lost = {at: (one, trained.get(at)) for at, one in state.sampled.items() if trained.get(at) != one}
+    assert not lost, f"{len(lost)} of {len(state.sampled)} turns, such as {next(iter(lost.items()))}"
+    again = state.answered & set(find_turns(game, game.calls[state.num_calls :]))
+    assert not again, f"{len(again)} requested from environments again: {sorted(again)[:5]}"
 
 
-def place_calls(game: Game, names: list[str]) -> list[Place]:
+def find_turns(game: Game, names: list[str]) -> list[EpisodeTurn]:
     """Return the training turns of these call ids, without evaluation."""
     steps = {str(game.batch_seed(step)): step for step in range(100)}
     parts = [name.split(".") for name in names]
-    return [Place(steps[seed], int(at), int(of), int(turn)) for seed, at, of, turn, _ in parts if seed in steps]
+    return [EpisodeTurn(steps[seed], int(at), int(of), int(turn)) for seed, at, of, turn, _ in parts if seed in steps]
 
 
 def effects(seen: Path) -> list[str]:
     return sorted(path.name for path in (seen / "effects").iterdir())
 
 
-def tokens_of(trained: dict[Place, Any]) -> dict[Place, list[int]]:
+def token_ids_of(trained: dict[EpisodeTurn, Any]) -> dict[EpisodeTurn, list[int]]:
     return {at: ids for at, (ids, _, _) in trained.items()}

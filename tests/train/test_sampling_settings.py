@@ -16,10 +16,10 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "way", ["plain", "top_k", "min_p", "top_p", "repetition_penalty", "all", "stop", "stop_token", "greedy"]
+    "setting", ["plain", "top_k", "min_p", "top_p", "repetition_penalty", "all", "stop", "stop_token", "greedy"]
 )
-def test_logprobs_are_of_sampled_distribution(sampled: dict[str, Any], way: str) -> None:
-    assert max(one["difference"] for one in sampled[way]) < 1e-4
+def test_logprobs_are_of_sampled_distribution(sampled: dict[str, Any], setting: str) -> None:
+    assert max(one["difference"] for one in sampled[setting]) < 1e-4
 
 
 def read(tokens: list[int]) -> str:
@@ -27,9 +27,13 @@ def read(tokens: list[int]) -> str:
     return "".join("0123456789+="[token - 2] for token in tokens if token > 1)
 
 
-@pytest.mark.parametrize(("way", "last", "absent"), [("stop", SEVEN, ("7", "12")), ("stop_token", STOP_TOKEN, ("2",))])
-def test_stop_is_in_tokens_not_in_text(sampled: dict[str, Any], way: str, last: int, absent: tuple[str, ...]) -> None:
-    stopped = [one for one in sampled[way] if one["tokens"][-1] == last]
+@pytest.mark.parametrize(
+    ("setting", "last", "absent"), [("stop", SEVEN, ("7", "12")), ("stop_token", STOP_TOKEN, ("2",))]
+)
+def test_stop_is_in_tokens_not_in_text(
+    sampled: dict[str, Any], setting: str, last: int, absent: tuple[str, ...]
+) -> None:
+    stopped = [one for one in sampled[setting] if one["tokens"][-1] == last]
     assert stopped, "none came to it"
     for one in stopped:
         assert not one["truncated"]
@@ -38,7 +42,7 @@ def test_stop_is_in_tokens_not_in_text(sampled: dict[str, Any], way: str, last: 
 
 
 def test_completion_without_stop_is_truncated(sampled: dict[str, Any]) -> None:
-    rest = [one for way in ("stop", "plain") for one in sampled[way] if one["truncated"]]
+    rest = [one for setting in ("stop", "plain") for one in sampled[setting] if one["truncated"]]
     assert rest
     assert all(len(one["tokens"]) == 24 and one["tokens"][-1] != EOS for one in rest)
 
