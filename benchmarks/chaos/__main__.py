@@ -92,7 +92,7 @@ def run_storm(
     try:
         run.wait_for_events("checkpoint/saved", timeout_s=600)
         storm.record("begin", seed=args.seed, faults=len(faults), nodes=args.nodes, trainer=args.trainer)
-        storm.run_storm(faults, args.minutes * 60 / args.piece[1])
+        storm.run_schedule(faults, args.minutes * 60 / args.piece[1])
         (run.run_dir.path / "finish").touch()
         run.wait_for_end(timeout_s=600)
         if args.trainer == "light":

@@ -134,7 +134,7 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
     """Return the faults that were noticed later than guaranteed for their kind."""
     late = []
     for hit in hits:
-        limit = limits.get(BY_NAME[hit.kind].seen)
+        limit = limits.get(BY_NAME[hit.kind].detected_by)
         if limit is None or hit.missed or (hit.victim.endswith(CONTROLLERS) and not was_training(hit, signs)):
             continue
         seen = seconds_to_notice(hit, signs)
@@ -154,7 +154,7 @@ def render_table(storms: Iterable[tuple[Sequence[Hit], Sequence[Sign]]]) -> str:
     for kind, whose in itertools.product(BY_NAME, ("", CONTROLLERS)):
         those = [row for row in measured if row[0] == kind + whose]
         if those:
-            seen = [row[1] for row in those] if BY_NAME[kind].seen else []
+            seen = [row[1] for row in those] if BY_NAME[kind].detected_by else []
             lines.append(f"| {kind}{whose} | {len(those)} | {_spread(seen)} | {_spread([row[2] for row in those])} |")
     return "\n".join(lines)
 

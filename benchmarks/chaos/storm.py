@@ -43,7 +43,7 @@ class Storm:
         self.resumes = 0
         self._undone: list[Future[object]] = []
 
-    def rage(self, faults: Sequence[Fault], until_s: float) -> None:
+    def run_schedule(self, faults: Sequence[Fault], until_s: float) -> None:
         """Inject all faults, then wait until second `until_s`."""
         start = time.monotonic()
         with ThreadPoolExecutor(8) as pool, contextlib.suppress(RunOverError):

@@ -7,7 +7,7 @@ import pytest
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
-from tests.killed_game.run_state import effects, find_turns, read_left, read_trained
+from tests.killed_game.run_state import effects, find_turns, read_state, read_trained
 from tests.whole_run import exact_rows
 
 
@@ -37,7 +37,7 @@ def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None
     killed = Game(tmp_path / "killed", world="HeldGuess")
     # In the third turn of the fourth step; the newest checkpoint is of step 2.
     killed.kill_in(3, 2)
-    known = read_left(killed, waves=True, ahead=0).sampled
+    known = read_state(killed, waves=True, ahead=0).sampled
     assert {(at.step, at.turn) for at in known} >= {(3, 0), (3, 1), (3, 2)} and all(at[::3] != (3, 3) for at in known)
     killed.finish()
     assert exact_rows(killed.run.path) == rows

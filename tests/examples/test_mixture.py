@@ -10,7 +10,7 @@ from slurm_rl.trainers.grpo.rollout_files import replay_groups
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
-from tests.killed_game.run_state import check_kept, read_left
+from tests.killed_game.run_state import check_kept, read_state
 from tests.tiny_models import shrink
 from tests.whole_run import exact_rows
 
@@ -51,7 +51,7 @@ def test_killed_mixture_has_identical_metrics(tmp_path: Path) -> None:
     # Games of the fourth step are in their third turn and sums have been sampled; the checkpoint is of step 2.
     killed = Game(tmp_path / "killed", f"model.path={tmp_path / 'runs/first/export'}", example="mixture")
     killed.kill_in(3, 2)
-    left = read_left(killed, waves=True, ahead=0)
+    left = read_state(killed, waves=True, ahead=0)
     assert {(at.step, at.turn) for at in left.sampled} >= {(3, 0), (3, 1), (3, 2)}
     killed.finish()
     assert exact_rows(killed.run.path) == rows

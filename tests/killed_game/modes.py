@@ -26,7 +26,7 @@ class Mode:
         return read_state(game, waves=self.waves, ahead=self.ahead)
 
     def check(self, game: Game, states: list[RunState], whole: Game) -> None:
-        """Check a finished run that was killed in the states `lefts` against an undisturbed run."""
+        """Check a finished run that was killed in the given `states` against an undisturbed run."""
         for state in states:
             check_kept(state, game)
         if self.waves:

@@ -13,7 +13,7 @@ from slurm_rl.node.stall_detector import read_beats
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import TIMEOUT_S, Game
 from tests.killed_game.modes import MODES, Mode
-from tests.killed_game.run_state import Left
+from tests.killed_game.run_state import RunState
 from tests.train.test_engine_run import find_beats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]
 @pytest.mark.parametrize("name", MODES)
 def test_kill_in_every_turn_keeps_metrics(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
     """In turns 0, 1, 2 and 3 of the third step, resumed each time."""
-    mode, states = MODES[name], list[Left]()
+    mode, states = MODES[name], list[RunState]()
     game = Game(tmp_path, *mode.words)
     for turn in range(4):
         game.kill_in(2, turn, saved=2 if name == "async" else 0)
@@ -57,7 +57,7 @@ def test_agents_killed_at_random_moments_resume_to_same_tokens(
     name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]
 ) -> None:
     """Kill the trainer or the whole run, in turns, training, evaluation or a save."""
-    mode, chance, states, num_kills = MODES[name], random.Random(seed), list[Left](), 0
+    mode, chance, states, num_kills = MODES[name], random.Random(seed), list[RunState](), 0
     game = Game(tmp_path / "run-0", *LONG, *mode.words)
     while num_kills < KILLS:
         if game.kill_after(chance.randint(20, 3000), chance.uniform(0.0, 1.5), whole=chance.random() < 0.5):

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from tests.killed_game.game import Game
-from tests.killed_game.run_state import read_left, read_trained
+from tests.killed_game.run_state import read_state, read_trained
 from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -36,7 +36,7 @@ def test_ppo_with_environment_learns_and_resumes_identically(tmp_path: Path) -> 
 
     # In the third turn of step 7; the newest checkpoint is of step 6.
     killed.kill_in(7, 2, saved=6)
-    known = read_left(killed, waves=True, ahead=0).sampled
+    known = read_state(killed, waves=True, ahead=0).sampled
     killed.finish()
     assert exact_rows(killed.run.path) == exact_rows(whole.run.path)
     assert known.items() <= read_trained(killed.run).items()
