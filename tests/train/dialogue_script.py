@@ -30,7 +30,7 @@ from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.sampling import seed_prompts
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.vllm.outputs import CompletionBuilder
-from tests.train.dialogue_cases import BADLY, CONTEXT, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
+from tests.train.dialogue_cases import CONTEXT, INVALID_CALLS, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
 from tests.train.dialogue_environments import AGAIN, TURNS
 
 MEMBERS = 4
@@ -56,7 +56,7 @@ class InProcess:
 def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
     """Run LockstepEpisodes as a training run does."""
     sampler: Any = InProcess(engine)
-    rows = 24 if case.has_tools and case.family in BADLY else 4
+    rows = 24 if case.has_tools and case.family in INVALID_CALLS else 4
     with EnvironmentPool(case.env, case.schemas) as pool:
         episodes = LockstepEpisodes(
             sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS, CONTEXT - MAX_TOKENS), None
