@@ -76,9 +76,6 @@ def test_unsupported_faults_are_skipped() -> None:
     assert set(choose_kinds(frozenset({"disk", "accounting", "demo"}))) == set(KINDS) - {BY_NAME["network/down"]}
 
 
-# ---- findings ------------------------------------------------------------------------------------
-
-
 def sign(time: float, what: str, attempt: int = 1) -> Sign:
     return Sign(time, what, attempt, {})
 

@@ -141,9 +141,6 @@ def test_cancel_calls_launcher_if_last_run_does_not_respond(tmp_path: Path, monk
     assert asked == [run, run]
 
 
-# ---- the file ------------------------------------------------------------------------------------
-
-
 def test_remember_writes_private_bounded_file(tmp_path: Path) -> None:
     for number in range(105):
         remember(tmp_path / str(number), [str(number)])

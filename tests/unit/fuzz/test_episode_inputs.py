@@ -1,4 +1,4 @@
-"""Garbage at every interface of an episode: it costs the request, the episode or the process that it is of."""
+"""Invalid input at every interface of an episode fails only its request, episode or process."""
 
 import json
 import threading

@@ -1,5 +1,3 @@
-"""Line files cut off or garbled at any byte: events, metrics and samples, by every reader and the next writer."""
-
 import json
 import tempfile
 from pathlib import Path
@@ -50,8 +48,8 @@ def test_truncation_at_any_byte_loses_only_last_line(
 
 @settings(max_examples=600, derandomize=True)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789.eE+-truefalsn\\ \n', max_size=80).map(str.encode))
-@example(b"[" * 200_000)  # deeper than Python's own stack
-@example(b"9" * 5000)  # a number with more digits than Python reads
+@example(b"[" * 200_000)  # deeper than the recursion limit
+@example(b"9" * 5000)  # above Python's limit of integer digits
 @example(b'{"a": NaN}')
 def test_line_of_any_bytes_is_row_or_none(line: bytes) -> None:
     row = parse_row(line)

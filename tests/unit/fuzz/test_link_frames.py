@@ -1,4 +1,4 @@
-"""Whatever bytes come to the port of the head, from strangers and from who knows the secret, the head goes on."""
+"""Any bytes on the head's port, signed or not, leave the head running."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ MESSAGES = st.fixed_dictionaries(
 
 @contextmanager
 def linked(secret: str) -> Iterator[tuple[Link, Link]]:
-    """The head's side of a connection, and the other."""
+    """Return both ends of a connection; the first is the head's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
@@ -41,7 +41,7 @@ def linked(secret: str) -> Iterator[tuple[Link, Link]]:
 
 
 def hear(head: Link) -> list[dict[str, Any]]:
-    """All that it hears until the other side has ended."""
+    """Read all messages until the other side closes."""
     heard: list[dict[str, Any]] = []
     while True:
         try:

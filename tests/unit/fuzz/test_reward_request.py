@@ -1,5 +1,3 @@
-"""Whatever bytes a client of the reward service sends, it gets an answer or a refusal in words."""
-
 import json
 
 from hypothesis import example, given, settings
@@ -16,7 +14,7 @@ MARKED = st.sampled_from(
     ["", "<|im_start|>assistant\n7<|im_end|>", "</s>" * 9, '[{"role": "user", "content": "3"}]', "[" * 200_000]
 )
 TEXTS = st.lists(st.text(st.characters(), max_size=8) | MARKED | json_values(2), max_size=3)
-# Nearly a request: keys, lengths and types go wrong one at a time.
+# Almost valid requests: wrong keys, lengths or types.
 REQUESTS = st.fixed_dictionaries(
     {"query": TEXTS},
     optional={

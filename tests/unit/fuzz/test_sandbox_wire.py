@@ -1,5 +1,3 @@
-"""Whatever the code of a model writes to the process of its checks, that reads plain data or gives it up."""
-
 import json
 import os
 import threading
@@ -40,9 +38,9 @@ PLAIN = st.recursive(
 
 
 def receive(data: bytes) -> Any:
-    """What is read when the other side has written this and left."""
+    """Return the result of reading these bytes from a closed connection."""
     here, there = os.pipe()
-    # A pipe holds 64 KiB; who writes more waits for the reader.
+    # A pipe holds 64 KiB; longer writes block until the other side reads.
     writer = threading.Thread(target=_write, args=(there, data))
     writer.start()
     try:

@@ -1,4 +1,4 @@
-"""What hostile content is made of, and what reading it may cost."""
+"""Hypothesis strategies of hostile content, and limits for reading it."""
 
 import time
 import tracemalloc
@@ -12,7 +12,7 @@ _SECONDS, _BYTES, _BYTES_A_BYTE = 5.0, 4_000_000, 400
 
 
 def json_values(most: int, *, allow_nan: bool = True) -> st.SearchStrategy[Any]:
-    """Any JSON, NaN and halves of surrogate pairs too."""
+    """Return any JSON value, including NaN and lone surrogates."""
     texts = st.text(st.characters(), max_size=8)
     leaves = (
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=allow_nan, allow_infinity=allow_nan) | texts
@@ -25,7 +25,7 @@ def json_values(most: int, *, allow_nan: bool = True) -> st.SearchStrategy[Any]:
 
 
 def mangled(data: bytes) -> st.SearchStrategy[bytes]:
-    """As it is, cut off, with other bytes in it, or with a part of it repeated."""
+    """Return the bytes unchanged, truncated, altered, or with a repeated part."""
     place = st.integers(0, len(data))
     return st.one_of(
         st.just(data),
@@ -37,7 +37,7 @@ def mangled(data: bytes) -> st.SearchStrategy[bytes]:
 
 @contextmanager
 def costs_at_most(num_bytes: int) -> Iterator[None]:
-    """Reading so many bytes takes neither long nor much memory."""
+    """Limit time and memory for reading this number of bytes."""
     tracemalloc.start()
     started = time.process_time()
     try:

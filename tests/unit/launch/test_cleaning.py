@@ -1,4 +1,4 @@
-"""Nodes that are cleaned after an attempt: those whose agent did not end, and of these no srun names a lost one."""
+"""Cleanup after an attempt covers nodes whose agent is still running; no srun may name a lost node."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ HOSTS = ["a1", "a2", "a3"]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Argument lists of the sruns; the nodes that one names answer."""
+    """Return the argument lists of all sruns; each named node answers."""
     found: list[list[str]] = []
 
     def run_srun(argv: list[str], env: object, deadline_s: float) -> tuple[str, str]:
@@ -47,9 +47,9 @@ def refuse() -> set[str]:
 @pytest.mark.parametrize(
     ("down", "unreachable", "ended", "silent", "named"),
     [
-        # Since Slurm 23.02 an srun that names a node which is down starts nowhere.
+        # Since Slurm 23.02, an srun that names a node that is down starts nowhere.
         (lambda: {"a3"}, [], [0], ["a3"], "a2"),
-        # Slurm has not missed it yet, and an srun that names it would wait for half a minute.
+        # Slurm has not noticed the loss yet; an srun that names the node would wait for half a minute.
         (set, ["a2"], [0], ["a2"], "a3"),
         (lambda: set(HOSTS), [], [0, 1], ["a3"], None),
         (refuse, [], [], [], "a1,a2,a3"),

@@ -1,5 +1,3 @@
-"""One more launcher is a class and a row: the verbs know it by that."""
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +16,7 @@ ROW = 'slurm_rl row {"step": 3, "stage": "grpo", "reward/mean": 0.25}'
 
 
 class Toy(Launcher):
-    """Takes a run and runs it not; that it is there stands in a file, since verbs may work in a child process."""
+    """A launcher that records a run in a file, since verbs may use a child process, and never executes it."""
 
     alive = Path("toy-alive")
 

@@ -1,4 +1,4 @@
-"""What the plan counts in each phase is what our engine holds as one rank of many, within 15 %."""
+"""Compare planned memory of each phase with our engine as one rank of many, within 15 %."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.memory_table import ROWS, compare
 
-# Widths and vocabularies of the models, and layers enough to tell a block from the rest.
+# Model widths and vocabularies, with enough layers to distinguish blocks from the rest.
 FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("0.5B", 1, 2, 8192, {}),
     ("1.5B", 8, 2, 8192, {"logprob_chunk_tokens": None}),
@@ -18,7 +18,7 @@ FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
 
 
 def require_close(found: dict[str, tuple[float, float]]) -> None:
-    # 20 MB: buffers of rotary positions and the like.
+    # 20 MB: buffers such as rotary positions.
     wrong = {phase: pair for phase, pair in found.items() if abs(pair[0] - pair[1]) > 0.15 * pair[1] + 0.02}
     assert not wrong, f"planned and found, GB: {wrong}"
 

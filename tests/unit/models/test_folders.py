@@ -1,5 +1,3 @@
-"""A folder that appears whole or not at all."""
-
 import os
 from pathlib import Path
 

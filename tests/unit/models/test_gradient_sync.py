@@ -1,4 +1,4 @@
-"""How often ranks sum their gradients: counted as rank 0 of two, whose other is only pretended."""
+"""Count gradient reductions as rank 0 of two; the other rank is a fake."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def count_sums(folder: Path, monkeypatch: pytest.MonkeyPatch, offload: str) -> int:
-    """Reduce-scatters of one step, in how many times those of one micro-batch."""
+    """Return reduce-scatters of one step divided by those of one micro-batch."""
     monkeypatch.setattr(fsdp2, "gather_objects", lambda value: [value] * 2)
     model = load_model(folder, ModelConfig(path=str(folder)))
     backend = FSDP2Backend(model, PolicyConfig(offload=offload), OptimConfig())
@@ -44,7 +44,7 @@ def count_sums(folder: Path, monkeypatch: pytest.MonkeyPatch, offload: str) -> i
         with CommDebugMode() as seen:
             backend.backward(backend.model(input_ids=ids).logits.sum(), is_last=number == NUM_MICRO_BATCHES)
         counts.append(sum(n for op, n in seen.get_comm_counts().items() if "reduce_scatter" in str(op)))
-    blocks = SMALL.num_layers + 1  # and the root
+    blocks = SMALL.num_layers + 1  # plus the root
     assert set(counts) <= {0, blocks} and counts[-1] == blocks
     assert all(p.grad is not None for p in model.parameters())
     return sum(counts) // blocks
@@ -57,7 +57,7 @@ def test_fitting_gradients_are_reduced_once_per_step(folder: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("two_ranks")
 def test_other_gradients_are_reduced_as_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no rank ever holds more than its own part of them."""
+    """No rank may hold more than its own shard."""
     assert count_sums(folder, monkeypatch, "all") == NUM_MICRO_BATCHES
     monkeypatch.setattr(fsdp2, "device_memory", lambda: 10_000)
     assert count_sums(folder, monkeypatch, "none") == NUM_MICRO_BATCHES

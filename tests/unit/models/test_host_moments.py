@@ -1,5 +1,3 @@
-"""Moments that wait in host memory: the same update, bucket by bucket, through the same memory every time."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ def build(seed: int) -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
 
 
 def set_gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
-    """Of some; not all have one in every step."""
+    """Set some gradients; not all parameters have one in every step."""
     for number, parameter in enumerate(parameters):
         generator = torch.Generator().manual_seed(100 * step + number)
         skipped = number == step % len(parameters)
@@ -54,7 +52,7 @@ def test_host_updates_are_bit_equal_and_hold_one_bucket(monkeypatch: pytest.Monk
 
 
 class FakeStream:
-    """In place of torch.cuda.Stream: notes who waits for whom."""
+    """Replace torch.cuda.Stream and record which stream waits for which event."""
 
     def __init__(self, said: list[str], name: str) -> None:
         self.said, self.name, self.num_events = said, name, 0
@@ -74,7 +72,7 @@ class FakeStream:
 def test_gpu_updates_overlap_both_copies_with_two_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A recorder is in place of torch.cuda; the copies themselves are a CPU's."""
+    """A recorder replaces torch.cuda; the copies run on CPU."""
     said: list[str] = []
     names = iter(["incoming", "outgoing"])
 
@@ -92,7 +90,7 @@ def test_gpu_updates_overlap_both_copies_with_two_buckets(
     moments = HostMoments(optimizer, torch.device("cpu"), CopyLanes(torch.device("cpu")))
     optimizer.register_step_pre_hook(lambda *_: said.append("update"))
     turn = ["compute waits for incoming", "update", "outgoing waits for compute", "on outgoing"]
-    for first in (0, 3):  # three buckets a step
+    for first in (0, 3):  # three buckets per step
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         said.clear()

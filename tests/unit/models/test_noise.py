@@ -1,5 +1,3 @@
-"""NEFTune: how large the noise is, where it falls, and that packing does not change it."""
-
 import math
 from types import SimpleNamespace
 

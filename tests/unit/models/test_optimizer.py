@@ -1,5 +1,3 @@
-"""The schedule by hand, the decay groups, the clipping."""
-
 import math
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the plan counts is what the training code holds, by the bytes of its own tensors; no GPU is needed for that."""
+"""Compare planned memory with tensor sizes of the training code, without a GPU."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.live_bytes import LiveBytes
 @pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_memory_matches_plan(dtype: str, rows: int | None, entropy_gradient: bool) -> None:
-    """A model that is nearly all vocabulary: its peak is the logits', within 15 %."""
+    """A model that is mostly vocabulary: the logits dominate its peak, within 15 %."""
     tokens, vocab = 256, 20_000
     config = Qwen2Config(
         vocab_size=vocab,
@@ -37,7 +37,7 @@ def test_logits_memory_matches_plan(dtype: str, rows: int | None, entropy_gradie
     load = PolicyLoad("fsdp2", 2, 1, 4, False, tokens, logit_rows=rows, entropy_gradient=entropy_gradient)
     shape = parse_shape(config.to_dict())
     assert shape is not None
-    # The gradient of the tied embedding is a tensor of the step, too, once or while two are added.
+    # The gradient of the tied embedding is live in the step: once, or twice during the addition.
     gradient = vocab * 32 * model.lm_head.weight.element_size() / 1e9
     wanted = estimate_policy(shape, load).logits_gb
     assert wanted * 0.85 <= bytes_.peak / 1e9 - gradient <= wanted * 1.15

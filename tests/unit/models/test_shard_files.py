@@ -1,5 +1,3 @@
-"""Models written file by file: what is held meanwhile, and what is there in the end."""
-
 import json
 import weakref
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ NUM_TENSORS, TENSOR_BYTES = 24, 4000
 
 
 class Held:
-    """Bytes of tensors that somebody still has."""
+    """Count bytes of live tensors."""
 
     def __init__(self) -> None:
         self.bytes = self.peak = 0
@@ -45,7 +43,7 @@ def test_convert_holds_one_file_and_one_tensor(tmp_path: Path) -> None:
     held = Held()
     count = write_shards(tmp_path, make(held), max_bytes=3 * TENSOR_BYTES)
     assert count == NUM_TENSORS * TENSOR_BYTES // 4
-    # With safetensors' copy of the file that is being written that makes two files and a tensor.
+    # With safetensors' copy of the current file: two files and one tensor.
     assert held.peak <= 4 * TENSOR_BYTES
     assert held.bytes == 0
     found = {name: t for file in tmp_path.glob("model-*-of-00008.safetensors") for name, t in load_file(file).items()}

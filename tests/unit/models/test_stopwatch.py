@@ -1,5 +1,3 @@
-"""What a rank's own speed is measured by."""
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ def test_yardstick_is_short_and_draws_no_random_number(monkeypatch: pytest.Monke
         yardstick.lay()
         found.append(yardstick.read())
         clock[0] += 0.25
-    # 25 s, of which 2 % are 25 times 0.02 s.
+    # 2 % of 25 s are 25 times 0.02 s.
     assert [one for one in found if one] == [0.02] * 25
     assert torch.equal(state, torch.get_rng_state())
 

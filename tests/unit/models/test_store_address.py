@@ -1,4 +1,4 @@
-"""The store by which ranks meet knows no secret, so it listens on the address that they use alone."""
+"""The rendezvous store has no authentication, so it listens only on the address that the ranks use."""
 
 import socket
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Models that start from random weights."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The last node reports a lost controller only if heartbeat and head are both silent."""
-
 import os
 import socket
 from pathlib import Path
@@ -21,7 +19,7 @@ HOLDER = LockHolder("slurm", "7", 0, "n1", "", 9, 9)
 
 
 class Scene:
-    """Node 2 of three, a controller on n1 with heartbeats on request, and a head that may listen."""
+    """Node 2 of three, a controller on n1 with heartbeats on request, and a head that may accept connections."""
 
     def __init__(self, folder: Path, rank: int = 2) -> None:
         self.run = RunDir(folder / "run")

@@ -1,5 +1,3 @@
-"""When a stop is sent to the trainer, and the meaning of its end."""
-
 import signal
 import subprocess
 import sys

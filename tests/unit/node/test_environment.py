@@ -1,5 +1,3 @@
-"""The environment of a node agent's children, and the GPUs of the node."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""An external trainer on the head node: its start, its stop, and the report of its end."""
-
 import json
 import os
 import signal

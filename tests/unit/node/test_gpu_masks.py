@@ -1,5 +1,3 @@
-"""From the mask of a Slurm task to the masks of its actors: each actor gets GPUs of the task."""
-
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ MASKS = st.one_of(*(st.lists(kind, min_size=1, max_size=8, unique=True) for kind
 
 
 def nodes_of_ray(*masks: list[str]) -> list[dict[str, Any]]:
-    """What `ray.nodes()` says of nodes that were started with these GPUs, last rank first."""
+    """Return `ray.nodes()` of nodes with these GPUs, last rank first."""
     from ray._private.label_utils import parse_node_labels_string
 
     found = [
@@ -64,7 +62,7 @@ def test_gpu_names_without_mask_are_indices() -> None:
         ("policy", (3,), None, {"OMP_NUM_THREADS": "12"}),
         ("critic", (3,), 5, {"OMP_NUM_THREADS": "5"}),
         ("reference", (0, 1), None, {"OMP_NUM_THREADS": "25"}),
-        ("rollout", (0, 1), None, {}),  # vLLM serves with one, which Ray gives
+        ("rollout", (0, 1), None, {}),  # vLLM serves with one GPU, which Ray assigns
         ("policy", (), None, {}),
     ],
 )

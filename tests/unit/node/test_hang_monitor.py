@@ -1,4 +1,4 @@
-"""Hanging and slow ranks of two nodes, with real processes and signals; stacks and suspects."""
+"""Hanging and slow ranks of two nodes, with real processes and signals."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ class Nodes:
             yield
 
     def beats(self, node: int) -> int:
-        """Return how many ranks of the node have a deadline of their own."""
+        """Return how many ranks of the node have their own deadline."""
         return sum(beat.num_calls >= 5 for beat in read_beats(self.monitors[node].folder, time.monotonic()))
 
     def events(self, kind: str) -> list[dict[str, object]]:

@@ -1,5 +1,3 @@
-"""Heartbeats of a process, and deadlines and stragglers computed from them."""
-
 import json
 import os
 import pickle
@@ -44,7 +42,7 @@ def test_heartbeat_measures_intervals_by_phase(own: Heartbeat, tmp_path: Path, m
             clock[0] += seconds
             own.beat()
             clock[0] += 0.5
-    clock[0] += 500.0  # waits are not part of it
+    clock[0] += 500.0  # waits do not count
     with own.phase("train"):
         [beat] = read_beats(tmp_path, clock[0])
     assert (beat.num_calls, beat.longest_s) == (3, 3.0)
@@ -69,7 +67,7 @@ def test_heartbeat_is_not_written_by_forked_child(own: Heartbeat, tmp_path: Path
 
 
 def test_stack_dump_is_enabled_in_forked_child(own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's worker is forked or spawned; if it is the actor's own process, that has a heartbeat already."""
+    """vLLM's worker is forked or spawned; if it is the actor's own process, it has a heartbeat already."""
     monkeypatch.setenv(HEARTBEATS, str(tmp_path))
     monkeypatch.setattr(heartbeat, "_own", own)
     assert heartbeat.enable_stack_dump("rank-0.worker-1") is None

@@ -1,5 +1,3 @@
-"""Soft limits of the login shell do not reach a trainer, and low hard ones are told."""
-
 import resource
 import subprocess
 import sys
@@ -29,7 +27,7 @@ def lower(limit: int, soft: int, hard: int) -> Callable[[], None]:
         ("RLIMIT_DATA", 1 << 40, 1 << 42, 1 << 42),
         ("RLIMIT_NPROC", 20_000, 30_000, 30_000),
         ("RLIMIT_MEMLOCK", 0, 4096, 4096),
-        ("RLIMIT_STACK", 2 * MIB, 64 * MIB, 8 * MIB),  # more would be virtual memory of each thread
+        ("RLIMIT_STACK", 2 * MIB, 64 * MIB, 8 * MIB),  # a higher limit costs virtual memory of each thread
         ("RLIMIT_STACK", 32 * MIB, 64 * MIB, 32 * MIB),
         ("RLIMIT_CORE", 0, 4096, 0),  # dumps of eight ranks would fill the disk
     ],

@@ -1,5 +1,3 @@
-"""Ports: derivation, checks by binding, and the guard between two jobs."""
-
 import os
 import pickle
 import socket

@@ -1,4 +1,4 @@
-"""Processes with the mark are found and ended, whatever they do; no other process is. With real processes."""
+"""Only processes with the mark are found and ended. Uses real processes."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A unique mark; what a failed test left is killed."""
+    """Return a unique mark; kill remaining processes after a failed test."""
     value = f"test-{uuid.uuid4()}"
     yield value
     for pid in find_marked(value):
@@ -70,7 +70,7 @@ def test_end_marked_kills_processes_that_ignore_sigterm(mark: str) -> None:
 
 def test_end_marked_continues_stopped_process(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
-    # By the shell itself: a new child has the mark as well, and may be ended before it does anything.
+    # By the shell itself: a new child has the mark too, and may be ended before it acts.
     process = start(f"trap ': > {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     os.kill(process.pid, signal.SIGSTOP)
     assert end_marked(mark, grace_s=30) == []

@@ -1,5 +1,3 @@
-"""The node of a run that a machine is, from flags and environment variables."""
-
 import itertools
 
 import pytest

@@ -1,5 +1,3 @@
-"""Changes to `ray start`, and the cause of its end."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The node-local folder: private, with an unpredictable name, and removed at the end."""
-
 import hashlib
 import os
 import shutil
@@ -40,7 +38,7 @@ def test_remove_tmp_dir_repeats_after_late_write(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder like /tmp, where every user may write."""
+    """Return a folder like /tmp, where every user may write."""
     place = tmp_path / "t"
     place.mkdir()
     place.chmod(0o1777)

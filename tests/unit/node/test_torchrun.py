@@ -1,5 +1,3 @@
-"""torchrun as a child of the agent: the cause of its end and the signals to its ranks; and a single rank."""
-
 import os
 import re
 import signal
@@ -22,7 +20,7 @@ from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.task import Rendezvous, TorchrunPlan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
-# As torch 2.13 writes it.
+# Output of torch 2.13.
 LOG = """
 train.py FAILED
 ------------------------------------------------------------
@@ -45,7 +43,7 @@ Root Cause (first observed failure):
 PLAN = build_plan(load_config(["+exp=demo"]), "/r", SubmitFacts("/env/bin/python", 2, "1"))
 HEAD, OTHER = NodeRole(0, 2, "7"), NodeRole(1, 2, "7")
 
-# Instead of torchrun: two children of the agent's child, with or without a handler.
+# A fake torchrun: two children, with or without a signal handler.
 RANK = """
 import os, signal, sys, time
 if sys.argv[1] == "handles":

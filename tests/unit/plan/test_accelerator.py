@@ -1,5 +1,3 @@
-"""Environment variables of accelerators and Ray, and the user's overrides."""
-
 from collections.abc import Mapping
 
 import pytest

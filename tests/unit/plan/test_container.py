@@ -1,5 +1,3 @@
-"""Command lines of every container runtime and vendor, arbitrary paths, and no values of variables in argv."""
-
 import csv
 import json
 import subprocess
@@ -142,7 +140,7 @@ def test_wrap_exposes_existing_rdma_devices(runtime: str, accelerator: str, tmp_
     plain = " ".join(argv[1:])
     assert run() == f"run {plain}\n"
     devices.mkdir()
-    assert run() == f"run {plain}\n"  # the module is loaded, no card is there
+    assert run() == f"run {plain}\n"  # the module is loaded, no card is present
     (devices / "uverbs0").touch()
     assert run() == f"run --device={devices} {plain}\n"
 

@@ -1,5 +1,3 @@
-"""Presets have the environment variables of the documents in docs/from."""
-
 import pytest
 
 from slurm_rl.config.load import load_config

@@ -1,5 +1,3 @@
-"""`plan` shows how exactly a killed run resumes."""
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,6 @@
 """The output of `plan`, one golden file per launcher, accelerator, runtime and way to start ranks.
 
-To update: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
+To update: `python -m tests.unit.plan.test_golden` writes tests/golden.
 """
 
 from dataclasses import replace

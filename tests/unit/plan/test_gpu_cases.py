@@ -1,5 +1,3 @@
-"""Runs of tests/gpu compose and fit, so that none fails on a GPU machine because of its config."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Shapes of known_models.csv against published parameter counts."""
-
 import csv
 from pathlib import Path
 

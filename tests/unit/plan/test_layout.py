@@ -1,5 +1,3 @@
-"""Sizes and memory of a layout, and refusals with both numbers."""
-
 import dataclasses
 import time
 from typing import Any
@@ -33,7 +31,7 @@ def plan_of(shape: ModelShape, *words: str) -> JobPlan:
 
 
 def test_estimate_policy_subtracts_adapters_and_offload() -> None:
-    """70B on 8 workers by hand: 70.6e9 * 2 / 8 bytes of frozen weights, where full training has 16 bytes each."""
+    """70B on 8 workers by hand: 70.6e9 * 2 / 8 bytes of frozen weights; full training takes 16 bytes per parameter."""
     shape = LLAMA3_70B
 
     full = PolicyLoad("fsdp2", 2, 8, 2, True, 1)
@@ -63,9 +61,9 @@ def test_parse_shape_reads_text_config() -> None:
 
 
 def test_estimate_policy_follows_zero_paper() -> None:
-    """Rajbhandari et al. 2020, figure 1: 16, 4 + 12/N, 2 + 14/N, 16/N bytes a parameter in mixed precision.
+    """Rajbhandari et al. 2020, figure 1: 16, 4 + 12/N, 2 + 14/N, 16/N bytes per parameter in mixed precision.
 
-    With gradients in float32 from stage 1 on, 2 bytes more of each.
+    Float32 gradients, from stage 1 on, add 2 bytes per gradient.
     """
     shape, count = QWEN25_7B, QWEN25_7B.num_parameters / 1e9
     for stage, per_parameter in ((0, 16), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)):
@@ -75,7 +73,7 @@ def test_estimate_policy_follows_zero_paper() -> None:
 
 
 def test_estimate_engine_kv_cache_by_hand() -> None:
-    # Keys and values of 28 layers x 4 heads x 128 in 2 bytes: 57,344 bytes a token.
+    # Keys and values of 28 layers x 4 heads x 128 in 2 bytes: 57,344 bytes per token.
     memory = estimate_engine(QWEN25_7B, tensor_parallel_size=1, bytes_per_value=2, longest_tokens=1000)
     assert memory.kv_sequence_gb == pytest.approx(0.057344)
     # Eight GPUs share four heads: each keeps one.
@@ -152,7 +150,7 @@ def test_layout_recomputes_only_if_memory_requires() -> None:
 
 def test_offloaded_states_must_fit_host_memory() -> None:
     words = ["cluster.num_nodes=4", "policy.offload=all"]
-    # 16 bytes of 70.55e9 parameters by 16 workers, 8 of them on a node.
+    # 16 bytes for 70.55e9 parameters by 16 workers, 8 of them on a node.
     assert plan_of(LLAMA3_70B, *words).layout.host_gb["train"] == pytest.approx(16 * 70.55 / 2, rel=1e-3)
     with pytest.raises(ConfigError, match=r"cluster\.mem_gb_per_node; got .* GB > 256 GB"):
         plan_of(LLAMA3_70B, *words, "cluster.mem_gb_per_node=256")

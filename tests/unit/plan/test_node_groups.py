@@ -1,5 +1,3 @@
-"""Node groups: placement of roles, options of each component, and memory of each GPU type."""
-
 import json
 
 import pytest
@@ -142,7 +140,7 @@ def test_services_on_gpus_need_no_group_on_equal_nodes() -> None:
 def test_reward_model_must_fit_gpus_of_its_group() -> None:
     plan = services_of("reference.num_workers=2", "reward.model.dtype=bfloat16")
     memory = plan.layout.service
-    # Llama's 8 billion weights less the output layer, 2 bytes each.
+    # Llama's 8 billion weights minus the output layer, 2 bytes each.
     assert memory is not None and memory.weights_gb == pytest.approx(15.0, abs=0.1) and memory.total_gb < 32
     assert JobPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     with pytest.raises(ConfigError, match="the reward models of a service must fit its GPU") as caught:

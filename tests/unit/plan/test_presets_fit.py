@@ -1,5 +1,3 @@
-"""Every experiment is planned on every cluster preset, or refused with numbers."""
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +27,7 @@ NEEDED = {
 }
 # Lines of a screen, with a critic and a reward model.
 MOST_LINES = 42
-# Nodes, and GPUs of each.
+# Nodes, and GPUs per node.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
 
 
@@ -118,7 +116,7 @@ def test_dedicated_critic_gets_quarter_of_gpus(nodes: int, quarter: int) -> None
         used[actor.role] += len(actor.gpus)
     assert used == {"policy": quarter, "critic": quarter, "rollout": 2 * quarter}
     assert plan.layout.policy is not None and plan.layout.critic is not None
-    # The reference is cut as the policy is; the reward model is whole.
+    # The reference is sharded as the policy is; the reward model is whole.
     found = (plan.layout.policy.frozen_gb, plan.layout.critic.frozen_gb)
     assert found == pytest.approx((16.06 / quarter, 16.06), rel=1e-3)
     assert JobPlan.from_json(plan.to_json()) == plan

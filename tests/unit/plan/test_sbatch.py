@@ -1,5 +1,3 @@
-"""Options and script of sbatch, for arbitrary text in the config."""
-
 import subprocess
 
 import pytest

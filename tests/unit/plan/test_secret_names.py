@@ -1,5 +1,3 @@
-"""Secrets are passed to the nodes by name."""
-
 import pytest
 
 from slurm_rl.config.load import load_config

@@ -1,5 +1,3 @@
-"""Tasks under torchrun: placement of ranks, refusals, and the plan."""
-
 import pytest
 
 from slurm_rl.config.load import load_config

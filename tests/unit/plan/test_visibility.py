@@ -1,5 +1,3 @@
-"""GPU masks as set by Slurm, users and containers."""
-
 import pytest
 
 from slurm_rl.errors import BringUpError

@@ -30,7 +30,7 @@ subsets = st.lists(st.integers(0, 7), unique=True, min_size=1, max_size=8)
 
 
 def seen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
-    """The devices of an AMD node that a process with these masks sees, in its order."""
+    """Return the devices of an AMD node that a process with these masks sees, in its order."""
     devices = list(range(len(uuids)))
     if ROCR in env:
         devices = [uuids.index(name) if name.startswith("GPU-") else int(name) for name in env[ROCR].split(",")]

@@ -1,5 +1,3 @@
-"""A run that comes after another: planned by what the first will leave, started only when that has finished."""
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from tests.tiny_models import TinyModel
 
 @pytest.fixture
 def first(tmp_path: Path) -> RunDir:
-    """A run that was submitted to Slurm and has not ended."""
+    """Return an unfinished run on Slurm."""
     config, run = load_config(["+exp=sft_tiny", TinyModel(num_layers=5).word]), RunDir(tmp_path / "first")
     create_run(run, config, plan_in(config, run))
     record_job(run, "slurm", "7")
@@ -34,7 +32,7 @@ def test_model_is_planned_from_predecessors_export(first: RunDir, tmp_path: Path
     shape = find_shape(config.model)
     assert shape is not None and shape.num_layers == 5
     assert plan_in(config, RunDir(tmp_path / "second")).after == str(first.path)
-    first.export.mkdir()  # from then on its own config.json counts
+    first.export.mkdir()  # the export's config.json takes precedence
     assert find_shape(config.model) is None
 
 

@@ -1,5 +1,3 @@
-"""What follows an attempt, row by row of the table."""
-
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the head could not copy to checkpoint.upload_url is copied behind it."""
+"""Checkpoints that the head cannot upload to checkpoint.upload_url are copied by another node."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_jso
 
 
 class Machines(Allocation):
-    """On which this command makes the copy, or nothing can."""
+    """Machines that run the copy command locally, or cannot run it."""
 
     def __init__(self, *argv: str, error: Exception | None = None) -> None:
         self.argv, self.error, self.num_started = argv, error, 0
@@ -33,7 +33,7 @@ class Machines(Allocation):
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> AttemptDir:
-    """After a failure that nobody could copy."""
+    """Return an attempt that failed without a copy."""
     run = RunDir(tmp_path / "run")
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_missing_copies_are_made_once_by_same_command(attempt: AttemptDir, tmp_p
         copy_behind(run, here, attempt, lambda: False)
     assert here.num_started == 1 and causes(attempt) == ["not done within 0 s"], attempt.log("final-copy").read_text()
     [copy] = (tmp_path / "bucket/run").iterdir()
-    # Its agent left no word of when it started.
+    # The agent recorded no start time.
     assert copy.name.startswith("attempt-1-20") and (copy / "complete.json").is_file()
     assert (copy / "files/logs/driver.log").read_text() == "step 3\n"
 
@@ -100,7 +100,7 @@ def test_copies_of_earlier_job_are_ignored(attempt: AttemptDir) -> None:
 
 @pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "stop requested")])
 def test_copy_wait_ends_at_timeout_or_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
-    asked = iter([False])  # before it starts; later it is, where there is time
+    asked = iter([False])  # no before the copy starts; later yes if time is left
     machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     copy_behind(run_of(attempt), machines, attempt, lambda: most_s > 0 and next(asked, True), most_s=most_s)
     assert causes(attempt) == [cause]

@@ -1,5 +1,3 @@
-"""The cause of an end, from what an attempt leaves behind."""
-
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ def say(attempt: AttemptDir, text: str) -> None:
 
 
 LOST = {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"}
-"""A trainer that only noticed the loss of an actor."""
+"""A trainer that only reports the loss of an actor."""
 
 
 @pytest.mark.parametrize(

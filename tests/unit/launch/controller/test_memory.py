@@ -1,4 +1,4 @@
-"""Out of memory: told by torch's own error, by the kernel's counter and by Slurm's words; tried once with less."""
+"""Out-of-memory errors of torch, the kernel and Slurm are retried once with less memory."""
 
 import json
 import sys
@@ -41,8 +41,6 @@ def make_run(folder: Path) -> RunDir:
 
 
 def run_out(run: RunDir, attempt: AttemptDir, error: BaseException) -> None:
-    """A trainer of this process that ends with the error."""
-
     def train(*_: object) -> None:
         raise error
 
@@ -50,7 +48,7 @@ def run_out(run: RunDir, attempt: AttemptDir, error: BaseException) -> None:
 
 
 def of_a_worker(error: Exception, name: str, what: str) -> BaseException:
-    """What the driver raises when a call of a Ray actor ended with the error."""
+    """Return the driver's exception after a Ray actor ran out of memory."""
     import ray
 
     return name_failure(ray.exceptions.RayTaskError("train", "traceback", error), name, what)
@@ -75,7 +73,7 @@ def test_out_of_memory_is_detected_by_class_and_text(error: BaseException | None
 
 
 def test_torch_error_has_expected_name() -> None:
-    """Contract: the class is torch's, once by each name, and the kernel of an allocation raises it."""
+    """torch's allocator raises this class."""
     assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError and issubclass(torch.OutOfMemoryError, RuntimeError)
     assert torch.OutOfMemoryError.__name__ == "OutOfMemoryError"
     with pytest.raises(RuntimeError) as caught:
@@ -84,7 +82,7 @@ def test_torch_error_has_expected_name() -> None:
 
 
 class Trainer(Few):
-    """Attempts of a trainer in this process: what each does is the next of these functions."""
+    """A trainer in this process; each attempt runs the next function."""
 
     has_nodes, notice = True, None
 
@@ -107,7 +105,7 @@ def finish(attempt: AttemptDir) -> None:
 
 
 def lead(run: RunDir, *attempts: Callable[[AttemptDir], object]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The run's end, and its events of memory. No failure is allowed."""
+    """Return the run's end and its memory events; allow no failures."""
     plan = load_plan(run)
     assert plan.limits.max_failures == 0
     Controller(run, plan, Trainer(run, *attempts))._lead()
@@ -149,7 +147,7 @@ def test_memory_remedy_precedes_no_progress_rule() -> None:
 
 
 def test_torchrun_rank_reports_its_memory_error(tmp_path: Path) -> None:
-    """Rank 0, which writes the outcome, only sees that another is gone."""
+    """Rank 0 writes the outcome and only reports that another rank exited."""
     run = make_run(tmp_path / "run")
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)

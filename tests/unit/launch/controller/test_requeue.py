@@ -1,5 +1,3 @@
-"""What becomes of a run that should be started again, and that nobody starts again."""
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ RESUME = "this job is not restarted. Next: python -m slurm_rl resume "
 
 
 class Finished:
-    """Nodes whose trainer is through before anybody looks."""
+    """Nodes with a finished trainer."""
 
     returncode = 0
 
@@ -34,7 +32,7 @@ class Finished:
 
 
 class Few(Allocation):
-    """Machines without enough nodes, that nobody starts again; with an outcome, a trainer that leaves at a notice."""
+    """Machines with too few nodes and no requeue; with an outcome, a trainer that exits on a stop signal."""
 
     job_key, num_agents, has_nodes = "job", 1, False
 

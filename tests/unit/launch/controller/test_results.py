@@ -1,5 +1,3 @@
-"""summary.json and report.html are written when a job ends, whatever launches it."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Who is let into a run, as which node, and who is missing."""
-
 from __future__ import annotations
 
 import socket
@@ -35,11 +33,11 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     hub.say_goodbye()
 
 
-_clients: list[Client] = []  # a connection that nobody holds would be closed
+_clients: list[Client] = []  # keeps connections open
 
 
 class Client:
-    """A machine that only says hello."""
+    """A machine that only sends its greeting."""
 
     def __init__(self, hub: Hub, name: str, rank: int | None = None, **other: Any) -> None:
         self.hub = hub
@@ -49,7 +47,7 @@ class Client:
         _clients.append(self)
 
     def hear(self) -> dict[str, Any]:
-        """What the head answers."""
+        """Return the head's answer."""
 
         def answers() -> list[dict[str, Any]]:
             self.hub.poll()

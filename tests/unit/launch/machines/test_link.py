@@ -1,5 +1,3 @@
-"""The signed connection: what one side says the other hears; who does not know the secret is not heard at all."""
-
 import socket
 from typing import Any
 
@@ -18,7 +16,7 @@ def pair(head_secret: str = "s" * 16, other_secret: str = "s" * 16) -> tuple[Lin
 
 
 def exchange(*links: Link, num_messages: int = 1) -> list[list[dict[str, Any]]]:
-    """What each of them has heard, once all together have heard so many messages."""
+    """Return the messages that each side received, once each has this many."""
     heard: list[list[dict[str, Any]]] = [[] for _ in links]
 
     def are_enough() -> bool:
@@ -49,7 +47,7 @@ def test_messages_with_wrong_secret_are_ignored() -> None:
 
 
 def test_replayed_conversation_is_rejected() -> None:
-    """A third party sends again, byte by byte, what one who knows the secret sent."""
+    """A third party repeats the bytes of an authenticated client."""
     server = socket.create_server(("127.0.0.1", 0))
     there = socket.create_connection(server.getsockname())
     here, _ = server.accept()
@@ -68,7 +66,7 @@ def test_replayed_conversation_is_rejected() -> None:
 
 
 class _Recorder:
-    """A socket that keeps what is sent."""
+    """A socket that records sent bytes."""
 
     def __init__(self, sock: socket.socket, kept: bytearray) -> None:
         self._sock, self._kept = sock, kept

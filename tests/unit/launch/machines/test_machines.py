@@ -1,5 +1,3 @@
-"""The secret, what must be the same everywhere, when a folder must be shared, and the network device."""
-
 import socket
 import stat
 from dataclasses import replace
@@ -32,9 +30,6 @@ def plan_of(*words: str) -> JobPlan:
     return build_plan(config, "/runs/x", SubmitFacts("/python", 4, "1"))
 
 
-# ---- the secret ----------------------------------------------------------------------------------
-
-
 def test_secret_is_variable_or_private_file(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     assert head_secret(run, ENV) == "a" * 20
@@ -61,9 +56,6 @@ def test_ray_token_belongs_to_one_attempt() -> None:
     assert len(tokens) == 4 and all(len(token) == 64 for token in tokens)
 
 
-# ---- what must be the same -----------------------------------------------------------------------
-
-
 def test_first_difference_is_named_with_both_values() -> None:
     head = load_config(["+exp=demo", "cluster.num_nodes=2", "run_dir=/a"]).model_dump(mode="json")
     assert find_difference(head, load_config(["+exp=demo", "cluster.num_nodes=3"]).model_dump(mode="json")) is None
@@ -82,9 +74,6 @@ def test_folder_must_be_shared_for_several_nodes() -> None:
     assert why_run_dir_must_be_shared(plan_of("cluster.num_nodes=1"), builds_model=True) is None
 
 
-# ---- files that are carried ------------------------------------------------------------------------
-
-
 def test_file_is_sent_once_per_content(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     outbox = Outbox(files_for_all(attempt))
@@ -101,9 +90,6 @@ def test_message_writes_no_other_file(tmp_path: Path, name: str) -> None:
     attempt = RunDir(tmp_path).attempt(1)
     take_file(attempt, name, {"x": 1}, files_for_all(attempt))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
-# ---- the network device ----------------------------------------------------------------------------
 
 
 def test_device_is_that_of_route_unless_named() -> None:

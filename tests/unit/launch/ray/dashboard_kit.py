@@ -1,4 +1,4 @@
-"""A Ray dashboard for tests: the paths of Ray's job API that we use, over real HTTP."""
+"""A fake Ray dashboard: the paths of Ray's job API that we use, over real HTTP."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ VERSION = {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_
 
 
 class FakeCluster:
-    """What was sent, and what is answered."""
+    """Requests received, and the answers to send."""
 
     def __init__(self) -> None:
         self.address = ""

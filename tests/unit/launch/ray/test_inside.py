@@ -1,4 +1,4 @@
-"""The part that runs on the cluster: attempts, the job's log, the end of the run. The trainer is a script."""
+"""The part of a run inside the Ray cluster, with a script as trainer."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def plan_of(run_dir: Path, *words: str) -> JobPlan:
 
 
 def start(tmp_path: Path, script: str, *words: str, plan: JobPlan | None = None) -> subprocess.Popen[str]:
-    """As Ray would: in the unpacked working directory."""
+    """Start as Ray does: in the unpacked working directory."""
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "trainer.py").write_text(TRAINER + script)

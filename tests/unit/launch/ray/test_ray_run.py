@@ -1,4 +1,4 @@
-"""A run on a Ray cluster of others, from the command line to what goes over the wire; the cluster is a fake one."""
+"""A run on an existing Ray cluster, from the command line to the HTTP requests; the cluster is a fake."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def test_status_maps_ray_states(
 def test_cause_before_start_is_kept(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], said: str, exit_code: int, cause: str
 ) -> None:
-    """The run directory is on the cluster, or nowhere; Ray forgets when the cluster goes."""
+    """The run directory is on the cluster or missing, and Ray loses its records with the cluster."""
     submit(cluster, "cluster.python=python7")
     message = f"Job entrypoint command failed with exit code {exit_code}, last available logs (...):\n{said}\n"
     job_of(cluster).update({"status": "FAILED", "message": message, "driver_exit_code": exit_code})
@@ -184,7 +184,7 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_silent: list[socket.socket] = []  # open until the end of the tests
+_silent: list[socket.socket] = []  # open until the tests end
 
 
 def silent_port() -> int:

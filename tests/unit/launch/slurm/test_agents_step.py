@@ -1,4 +1,4 @@
-"""An srun that waits for the agent of a node that is gone is ended, once all others have; and no other is."""
+"""The srun that waits for the agent of a lost node is ended after all others, and no other srun is."""
 
 import signal
 import subprocess
@@ -43,7 +43,7 @@ def test_last_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("states", [("running", "ended"), ("ending", "running"), ("ended", "ended"), ()])
 def test_ending_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes], states: tuple[str, ...]) -> None:
-    """While the head goes on all do; and where all have ended srun is through in a moment."""
+    """All run while the head runs; an srun whose agents have all ended exits soon."""
     note(attempt, *states)
     step = AgentsStep(srun, attempt, 2, patience_s=QUICK_S)
     assert not comes_true(lambda: step.poll() is not None, 10 * QUICK_S)

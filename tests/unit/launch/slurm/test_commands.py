@@ -1,4 +1,4 @@
-"""The parts of commands.py that a real Slurm cannot be made to show; the rest is in tests/slurm."""
+"""Cases of commands.py that a real Slurm cannot produce; tests/slurm has the others."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from slurm_rl.launch.slurm.states import JobState
 
 @pytest.fixture
 def fake_bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH that holds nothing but what the test puts there, and sh."""
+    """Replace PATH with an empty folder plus sh."""
     (tmp_path / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
@@ -68,7 +68,7 @@ def test_hanging_command_is_unavailable(fake_bin: Path, monkeypatch: pytest.Monk
 
 
 def test_missing_cluster_is_permanent_error(fake_bin: Path) -> None:
-    """Slurm's programs without a cluster: what a laptop with slurm-client prints."""
+    """Output of slurm-client without a cluster."""
     put(fake_bin, "squeue", "echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1")
     with pytest.raises(SubmitError, match=r"Could not establish a configuration source.*login node"):
         commands.query_jobs(["1"])

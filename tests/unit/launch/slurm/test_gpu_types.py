@@ -1,5 +1,3 @@
-"""A GPU type that is written in another way than the site's is found, or left for Slurm to refuse."""
-
 import dataclasses
 
 import pytest

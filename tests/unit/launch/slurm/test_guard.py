@@ -1,4 +1,4 @@
-"""The guard of a job, with stand-ins for Slurm's commands."""
+"""The job's guard, with fakes for Slurm's commands."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A controller that finds the run taken, or loses it; a command that resumes one beside another."""
-
 import functools
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Runs whose controller is a process: of this machine, or of another that sees the same run directory."""
-
 import socket
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 NOBODY = str(2**22)
-"""More than any process has as its number (proc(5), pid_max)."""
+"""A number above the largest possible process id (proc(5), pid_max)."""
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def test_ended_local_controller_is_dead(run: RunDir) -> None:
 
 
 def test_written_end_overrides_slurm_state(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An element of an array, whose number is not that of its attempts."""
+    """An array element has another id than its attempts."""
     record_job(run, "slurm", "12_0")
     write_json(run.end, {"state": "interrupted", "exit_code": 130, "cause": "cancelled", "step": 3})
     run.submitit.mkdir()

@@ -1,5 +1,3 @@
-"""Nobody else can put code into the place from which a run's is started."""
-
 import os
 import stat
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Parsers of sinfo and scontrol for nodes."""
-
 from pathlib import Path
 
 from slurm_rl.launch.slurm.partitions import parse_boot_times, parse_nodes

@@ -1,5 +1,3 @@
-"""Nodes that answer, refuse, come back in time, or stay silent."""
-
 import socket
 
 import pytest
@@ -9,7 +7,7 @@ from slurm_rl.launch.slurm.srun import find_unreachable, wait_for_answers
 
 
 class Network:
-    """`n1` answers, `n2` refuses, `n3` is silent for its first `silences` tries."""
+    """`n1` accepts, `n2` refuses, and `n3` times out `silences` times."""
 
     def __init__(self, silences: int) -> None:
         self.silences, self.tries = silences, list[str]()
@@ -47,6 +45,6 @@ def test_find_unreachable_uses_addresses_of_slurm(monkeypatch: pytest.MonkeyPatc
     network = make(10**9, monkeypatch)
     monkeypatch.setattr(reach, "run_slurm", lambda argv: "a1 n1\na2 n3\na2 n3\n")
     monkeypatch.setattr(reach, "slurmd_port", lambda: 6818)
-    # Slurm does not know a3.
+    # a3 is unknown to Slurm.
     assert find_unreachable(["a1", "a2", "a3"], 0.0) == ["a2"]
     assert set(network.tries) == {"n1", "n3"}

@@ -1,4 +1,4 @@
-"""What ended an agent before it could write a record."""
+"""Causes of agents that ended without a record."""
 
 import signal
 import subprocess
@@ -63,7 +63,7 @@ def test_last_words_become_cause(words: str, status: int, said: str) -> None:
 
 
 def test_silent_task_is_named_by_node(plan: JobPlan, attempt: AttemptDir) -> None:
-    """Task 0 of srun need not be our rank 0."""
+    """Task 0 of srun may differ from our rank 0."""
     attempt.log("task-0").write_text("loading modules\n/env/bin/python: No such file or directory\n")
     settle_silent_tasks(plan, attempt, ["n1", "n2"], ["n2: task 0: Exited with exit code 127", "n1: task 1: Killed"])
     assert not attempt.node(0).is_file()
@@ -71,7 +71,7 @@ def test_silent_task_is_named_by_node(plan: JobPlan, attempt: AttemptDir) -> Non
     assert cause.startswith("n2: /env/bin/python must be there on every node")
 
 
-# As pyxis 0.24 says it.
+# Output of pyxis 0.24.
 NO_SOURCE = """slurmstepd-c1: error: pyxis: --container-mounts: source path does not exist: /nowhere/data
 slurmstepd-c1: error: pyxis: couldn't create enroot start configuration script
 slurmstepd-c1: error: pyxis: printing enroot log file:
@@ -110,7 +110,7 @@ slurmstepd-a1: error: pyxis: child 436 failed with error code: 1
 def test_unstartable_image_is_named_with_runtime_message(
     attempt: AttemptDir, runtime: str, words: str, said: str, is_input: bool
 ) -> None:
-    """What the image lacks is not tried again."""
+    """A program missing from the image is not retried."""
     told = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/images/rl.sqsh"]
     plan = build_plan(load_config(told), "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
     for task in (0, 1):
@@ -126,7 +126,7 @@ def test_unstartable_image_is_named_with_runtime_message(
 
 
 def test_unstarted_agents_end_attempt_at_deadline(plan: JobPlan, attempt: AttemptDir) -> None:
-    """As when an image never comes. The one that has started keeps its word."""
+    """An image that never arrives. The record of the started agent is kept."""
     hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
     write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
     nodes = subprocess.Popen(["sleep", "600"])
@@ -155,7 +155,7 @@ def test_reported_cause_of_agent_is_kept(plan: JobPlan, attempt: AttemptDir) -> 
 def test_started_controller_gets_no_cause_from_log(
     plan: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, element: str | None
 ) -> None:
-    """Slurm asks about an element of an array by its name there, `12_3`, while its own id is another number."""
+    """Slurm logs an array element as `12_3`, while its own job id is another number."""
     monkeypatch.setattr(allocation, "Hosts", lambda run, plan: None)
     monkeypatch.setattr(allocation, "kill_wait_s", lambda: 30.0)
     monkeypatch.setenv("SLURM_JOB_ID", "15")

@@ -16,7 +16,7 @@ def test_meanings_have_distinct_words() -> None:
 
 
 def test_held_job_names_next_action(tmp_path: Path) -> None:
-    """After a batch step that a node refused; nothing but that command ends it."""
+    """A batch step that a node refused; only this command ends it."""
     job = Job(RunDir(tmp_path), "slurm", "7")
     held = JobInfo("7", JobState.PENDING, "PENDING", "launch failed requeued held", "", None, None)
     assert _read_state(job, held).detail == "launch failed requeued held, next: scontrol release 7"

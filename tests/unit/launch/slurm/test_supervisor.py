@@ -1,12 +1,10 @@
-"""The process that keeps a controller: killed it comes back, told to stop it hears."""
-
 import subprocess
 import sys
 from pathlib import Path
 
 from slurm_rl.launch.controller.supervisor import EXIT_KILLED
 
-# In a process of its own: a supervisor forks, takes over signals and reaps whatever is below it.
+# A separate process: a supervisor forks, installs signal handlers and reaps its descendants.
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
@@ -58,7 +56,7 @@ os.kill(os.getpid(), signal.SIGKILL)"""
 
 
 def test_signal_waits_until_child_handles_it(tmp_path: Path) -> None:
-    """Sent before there is a handler; by default it would kill."""
+    """The signal arrives before the handler exists; the default action would kill."""
     work = """os.kill(os.getppid(), signal.SIGUSR2)
 time.sleep(0.3)
 heard = []

@@ -1,5 +1,3 @@
-"""The order of ranks by switches and blocks, from what real Slurms print."""
-
 import itertools
 import random
 from pathlib import Path
@@ -12,7 +10,7 @@ SAMPLE = Path(__file__).parents[3] / "samples" / "scontrol-show-topology.txt"
 
 
 def samples() -> dict[str, str]:
-    """What each Slurm printed, by its first comment."""
+    """Return recorded outputs of Slurm by their first comment."""
     found: dict[str, str] = {}
     title = ""
     for line in SAMPLE.read_text().splitlines():
@@ -58,7 +56,7 @@ def test_neighbours_are_adjacent_at_every_level(words: str) -> None:
 
 
 def test_spare_nodes_have_fewest_neighbours() -> None:
-    """Six nodes fit, four are needed: two whole blocks of the same half, not the one that lost a node."""
+    """Six nodes fit and four are needed: two whole blocks of one half, without the block that lost a node."""
     topology = parse_topology(sample("topology/block"))
     fit = ["n1", "n3", "n4", "n5", "n6", "n7", "n8"]
     assert order_by_topology(fit, topology)[:4] == ["n5", "n6", "n7", "n8"]

@@ -1,5 +1,3 @@
-"""A run directory outlives a submission that may have queued a job, and goes with one that Slurm refused."""
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ NO_CONTROLLER = "echo 'sbatch: error: Unable to contact slurm controller (connec
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory; PATH holds nothing but what a test puts there, and the cluster takes every plan."""
+    """Enter a working directory with an empty PATH and a cluster that accepts every plan."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

@@ -1,5 +1,3 @@
-"""An option that this Slurm does not have yet is refused by its name."""
-
 import pytest
 
 from slurm_rl.errors import SubmitError

@@ -1,5 +1,3 @@
-"""Checkpoints written beside the training: whole or not there, of the moment they were asked for."""
-
 import errno
 import os
 import random
@@ -106,7 +104,7 @@ for step in itertools.count(newest.step + 1 if newest else 0):
 
 @pytest.mark.parametrize("code", [SAVE_FOR_EVER, TRAIN_FOR_EVER], ids=["foreground", "background"])
 def test_kill_at_any_moment_leaves_verified_newest(tmp_path: Path, code: str) -> None:
-    """What was announced is never lost, and every byte of what is found is of its own step."""
+    """An announced checkpoint is never lost, and all its bytes belong to its step."""
     root, chance = tmp_path / "checkpoints", random.Random(0)
     announced, left_behind = -1, 0
     for _ in range(NUM_KILLS):
@@ -134,6 +132,6 @@ def test_kill_at_any_moment_leaves_verified_newest(tmp_path: Path, code: str) ->
 
 
 def test_background_needs_only_standard_library() -> None:
-    # -S: nothing that was installed can be imported.
+    # -S hides all installed packages.
     code = "import slurm_rl.models.checkpoint.background, slurm_rl.models.checkpoint.store"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])

@@ -1,5 +1,3 @@
-"""Checkpoints that are whole or not there, whatever happens to the writer or to the disk."""
-
 import errno
 import os
 import random
@@ -139,7 +137,7 @@ def test_repeated_save_replaces_damaged_checkpoint(store: CheckpointStore) -> No
     flip_bit(save(store, 1) / "rank-0.pt")
     save(store, 1)
     assert latest_step(store) == 1
-    save(store, 2)  # begin removes the damaged one that was moved aside
+    save(store, 2)  # removes the damaged checkpoint that was moved aside
     assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-2"]
 
 
@@ -168,7 +166,7 @@ def test_full_file_system_leaves_previous_one(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="No space left on device"):
             store.commit(2, {"step": 2})
         assert latest_step(store) == 1
-        save(store, 3, size=10_000)  # what the failed one held is free again
+        save(store, 3, size=10_000)  # the failed checkpoint's space is free again
         assert latest_step(store) == 3
 
 

@@ -1,5 +1,3 @@
-"""Logs and export at the end of an attempt, on a URL."""
-
 import secrets
 import socket
 import subprocess
@@ -21,7 +19,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """After an attempt that failed."""
+    """Return a run after a failed attempt."""
     run = RunDir(tmp_path / "run")
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
@@ -70,7 +68,7 @@ def test_special_files_are_not_copied(run: RunDir) -> None:
 
 
 def test_renamed_record_is_skipped(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another node's agent does, whose record is written beside and renamed after the folder was listed."""
+    """Another node's agent renames its record after the folder is listed."""
     beside, record = run.attempt(1).node(1).with_name(".node-1.json.a1b2"), run.attempt(1).node(1)
     beside.write_text("{}")
     ignore = final_copy._no_plain_files

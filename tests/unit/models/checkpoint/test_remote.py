@@ -1,4 +1,4 @@
-"""Copies of checkpoints on an fsspec URL: whole or not there, whichever write is cut off."""
+"""Copies of checkpoints on an fsspec URL are complete or absent, whichever write fails."""
 
 import hashlib
 import json
@@ -26,11 +26,11 @@ KEY = "the key of these tests"
 
 
 class PowerCutError(RuntimeError):
-    """What a test throws in the middle of a write."""
+    """Raised in the middle of a write."""
 
 
 class CutOff:
-    """fsspec's memory, of which the n-th change fails: with nothing done, or with half of the bytes written."""
+    """fsspec's memory file system, whose n-th change fails with none or half of the bytes written."""
 
     def __init__(self, inner: Any, fails_at: int, *, half: bool) -> None:
         self.inner, self.fails_at, self.half, self.num_changes = inner, fails_at, half, 0
@@ -63,7 +63,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def make(root: Path, step: int) -> Path:
-    """A checkpoint of this step, its bytes following from it."""
+    """Write a checkpoint whose bytes depend on the step."""
     store = CheckpointStore(root / "checkpoints")
     folder = store.begin(step)
     (folder / "policy").mkdir()
@@ -78,7 +78,7 @@ def open_run(root: Path, url: str) -> tuple[RunDir, RemoteSaver]:
 
 
 def copied(root: Path, url: str, *steps: int) -> RemoteSaver:
-    """Make checkpoints of a run and copy them."""
+    """Write checkpoints of a run and upload them."""
     _, saver = open_run(root, url)
     for step in steps:
         make(root, step)
@@ -91,7 +91,7 @@ def memory() -> str:
 
 
 def fetched_step(root: Path, url: str) -> int | None:
-    """What a machine with nothing of the run gets; its bytes must be those that were saved."""
+    """Return the step that a machine without local checkpoints downloads, and verify its bytes."""
     run, saver = open_run(root, url)
     saver.fetch_newer(-1)
     newest = CheckpointStore(run.checkpoints).latest()
@@ -125,7 +125,7 @@ def test_interrupted_copy_is_never_complete(tmp_path: Path, half: bool) -> None:
 
 
 def copy_two(root: Path, url: str, fails_at: int, *, half: bool) -> int:
-    """Copy step 1 in peace and step 2 with a cut at this change; how many changes there were."""
+    """Upload step 1, then step 2 with a failure at this change; return the number of changes."""
     _, saver = open_run(root, url)
     saver.copy(1)
     cut = saver.remote.fs = CutOff(saver.remote.fs, fails_at, half=half)
@@ -179,13 +179,13 @@ NAMES = [
 
 
 def forge(saver: RemoteSaver, step: int, change: Callable[[dict[str, Any]], Any]) -> None:
-    """As one who may write the bucket: a manifest of his own, with the marker that goes with it."""
+    """Write a manifest and a matching marker, as an attacker with write access to the bucket."""
     place = f"{saver.remote.root}/step-{step}"
     manifest = json.loads(saver.remote.fs.cat_file(f"{place}/manifest.json"))
     text = change(manifest)
     text = text if isinstance(text, bytes) else json.dumps(manifest).encode()
     saver.remote.fs.pipe_file(f"{place}/manifest.json", text)
-    # Signed, so that what is behind the signature is looked at, too.
+    # A valid signature, so that the checks after it run.
     marker = {"manifest": hashlib.sha256(text).hexdigest(), "hmac": saver.remote._sign(f"step-{step}", text)}
     saver.remote.fs.pipe_file(f"{place}/complete.json", json.dumps(marker).encode())
 
@@ -238,7 +238,7 @@ def test_file_larger_than_manifest_is_not_fetched(tmp_path: Path, monkeypatch: p
 
 
 def test_full_disk_during_fetch_ends_start(tmp_path: Path) -> None:
-    """Or the run would begin anew beside a whole copy."""
+    """The run must not restart from scratch while a complete copy exists."""
     url = f"file://{tmp_path}/bucket/run"
     make(tmp_path / "a", 1)
     (tmp_path / "a" / "samples.jsonl").write_bytes(bytes(1_000_000))
@@ -311,7 +311,7 @@ def test_saver_uploads_in_background_and_restores_on_new_machine(
 
 
 def test_foreign_copy_is_skipped_and_overwritten(tmp_path: Path, url: str) -> None:
-    """Whole, with a marker that fits, signed with another key or for another step."""
+    """Complete copies with a valid digest, signed with another key or for another step."""
     saver = copied(tmp_path / "a", url, 1, 2, 3)
     make(tmp_path / "evil", 9)
     evil = RemoteFolder(url, key=lambda: "another", retry_s=())
@@ -341,7 +341,7 @@ def test_missing_key_prevents_fresh_start_over_copies(tmp_path: Path, url: str) 
     (brought.secrets / "checkpoint-key").write_bytes(key.read_bytes())
     assert StepSaver(brought, 2, url=place).newest() is not None
     assert StepSaver(fresh, 2, url=place, verify=False).newest() is not None
-    # With a checkpoint of its own a run goes on from that.
+    # A local checkpoint needs no key.
     (first.secrets / "checkpoint-key").unlink()
     newest = StepSaver(first, 2, url=place).newest()
     assert newest is not None and newest.step == 1

@@ -1,4 +1,4 @@
-"""A checkpoint counts only once the rows up to it are on disk: a run that goes on from it keeps those."""
+"""A checkpoint counts only after its rows are on disk."""
 
 import errno
 import os

@@ -1,6 +1,6 @@
-"""The same run in the words of dstack and xpk; what a shell makes of it is what was meant.
+"""Exports to dstack and xpk: golden files, and the words that a shell parses.
 
-A wanted change: `python -m tests.unit.plugins.export.test_export` writes tests/golden again; review the diff.
+To update: `python -m tests.unit.plugins.export.test_export` writes tests/golden.
 """
 
 import io
@@ -59,7 +59,7 @@ def test_export_matches_golden(name: str) -> None:
 
 
 def test_name_decides_workload_and_folder() -> None:
-    """MaxText's two ways on after a failure: a fresh run under a new name, and the same again, which resumes."""
+    """MaxText's two cases after a failure: a fresh run under a new name, and a resumed run under the same name."""
     words = CASES["xpk-maxtext_grpo_llama3_70b"]
     first, again, other = (export([*words, f"name={name}"]) for name in ("llama_a", "llama_a", "llama_b"))
     assert first == again
@@ -80,7 +80,7 @@ def test_secrets_are_referenced_by_name_only(name: str, monkeypatch: pytest.Monk
     assert "WANDB_API_KEY" in text
 
 
-# What YAML, a shell and Hydra each would like to take for themselves.
+# Special characters of YAML, shells and Hydra.
 HOSTILE = st.text(st.sampled_from("ab $`\"'\\#:{}[]&|;<>*?!~=,%-\t"), min_size=1, max_size=20).filter(str.strip)
 
 
@@ -90,7 +90,7 @@ DEMO = load_config(["+exp=demo", "name=demo"])
 @given(HOSTILE)
 @settings(max_examples=60, deadline=None)
 def test_words_reach_node_unchanged(text: str) -> None:
-    assume("${{" not in text)  # refused: dstack replaces it
+    assume("${{" not in text)  # refused: dstack interpolates it
     overrides = [f"data.train={text}"]
     task = build_task(DEMO, overrides, ["HF_TOKEN"], "image:1")
     again = yaml.safe_load(yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True))
@@ -129,7 +129,7 @@ def test_node_composes_run_of_config() -> None:
 
 
 def test_ports_and_volumes_match_verl_docs() -> None:
-    """`ports: 8265`, `volumes: /checkpoints:/checkpoints`; a run that has no dashboard forwards none."""
+    """`ports: 8265`, `volumes: /checkpoints:/checkpoints`; a run without dashboard forwards no port."""
     words = ["+cluster=dstack", "+exp=verl_ppo_gsm8k"]
     task = build_task(load_config(words), words, [], "verl:1", ["/checkpoints:/checkpoints"])
     assert (task["ports"], task["volumes"]) == ([8265], ["/checkpoints:/checkpoints"])
@@ -149,7 +149,7 @@ def test_unconvertible_names_are_refused(name: str) -> None:
 
 
 def test_xpk_script_runs_xpk_with_our_words_and_shells_secrets(tmp_path: Path) -> None:
-    """Run by bash, with a program of that name in place of xpk that tells what it got."""
+    """bash runs it with a fake xpk that records its arguments."""
     fake = tmp_path / "xpk"
     fake.write_text(
         '#!/bin/bash\nfor word in "$@"; do printf "%s\\n" "$word"; last=$word; done\n'

@@ -1,13 +1,13 @@
-"""What trainers leave in their checkpoint folders, at a finished save and at one that was cut short."""
+"""Checkpoint folders of other trainers, after a complete save and an interrupted one."""
 
 from pathlib import Path
 
 Files = dict[str, str]
-"""Paths below the checkpoint folder, with what is in them."""
+"""Paths below the checkpoint folder, with their contents."""
 
 
 def whole(layout: str, step: int) -> Files:
-    """What a finished save leaves, of one step."""
+    """Return the files of a complete save of one step."""
     return {
         "steps": {f"step-{step}/x": ""},
         "verl": {f"global_step_{step}/data.pt": "x", "latest_checkpointed_iteration.txt": str(step)},
@@ -23,7 +23,7 @@ def whole(layout: str, step: int) -> Files:
 
 
 def half(layout: str, step: int) -> Files:
-    """What a kill in the midst of a save leaves."""
+    """Return the files of an interrupted save."""
     return {
         "steps": {f".step-{step}.tmp/x": ""},
         "verl": {f"global_step_{step}/actor/x": ""},

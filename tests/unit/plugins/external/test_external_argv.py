@@ -1,5 +1,3 @@
-"""Command lines of external trainers, from their own arguments."""
-
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ PRESETS = ["openrlhf", "openrlhf_flat", "verl", "maxtext"]
 
 
 def build(run: RunValues = RUN, **fields: Any) -> list[str]:
-    """What comes behind the program's name, in a later attempt."""
+    """Return the arguments of a later attempt."""
     config = ExternalConfig.model_validate({"argv": ["program"], **fields})
     first, *words = build_external_argv(config, run, resume=True)
     assert first == config.argv[0]
@@ -76,7 +74,7 @@ def test_unknown_placeholder_is_refused(text: str) -> None:
 def test_override_reaches_set_and_unset_arguments(preset: str) -> None:
     before = compose(f"external={preset}", "external.args.no.such_flag=3")
     assert {"--no.such_flag", "no.such_flag=3"} & set(before)
-    # The presets alone say all that the run around the program needs.
+    # The presets set everything that the run needs.
     assert any("/run/ckpt" in word for word in before)
 
 

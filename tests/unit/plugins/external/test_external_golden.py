@@ -1,6 +1,6 @@
-"""The command lines of every external experiment, first attempt and later ones, beside what they were before.
+"""Command lines of every external experiment, first and later attempts.
 
-A wanted change: `python -m tests.unit.plugins.external.test_external_golden` writes them again; review the diff.
+To update: `python -m tests.unit.plugins.external.test_external_golden` writes the golden files.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parents[3] / "golden"
 NAMES = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if "\nexternal:" in path.read_text())
 CLUSTERS = {"verl_ppo_qwen2_7b_amd": "amd_mi300", "command": "slurm_cpu"}
 
-# How many, as the scripts that they come from have it.
+# Number of nodes in the original scripts.
 NODES = {
     **{name: ["cluster.num_nodes=2"] for name in NAMES if name.startswith(("verl_", "openrlhf_ppo_"))},
     **{name: ["cluster.num_nodes=16", "cluster.gpus_per_node=4"] for name in NAMES if name.startswith("maxtext_")},

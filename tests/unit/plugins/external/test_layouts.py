@@ -1,5 +1,4 @@
-"""Which checkpoint of another trainer a later attempt goes on from; the layouts are held to the sources in
-tests/train/external/test_layouts_sources.py."""
+"""Resume checkpoints of other trainers; tests/train/external/test_layouts_sources.py checks the layouts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ def test_newest_complete_checkpoint_is_chosen(layout: str, tmp_path: Path) -> No
     assert newest(tmp_path / "absent") is None
     write(tmp_path, half(layout, 5))
     assert newest(tmp_path) is None, "killed in its first save"
-    # 10 after 9: numbers, not texts.
+    # 10 after 9: numeric order, not text order.
     for step in (5, 9, 10):
         write(tmp_path, whole(layout, step))
     write(tmp_path, half(layout, 15))
@@ -34,7 +33,7 @@ def test_newest_complete_checkpoint_is_chosen(layout: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("layout", "change", "step"),
     [
-        # A kill between opening and writing the tracker: its own `auto` dies of it.
+        # The writer was killed between open and write of the tracker: verl's own `auto` fails.
         ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text(""), 10),
         ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").unlink(), None),
         ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text("5\n"), 5),

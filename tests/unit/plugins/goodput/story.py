@@ -1,4 +1,4 @@
-"""Events and rows of runs that never were, told in a few words."""
+"""Events and rows of synthetic runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurm_rl.run_dir.jsonl import Row
 
 
 class Story:
-    """A run on two nodes of 8 GPUs, unless told otherwise; times are seconds."""
+    """A run on two nodes of 8 GPUs by default; times are in seconds."""
 
     def __init__(self, **held: Any) -> None:
         self.events: list[Row] = []
@@ -31,7 +31,7 @@ class Story:
         return self
 
     def rows(self, start: float, first: int, last: int, seconds: float = 10.0) -> Story:
-        """Steps back to back."""
+        """Add consecutive steps."""
         for place, step in enumerate(range(first, last + 1)):
             self.row(start + place * seconds, seconds, step)
         return self
@@ -40,7 +40,7 @@ class Story:
         return self.event(time, "attempt/ended", attempt=self.attempt, outcome=outcome, seconds=1.0, **fields)
 
     def settled(self, time: float) -> Story:
-        """What the next controller writes of an attempt whose own was killed."""
+        """Add events by the next controller for an attempt whose own controller was killed."""
         return self.event(
             time, "attempt/ended", attempt=self.attempt, outcome="lost", cause="its controller was killed"
         )

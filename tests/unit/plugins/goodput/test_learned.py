@@ -1,5 +1,3 @@
-"""Times learned from saves: the lead before a limit, the steps between saves."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +30,7 @@ def test_averages_cover_all_attempts() -> None:
     )
     measured = measure(story.events, story.steps)
     assert (measured.num_saves, measured.save_s, measured.ends) == (2, 9.0, 1)
-    # Two nodes for two days; of steps of 10 s the rest is below 9.5 s at 95 of 100 moments.
+    # Two nodes for two days; with steps of 10 s, the rest is below 9.5 s in 95 % of cases.
     assert (measured.node_days, measured.rest_s) == (pytest.approx(4.0), pytest.approx(9.5))
     assert measured.lead_s == 9.5 + 9 + 80 + 0.5
 
@@ -51,7 +49,7 @@ def test_interval_stays_within_bounds(
     assert every >= 1
     if every != before:
         assert max(every / before, before / every) > 1.3
-        # At least a write, at most an hour and a sixth of the limit; whole steps.
+        # At least one write, at most an hour and a sixth of the limit; whole steps.
         assert (every + 1) * step_s >= write_s
         assert (every - 1) * step_s <= max(write_s, min(3600.0, (limit_s or 1e9) / 6))
     assert choose_every(every, **times, limit_s=limit_s) == every
@@ -91,7 +89,7 @@ def test_lead_grows_with_saves_and_is_kept(tmp_path: Path) -> None:
 
 
 class Allocation:
-    """A scheduler that says when the job ends, and counts how often it was asked."""
+    """A scheduler that returns the job's end and counts calls."""
 
     def __init__(self, ends_at: float, *, signals_limit: bool) -> None:
         self.end, self.signals_limit, self.asked = ends_at, signals_limit, 0
@@ -103,7 +101,7 @@ class Allocation:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Both clocks; a test moves them."""
+    """Return a fake for both clocks."""
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
     monkeypatch.setattr(job_limit, "time", fake)

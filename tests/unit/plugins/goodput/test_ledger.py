@@ -1,5 +1,3 @@
-"""The ledger of runs that were told in a few words: what each second was, and who pays for what was lost."""
-
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ def read(story: Story) -> Ledger:
 
 
 def seconds(ledger: Ledger) -> dict[str, Any]:
-    """Of the buckets that are not empty, as wall time of two nodes with 8 GPUs."""
+    """Return the non-empty buckets as wall time of two nodes with 8 GPUs."""
     return {name: pytest.approx(value / 16) for name, value in ledger.buckets.items() if value}
 
 
@@ -63,7 +61,7 @@ def test_lost_node_is_charged_for_repeated_steps_and_bring_up() -> None:
 
 def test_time_limit_is_charged_for_cut_step_and_start_not_queue() -> None:
     story = Story().start(0, queued_since=-50, start_time=0).rows(10, 1, 3)
-    # A stop in the fourth step: it is not over, the save that follows is.
+    # A stop in the fourth step: the step is unfinished, the save after it is complete.
     story.event(44, "job/stop_raised", lead_s=20).row(46, 4, 3, "save").event(50, "checkpoint/saved", step=3)
     story.end(52, "checkpointed", stopped_by="scheduler").event(53, "job/requeued")
     story.start(205, restarts=1, start_time=200, queued_since=54).event(206, "trainer/resumed", step=3)

@@ -1,6 +1,6 @@
-"""Where the ledger is shown: the verb, `status`, the summary, the report, Weights & Biases; and its golden line.
+"""Output of the goodput ledger in all reports.
 
-A wanted change: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.* again; review the diff.
+To update: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.*.
 """
 
 import json
@@ -43,13 +43,13 @@ def write_run(path: Path, story: Story, **plan: Any) -> RunDir:
 
 
 def golden(begin: float = 0.0) -> Story:
-    """4,096 GPUs for an hour: two attempts end at node n17, whose driver says Xid 79."""
+    """4,096 GPUs for an hour: two attempts end at node n17 with driver error Xid 79."""
     story = Story(nodes=512, gpus=4096).event(begin, "job/submitted")
     at = begin + 7 * HOUR
     unfit = {"node": "n17", "check": "xid", "value": "Xid 79", "strength": "hard"}
     story.start(at, start_time=at).rows(at + 108, 1, 100, 10.0).row(at + 1108, 18, 100, "save")
     story.event(at + 1126, "checkpoint/saved", step=100)
-    # 34 s before the next step, of which nothing tells.
+    # 34 s before the next step without any event.
     for place in range(2):
         now, first = at + 1160 + 1072 * place, 101 + 100 * place
         story.rows(now, first, first + 102)
@@ -69,13 +69,13 @@ def test_golden_line() -> None:
         "4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; "
         "queued 7 h"
     )
-    # Queued for seven hours and held for one.
+    # Queued for seven hours and running for one.
     assert ledger.ettr == pytest.approx((ledger.goodput or 0.0) / 8)
 
 
 def render_golden() -> dict[str, str]:
-    """File of tests/golden -> the output of the verb for that run."""
-    # As wide as it is, whatever terminal writes it anew.
+    """Return golden file -> output of the verb for that run."""
+    # A fixed width, independent of the terminal.
     with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.plugins.goodput.command.find_width", lambda: None):
         run = write_run(Path(folder) / "golden", golden(begin=1e9))
         ledger = read_ledger(run)

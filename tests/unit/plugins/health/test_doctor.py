@@ -1,5 +1,3 @@
-"""`python -m slurm_rl doctor` on this machine, its probes and its report."""
-
 import json
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("doctor")
-    # SFT does not sample: the import of vLLM takes longest.
+    # SFT does not sample: importing vLLM takes longest.
     argv = [sys.executable, "-m", "slurm_rl", "doctor", "--json", "+exp=sft_tiny"]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

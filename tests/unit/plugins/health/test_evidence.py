@@ -1,5 +1,3 @@
-"""Evidence against nodes: how long it holds, and which nodes are excluded."""
-
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""The judge of the fabric measurement, and its nodes with real torch and gloo."""
+"""The verdict on fabric measurements, and measurements with real torch and gloo."""
 
 import functools
 import json

@@ -1,5 +1,3 @@
-"""Checks of files, limits and disks."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""From the outputs of all nodes to the nodes that are left out."""
-
 from dataclasses import astuple
 
 import pytest

@@ -1,5 +1,3 @@
-"""Nodes to exclude of a job with several kinds of nodes, at its submission and at a requeue."""
-
 from pathlib import Path
 
 import pytest
@@ -69,7 +67,7 @@ def test_exclude_at_requeue_updates_slurm_once(run: RunDir, monkeypatch: pytest.
 
 
 def test_exclude_at_requeue_counts_nodes_like_those_of_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes are in the order of kinds, of which the policy's is the first."""
+    """Nodes are ordered by kind; the first kind is the policy's."""
     note_bad(run, "c", "b")
     monkeypatch.setattr(exclude, "excluded_nodes", lambda job: [])
     monkeypatch.setattr(exclude, "exclude_nodes", lambda *_: None)

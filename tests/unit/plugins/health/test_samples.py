@@ -1,5 +1,3 @@
-"""Verdicts on recorded outputs of vendors' tools, and on output that is malformed."""
-
 import json
 from pathlib import Path
 

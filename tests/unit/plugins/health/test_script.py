@@ -1,5 +1,3 @@
-"""The script of the checks, run by this machine's sh; and the choice of checks."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Evidence in the site folder, with files of other users; and the command of the operator."""
-
 import json
 import os
 from collections.abc import Callable

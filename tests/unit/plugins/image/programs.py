@@ -1,18 +1,18 @@
-"""Programs on PATH that note how they were called; what they print and write is given."""
+"""Fake programs on PATH that record their calls."""
 
 import sys
 from pathlib import Path
 
 
 class Programs:
-    """A folder to be the whole PATH."""
+    """A folder that replaces PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "calls.log"
         folder.mkdir()
 
     def add(self, name: str, body: str = "") -> None:
-        """`body` is Python; `argv` is what the program was called with, `out(name)` the value of --name=value."""
+        """Add a program with Python code `body`: `argv` has its arguments, `out(name)` the value of --name=value."""
         path = self.folder / name
         path.write_text(
             f"#!{sys.executable} -S\nimport sys\nfrom pathlib import Path\nargv = sys.argv[1:]\n"

@@ -1,5 +1,3 @@
-"""A missing, cut or foreign image file is told from a whole one by its header."""
-
 import struct
 from pathlib import Path
 

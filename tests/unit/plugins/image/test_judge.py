@@ -1,5 +1,3 @@
-"""What is in an image against what the plan expects: each mismatch named, with its remedy."""
-
 import subprocess
 import sys
 import tomllib
@@ -45,7 +43,7 @@ def plan_for(runtime: str = "podman", image: str = "localhost/rl:1") -> JobPlan:
 
 
 def test_expectations_match_extras() -> None:
-    """One source: a wheel does not carry pyproject.toml to where the plan is made."""
+    """A wheel has no pyproject.toml, so the expectations repeat it."""
     assert PROJECT["requires-python"] == PYTHON
     extras = PROJECT["optional-dependencies"]
     for kind, extra in (("cpu", "cpu"), ("nvidia", "cuda"), ("amd", "rocm")):
@@ -59,7 +57,7 @@ def test_expectations_match_extras() -> None:
 
 def test_task_requires_its_packages() -> None:
     assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
-    # Another trainer's image has versions of its own, which are its own business.
+    # Another trainer's image has its own versions, which are not checked.
     others = expected_elsewhere("ray", {"verl": ">=0.9,<0.10"})
     assert others == {"ray": "", "verl": ">=0.9,<0.10"}
     image = {
@@ -121,7 +119,7 @@ def test_versions_compare_numerically(version: str, conditions: str, is_right: b
 
 
 def test_agent_refuses_unplanned_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in there is told by the agent's own Python."""
+    """The agent's own Python lists the contents of the image."""
     without = replace(plan_for(), container=plan_for().container | {"image": None})
     assert check_own_image(without) is None
     wanted = replace(plan_for(), expected={"numpy": ""})

@@ -1,5 +1,3 @@
-"""What each engine and each maker is asked to do, and what is left when one of them fails: nothing."""
-
 import io
 import json
 import tarfile
@@ -13,7 +11,7 @@ from slurm_rl.plugins.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.plugins.image.programs import Programs
 from tests.unit.plugins.image.test_image_files import sif, sqsh
 
-# An engine with a store: what was built or pulled is there, with the label it was built with.
+# A fake engine with a store of built and pulled images and their labels.
 ENGINE = """
 import base64, json
 store = Path(sys.argv[0]).with_name("store.json")
@@ -76,7 +74,7 @@ def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     programs: Programs, shared: Path, tmp_path: Path, name: str
 ) -> None:
     programs.add(name, engine_body())
-    # It would refuse an image without CMD, and leave a container behind.
+    # enroot would refuse an image without CMD and leave a container.
     programs.add("enroot", "sys.exit('no')")
     programs.add(
         "mksquashfs", f"assert Path(argv[0], 'etc/environment').read_text() == 'A=b\\n'\n{writes(sqsh(500), 'argv[1]')}"
@@ -95,7 +93,7 @@ def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     assert manifest["source_hash"] == digest and manifest["size"] == 500 and manifest["from"] == "cpu"
     assert not build_image(target, Recipe("cpu"))
     assert programs.calls() == calls
-    # Another recipe, or damage: it is made again.
+    # A changed recipe or a damaged image is rebuilt.
     assert build_image(target, Recipe("cpu", {"BASE": "x"}))
     (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
     assert build_image(target, Recipe("cpu", {"BASE": "x"}))

@@ -1,7 +1,6 @@
-"""Images of other trainers: their recipes.
+"""Recipes of other trainers' images install the versions that our presets expect.
 
-No registry answers where this is made: no recipe has been built. What can be held is: the versions that the recipes
-install are those that the presets ask for.
+The recipes are not built: that needs a registry.
 """
 
 import re

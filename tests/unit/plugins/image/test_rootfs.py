@@ -1,5 +1,3 @@
-"""A tar becomes a folder in enroot's layout, and nothing of it lands anywhere else."""
-
 import io
 import os
 import stat
@@ -61,7 +59,7 @@ def test_tar_paths_stay_inside(tmp_path: Path) -> None:
         [member("a", tarfile.SYMTYPE, str(outside)), member("a/file", data=b"theirs")],
         [member("a", tarfile.LNKTYPE, "../outside/file")],
         [member("a", tarfile.SYMTYPE, str(outside)), member("b", tarfile.LNKTYPE, "a/file")],
-        # A path that was good leads elsewhere later.
+        # A valid path is later redirected by a link.
         [
             *(member("inside", tarfile.DIRTYPE, mode=0o755), member("a", tarfile.SYMTYPE, "inside"), member("a/file")),
             *(member("a", tarfile.SYMTYPE, str(outside)), member("a/file", data=b"theirs")),

@@ -1,4 +1,4 @@
-"""A hub of this machine's own, and `python -m slurm_rl prepare` pointed at it."""
+"""A local hub, and `python -m slurm_rl prepare` with it."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ _HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "numpy", "deepspee
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a command."""
+    """Result of a command."""
 
     returncode: int
     stdout: str
@@ -45,14 +45,14 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def own_env(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    """The environment with our hub, and nothing of the caller's own: no token, no cache, no endpoint."""
+    """Return the environment with our hub, and without the caller's token, cache and endpoint."""
     base = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     return base | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
 def prepare_on_login_node(own_env: dict[str, str], tmp_path: Path) -> Prepare:
-    """Runs the verb in its own process, which cannot import the packages that a login node lacks."""
+    """Run the verb in its own process, which cannot import packages that a login node lacks."""
     script = f"import sys\nfor n in {_HEAVY!r}: sys.modules[n] = None\n"
     script += "from slurm_rl.__main__ import main\nsys.exit(main(sys.argv[1:]))"
 
@@ -66,7 +66,7 @@ def prepare_on_login_node(own_env: dict[str, str], tmp_path: Path) -> Prepare:
 
 @pytest.fixture
 def prepare(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Runs the verb in this process, with the hub's settings that the library reads from HF_* on import."""
+    """Run the verb in this process, with the hub's settings that the library reads from HF_* on import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     settings = {
@@ -95,7 +95,7 @@ def prepare(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepar
 
 
 def find_unscorable(answers: Iterable[str], check: str = "", total_s: float = 0.0) -> dict[str, str]:
-    """Check in this process; test_golds.py covers the pool of processes."""
+    """Check in this process; test_golds.py covers the process pool."""
     found = {}
     for answer in answers:
         try:

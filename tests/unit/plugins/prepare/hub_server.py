@@ -1,7 +1,7 @@
-"""A hub on this machine: the endpoints that huggingface_hub calls, with faults on demand.
+"""A local hub: the endpoints that huggingface_hub calls, with faults on demand.
 
-Large files (`.parquet`, `.gz`, `.safetensors`) are served as the hub does it: the address in the repository
-redirects to another one that needs no token.
+Large files (`.parquet`, `.gz`, `.safetensors`) are served as the hub does: the URL in the repository redirects to
+another one that needs no token.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves `repos`; every request is written to `log` as (method, path, Range header, token)."""
+    """Serve `repos`; record every request in `log` as (method, path, Range header, token)."""
 
     daemon_threads = True
 
@@ -30,9 +30,9 @@ class Hub(ThreadingHTTPServer):
         self.repos: dict[str, dict[str, bytes]] = {}
         """`datasets/<org>/<name>` or `models/<org>/<name>` -> file -> content."""
         self.listed: dict[str, bytes] = {}
-        """File -> the content that sizes and checksums are told of; the real one by default."""
+        """File -> content for the reported size and checksum; by default the real content."""
         self.cuts: dict[str, list[int]] = {}
-        """File -> after how many bytes its next downloads break; whole ones after these."""
+        """File -> byte counts after which its next downloads break; later downloads are complete."""
         self.gated: set[str] = set()
         self.log: list[tuple[str, str, str, str]] = []
         self.downloads: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, body, {"Content-Type": "application/json"})
 
     def _send_tree(self, key: str, folder: str, recursive: bool) -> None:
-        """Files and folders below one folder, or directly in it."""
+        """Send files and folders below one folder, recursively or not."""
         start = f"{folder}/" if folder else ""
         entries: dict[str, dict[str, Any]] = {}
         for name, content in self.server.repos.get(key, {}).items():
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'}
         if "lfs" not in listed:
             return self._send_file(name, content, headers)
-        # Another name than the hub's own, as that of its storage is: the token must not go there.
+        # Another host name than the hub's, like its storage: the token must not be sent there.
         location = f"http://localhost:{self.server.server_port}/elsewhere/{key}//{name}"
         headers |= {"X-Linked-Size": str(listed["size"]), "X-Linked-Etag": f'"{tag}"', "Location": location}
         return self._send(302, b"", headers)

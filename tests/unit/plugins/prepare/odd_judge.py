@@ -1,4 +1,4 @@
-"""A check that misbehaves on demand; in a module of its own, which a new process can import."""
+"""A check that misbehaves on demand; a separate module, so that new processes can import it."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Small data sets of the same shape as the real ones, for the hub of the tests."""
+"""Small data sets with the columns of the real ones."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def mathv60k_row(number: int, image: str, *, image_first: bool) -> dict[str, Any
 
 
 def mathv60k(num_rows: int = 8) -> dict[str, bytes]:
-    """Two rows share each image; the order of text and image differs."""
+    """Return data in which two rows share each image, and text and images have different orders."""
     members, rows = {}, []
     for number in range(num_rows):
         name = f"Geometry3K/images/{number // 2}.jpg"
@@ -66,7 +66,7 @@ def gsm8k(**splits: list[dict[str, Any]]) -> dict[str, bytes]:
 
 
 def math(*more: str) -> dict[str, bytes]:
-    """One row a file; in the first, rows with these solutions too."""
+    """Write one row per file; add rows with these solutions to the first file."""
     files: dict[str, bytes] = {}
     for subject in ("algebra", "geometry"):
         for split in ("train", "test"):

@@ -94,7 +94,7 @@ def test_name_of_file_and_folder_is_refused(names: tuple[str, str], folder: Path
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_huge_header_takes_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
-    """A few kilobytes of zeros, packed, that tarfile would read as one string of 300 MB."""
+    """A few kilobytes of compressed zeros that tarfile would read as one string of 300 MB."""
     archive = tmp_path / "a.tar.gz"
     info = entry("bomb", kind)
     info.size = 300_000_000
@@ -121,7 +121,7 @@ def test_global_headers_are_bounded(folder: Path, tmp_path: Path) -> None:
 
 
 def test_compressed_stream_is_unpacked_in_pieces(folder: Path, tmp_path: Path) -> None:
-    """A few kilobytes that are 30 MB, which the bound is far below."""
+    """A few kilobytes expand to 30 MB, far above the memory bound."""
     archive = make_tar(tmp_path / "a.tar.gz", (entry("bomb"), bytes(30_000_000)))
     tracemalloc.start()
     try:

@@ -1,5 +1,3 @@
-"""`data.train=org/name`: a data set of the hub without `prepare`, by the datasets library."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -48,7 +48,7 @@ def test_rows_name_local_images_and_second_call_is_offline(hub: Hub, prepare: Pr
     assert (again.returncode, len(hub.log)) == (0, asked)
     assert "already there" in again.stderr
     assert again.stdout == done.stdout
-    # Nor does it need the network to be allowed.
+    # It works offline.
     assert prepare("mathv60k", "--root", "there", offline=True).returncode == 0
 
 
@@ -136,7 +136,7 @@ def test_damaged_image_is_named_with_rows_and_may_be_skipped(
     manifest = json.loads((tmp_path / "data/mathv60k/manifest.json").read_text())
     assert len(manifest["left_out"]) == 1
     assert f"{ROWS}:2: image a/bad.jpg" in manifest["left_out"][0]
-    # What came in the first call was not fetched again.
+    # Files of the first call are not downloaded again.
     assert hub.downloads == {ROWS: 1, TAR: 1}
 
 

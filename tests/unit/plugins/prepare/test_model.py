@@ -98,13 +98,13 @@ def test_shards_of_older_revision_do_not_stay(
     folder = tmp_path / "data" / REPO
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "revision": "old", "commit": "old"}))
-    # The same size, other content: not to be mistaken for the file of this revision.
+    # The same size with other content: it must not count as the file of this revision.
     hub.repos[KEY] = {
         "config.json": b'{"model_type": "qwen2"}',
         "tokenizer.json": b"{}",
         "model.safetensors": weights(),
     }
-    # In another process: the library remembers the files of a commit.
+    # Another process: the library caches the file list of a commit.
     assert prepare_on_login_node("model", REPO).returncode == 0
     assert sorted(path.name for path in folder.glob("*.safetensors*")) == ["model.safetensors"]
     assert (folder / "config.json").read_bytes() == b'{"model_type": "qwen2"}'

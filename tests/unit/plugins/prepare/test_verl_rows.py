@@ -1,4 +1,4 @@
-"""`prepare --format verl`. verl's own reader and scorers are asked in tests/train/external/test_verl_data.py."""
+"""Test `prepare --format verl`; tests/train/external/test_verl_data.py uses verl's own reader and scorers."""
 
 from pathlib import Path
 

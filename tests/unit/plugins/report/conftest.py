@@ -23,7 +23,7 @@ def finished_run(run: RunDir) -> RunDir:
 
 @pytest.fixture
 def scripted_is_alive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], bool]]:
-    """An `is_alive` that runs one action a call, and is false with the last; time does not pass."""
+    """Return an `is_alive` that runs one action per call and is false at the last; time does not pass."""
     monkeypatch.setattr("slurm_rl.cli.progress.REFRESH_S", 0.0)
 
     def script(*actions: Callable[[], object]) -> Callable[[], bool]:

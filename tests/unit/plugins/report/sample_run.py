@@ -1,4 +1,4 @@
-"""The events and rows that a short, complete run leaves."""
+"""Events and rows of a short, complete run."""
 
 import math
 from pathlib import Path

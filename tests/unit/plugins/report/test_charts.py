@@ -14,7 +14,7 @@ from .sample_run import make_row, make_rows
 
 
 def tips(svg: str) -> list[str]:
-    """Of the points; the guides have some too."""
+    """Return tooltips of the data points, without those of the guides."""
     return [tip.text or "" for dot in ElementTree.fromstring(svg).findall(".//g[@class='dots']") for tip in dot[:1]]
 
 
@@ -60,5 +60,5 @@ def test_only_measured_metrics_get_chart() -> None:
 def test_single_tiny_and_equal_values_are_drawn(values: list[float]) -> None:
     svg = draw_lines({"x": list(enumerate(map(float, values)))})
     assert not re.search(r"nan|inf\b", svg) and len(tips(svg)) == len(values)
-    # Points and the numbers at the axis.
+    # Points, and the labels of the axis.
     assert svg.count("<circle") == len(values) and svg.count("<text") >= 2

@@ -1,5 +1,3 @@
-"""Samples as text, and the verb that prints them."""
-
 import json
 from pathlib import Path
 

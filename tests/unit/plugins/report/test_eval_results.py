@@ -1,5 +1,3 @@
-"""Results of evaluation sets and of held-out rows: summary, table, report, status."""
-
 from io import StringIO
 from typing import Any
 
@@ -35,7 +33,7 @@ def render(summary: dict[str, Any]) -> str:
 
 @pytest.fixture
 def eval_run(run: RunDir) -> RunDir:
-    """A run of `eval` that has measured one set."""
+    """Return an `eval` run that has evaluated one set."""
     fill(run.metrics, [make_row(0, "eval", **RESULT)])
     counts = {"train": 0, "held_out": 0, "overlapping": 0, "overlong": 0}
     fill(run.events, [{"time": 1.0, "kind": "data/loaded", **counts}])

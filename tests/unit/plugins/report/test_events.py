@@ -39,12 +39,12 @@ def test_events_of_several_nodes_come_in_order_of_time(run: RunDir) -> None:
     assert [event["kind"] for event in read_events(run)] == ["a", "b"]
 
 
-# Who writes events, by the name by which it is called, in whichever room.
+# Functions that write events, in any package.
 WRITERS = {"append_event", "report", "_report", "add"}
 
 
 def kinds_in(source: str) -> set[str]:
-    """Kinds of the events that a file writes."""
+    """Return the kinds of events that a file writes."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in WRITERS]
     words = [word.value for call in named for word in call.args[:2] if isinstance(word, ast.Constant)]

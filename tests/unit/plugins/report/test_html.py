@@ -15,7 +15,7 @@ EVIL = "</code></td><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
 
 class _Page(HTMLParser):
-    """Collects tags, attributes and text; refuses a tag that is closed in the wrong order."""
+    """Collect tags, attributes and text; fail on a tag that is closed in the wrong order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_text_from_run_is_escaped(finished_run: RunDir) -> None:
     finished_run.config.write_text(f"model: {{path: '{EVIL}'}}\n", encoding="utf-8")
     page = read_page(finished_run)
     assert_harmless(page)
-    # The three cells of the sample hold the text as it was.
+    # The three cells of the sample contain the unchanged text.
     assert page.text.count(EVIL) >= 3
 
 
@@ -95,7 +95,7 @@ def test_sweep_shows_leaderboard_and_curves_of_best_runs(tmp_path: Path) -> None
     assert_harmless(page)
     # Once in each row of the table; cut in the legends.
     assert page.text.count(EVIL) == 8 and "0.4" in page.text
-    # Accuracy is two charts, greedy and sampled; the time of a step is of one run alone.
+    # Accuracy has two charts, greedy and sampled; step time has a single run.
     assert page.tags.count("svg") == 6 and "Accuracy, greedy" in page.text
     labels = {text.partition(":")[0] for text in page.text if ": lr=" in text and not text.startswith("step")}
     assert labels == set("01234")

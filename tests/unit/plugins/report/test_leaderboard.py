@@ -28,7 +28,7 @@ def test_terminal_has_short_keys_and_full_lines() -> None:
     table = render_standings(RUNS, "accuracy.after.sampled", 80).splitlines()
     assert max(map(len, table)) <= 80
     assert table[0].split() == ["#", "accuracy.after.sampled", "RUN", "STATE", "STEP", "group_size", "lr", "path"]
-    # Begin and end of a long value say which it is.
+    # A long value keeps its first and last characters.
     assert [row.split()[7][-2:] for row in table[1:]] == ["-0", "-1", "-2"] and "…" in table[1]
 
 
@@ -43,9 +43,6 @@ def test_more_keys_never_lengthen_line(width: int) -> None:
     table = render_standings(many, "reward/mean", width).splitlines()
     assert max(map(len, table)) <= width
     assert width == 20 or "running" in table[1]
-
-
-# ---- the metric of a sweep -----------------------------------------------------------------------
 
 
 def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]], *, smallest_first: bool = False) -> SweepDir:

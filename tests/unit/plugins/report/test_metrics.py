@@ -56,7 +56,7 @@ def test_second_attempt_knows_steps_of_first(run: RunDir, logger: MetricsLogger)
 
 def test_rewind_keeps_bytes_of_kept_rows_and_drops_rest(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    # Odd spacing and digits that a parse and a dump would change.
+    # Unusual spacing and digits that a JSON round trip would change.
     kept = [b'{"step":  1, "x": 0.10}\n', b'{"step": 2, "x": 1e-07, "y": "\\u00e9"}\n', b'{"step": 2, "z": 3}\n']
     path.write_bytes(b"".join([kept[0], b'{"step": 7}\n', b"\xff\n", *kept[1:], b'{"step": 3}\n{"st']))
     keep_rows_up_to(path, 2)

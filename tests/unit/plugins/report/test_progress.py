@@ -76,7 +76,7 @@ def test_progress_without_terminal_is_plain_lines(
             lambda: fill(run.events, events[:3]),
             lambda: fill(run.metrics, rows[:2]),
             lambda: fill(run.metrics, rows[2:8]),
-            # Written by a run that is dead when it is asked; still shown.
+            # Rows that arrive together with the run's end are still shown.
             lambda: (fill(run.metrics, rows[8:]), fill(run.events, events[3:])),
         ),
     )

@@ -1,5 +1,3 @@
-"""steps.jsonl: the times that metrics.jsonl forgets when it is rewound."""
-
 import time
 
 import pytest
@@ -32,7 +30,7 @@ def test_rows_are_contiguous_and_survive_rewind(run: RunDir) -> None:
     ]
     ends = [row["start"] + row["seconds"] for row in rows]
     assert before - 1 < rows[0]["start"] and ends[-1] < time.time() + 1
-    # What passes between two rows is the writing of one.
+    # Between two rows, only the write of one row takes time.
     assert all(abs(row["start"] - end) < 1.0 for row, end in zip(rows[1:], ends, strict=False))
 
 

@@ -27,7 +27,7 @@ def test_summary_of_finished_run() -> None:
         "rows": {},
         "steps": 6,
         "accuracy": {
-            # Of step 4, after the warm-up; not of step 0.
+            # Step 4, after the warm-up; not step 0.
             "before": {"step": 4, "sampled": 0.125, "greedy": 0.25},
             "after": {"step": 10, "sampled": 0.5, "greedy": 0.75},
         },
@@ -39,7 +39,7 @@ def test_summary_of_finished_run() -> None:
         "packed": True,
         "tokens_per_s": 50.0,
         "wall_s": 21.5,
-        # 4 * 0.5 s + 1 s + 6 * 2 s = 15 s; 6 * (2 - 1 - 0.75) s have no name.
+        # 4 * 0.5 s + 1 s + 6 * 2 s = 15 s; 6 * (2 - 1 - 0.75) s are unnamed.
         "time": {
             "warmup": {"seconds": 2.0, "share": 0.1333},
             "eval": {"seconds": 1.0, "share": 0.0667},
@@ -126,7 +126,7 @@ def test_wall_time_leaves_queue_out() -> None:
         ("job/submitted", 0),
         ("attempt/started", 100),
         ("attempt/ended", 110),
-        ("attempt/started", 500),  # Its node died without a word after 520.
+        ("attempt/started", 500),  # Its node died after 520 without another event.
         ("checkpoint/saved", 520),
         ("attempt/started", 900),
         ("engine/ready", 903),

@@ -1,4 +1,4 @@
-"""The real wandb package, offline or against a server that never answers; nothing leaves the machine."""
+"""The real wandb package, offline or against a server that never responds."""
 
 import socket
 import sys
@@ -23,7 +23,7 @@ CANARY = "0123456789abcdef0123456789abcdefcanary00"
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No key, no server and no home of the person who runs the tests."""
+    """Hide the developer's key, server and home directory."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -34,7 +34,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A W&B server that takes connections and never answers: the worst kind of no network."""
+    """A W&B server that accepts connections and never responds."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(16)
@@ -113,7 +113,7 @@ def test_closing_waits_no_longer_than_limit(run: RunDir, monkeypatch: pytest.Mon
 
 
 class _BrokenRun:
-    """Stands for a W&B run whose service died."""
+    """A W&B run whose service died."""
 
     class settings:
         sync_dir = "/runs/a/wandb/run-1"

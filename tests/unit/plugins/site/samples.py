@@ -1,11 +1,11 @@
-"""What sites print; sinfo and scontrol of the kind that public user guides and the test Slurm show."""
+"""Outputs of sinfo and scontrol from public user guides and from the test Slurm."""
 
 from collections.abc import Sequence
 
 from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
 
-# Two kinds of H100 nodes, one node drained, another one away; a type in capitals, sockets behind the count.
+# Two kinds of H100 nodes, one node drained, another one down; a type in capitals, sockets after the count.
 H100_SINFO = """\
 debug|up|1:00:00|2|104|1900000|gpu:H100:8(S:0-1)|idle|h100,ib
 long*|up|2-00:00:00|10|104|1900000|gpu:H100:8(S:0-1)|mixed|h100,ib
@@ -28,7 +28,7 @@ SETTINGS = "Configuration data as of 2026-11-23T08:00:00\nClusterName           
 
 
 class Site:
-    """Answers commands as a login node does; what it does not know fails as on a site without it."""
+    """A login node that answers known commands; unknown commands fail."""
 
     def __init__(self, sinfo: str = H100_SINFO, *, silent: Sequence[str] = ()) -> None:
         self.answers = {
@@ -51,8 +51,6 @@ class Site:
 
 
 class Missing(Site):
-    """A machine without Slurm."""
-
     def __call__(self, argv: Sequence[str]) -> str:
         error: SlurmRLError = SubmitError(f"{argv[0]} must be on PATH", action="run on a login node")
         raise error

@@ -1,5 +1,3 @@
-"""Every parser over the output of sites: counts, memory, limits, states, GRES, folders."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""From what was found to the preset: what it says, where from, and that it composes whatever a site prints."""
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from tests.unit.plugins.site.samples import AMD_SINFO, CPU_SINFO, TEST_SINFO, UN
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No runtime, no folder and no choice of the machine that tests."""
+    """Hide runtimes, folders and settings of the test machine."""
     for name in ("SCRATCH", "PSCRATCH", "WORK", "WORKDIR", "PROJECT", "DATA", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SBATCH_PARTITION", raising=False)
@@ -42,7 +40,7 @@ def compose(preset: Preset, folder: Path) -> RunConfig:
 
 
 def comment(preset: Preset, key: str) -> str:
-    """The source of the value of this key."""
+    """Return the comment on this key with the source of its value."""
     return next(part for part in " ".join(preset.text.split("\n#   ")).split("\n# ") if part.startswith(f"{key}: "))
 
 
