@@ -1,4 +1,4 @@
-"""`import slurm_rl`: light, typed, and what is wrong is raised. Whole runs by it: tests/whole_run.py, tests/slurm."""
+"""Whole runs by the API: tests/whole_run.py, tests/slurm."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ HEAVY = {"torch", "numpy", "ray", "vllm", "pydantic", "hydra", "omegaconf", "yam
 
 
 def modules_after(script: str) -> set[str]:
-    """What this Python has imported that one without the script has not."""
+    """Return the modules that the script imports."""
     counted = f"import sys; before = set(sys.modules)\n{script}\nprint(*sorted(set(sys.modules) - before))"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", counted], env=env, capture_output=True, text=True, check=True)
@@ -191,7 +191,7 @@ def test_hydra_application_keeps_its_hydra(tmp_path: Path) -> None:
 
 
 def test_page_statements_hold() -> None:
-    """Its short examples print what stands beside them; the long one is tests/whole_run.py's run."""
+    """Its short examples print the shown output; the long one is the run of tests/whole_run.py."""
     _, *short = read_examples("python-api.md")
     assert len(short) == 2
     for code in short:

@@ -1,4 +1,4 @@
-"""No package of the locks has a known vulnerability that an update would mend, but those named here."""
+"""No locked package has a known vulnerability with a fix, except the excused ones."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests.lock import LOCKS, ROOT
 
 EXCUSED: dict[str, str] = {}
-"""Identifier of a vulnerability to why it does not reach us."""
+"""Identifier of a vulnerability -> reason why it does not affect us."""
 
 
 @pytest.mark.slow

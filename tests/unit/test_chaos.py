@@ -1,4 +1,4 @@
-"""What a chaos storm does when, and what it reads out of what is left: its pure part."""
+"""The schedule of a chaos storm and the evaluation of its effects, without a cluster."""
 
 import itertools
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_schedule_depends_only_on_seed(storm: tuple[int, float, float]) -> None:
     faults = build_schedule(seed, seconds, every_s, KINDS)
     assert faults == build_schedule(seed, seconds, every_s, KINDS)
     for one, next_one in itertools.pairwise(faults):
-        # The next one finds the last one undone, and one of the two leaves the run time to save.
+        # The next fault finds the previous one recovered; one of the two leaves the run time to save.
         assert next_one.at_s >= round(one.at_s + one.lasts_s + REST_S, 1) - 0.2
         assert one.waits or next_one.waits
     for fault in faults:
@@ -91,16 +91,16 @@ def test_fault_lasts_from_notice_to_next_save() -> None:
     ]
     hit = Hit(10.0, "rank/kill", "a2", 0.0)
     assert (seconds_to_notice(hit, signs), seconds_to_recover(hit, signs)) == (3.0, 9.0)
-    # What a later fault made begin again is not this one's.
+    # A restart by a later fault does not belong to this one.
     assert (seconds_to_recover(hit, signs, 15.0), seconds_to_recover(hit, signs, 15.1)) == (None, 9.0)
     assert seconds_to_notice(Hit(20.0, "rank/kill", "a2", 0.0), signs) is None
     assert find_late([hit], signs, {"process": 3.0}) == []
     assert find_late([hit], signs, {"process": 2.9}) == ["rank/kill of a2 must be seen within 2.9 s; it took 3 s"]
-    # What hit nothing, and what nobody has to notice, is never late.
+    # A fault without target, or one that needs no report, is never late.
     assert find_late([Hit(20.0, "rank/kill", "a2", 0.0, "no rank")], signs, {"process": 1.0}) == []
     assert find_late([Hit(20.0, "rank/stop", "a2", 5.0)], signs, {"process": 1.0}) == []
     assert find_late([Hit(20.0, "node/power", "a2", 5.0)], signs, {"node": 1.0}) != []
-    # That the controller's own node is gone the agents of the others see, once they are there.
+    # Only agents of other nodes, once they run, can report the loss of the controller's node.
     lost = Hit(20.0, "node/power", f"a1{CONTROLLERS}", 5.0)
     assert find_late([lost], signs, {"node": 20.0}) == []
     assert find_late([lost], [*signs, sign(19.5, "trainer/started", 2)], {"node": 20.0}) != []

@@ -1,4 +1,4 @@
-"""Recipes and extras are one list; and nothing in a recipe pins a second time."""
+"""Recipes install the extras of pyproject.toml and pin nothing twice."""
 
 import re
 import subprocess
@@ -14,13 +14,13 @@ from slurm_rl.plugins.image.recipe import OTHERS as OF_OTHERS
 ROOT = Path(__file__).parents[2]
 ALL = sorted((ROOT / "containers").glob("*/Containerfile"))
 OTHERS = [recipe for recipe in ALL if recipe.parent.name in OF_OTHERS]
-"""Over images that other trainers publish: these bring their own packages and users."""
+"""Derived from images of other trainers, which have their own packages and users."""
 RECIPES = [recipe for recipe in ALL if recipe not in OTHERS]
 
 
 def requirements_of(extra: str) -> list[str]:
     script = ROOT / "containers" / "requirements.py"
-    # As in an image: no site packages.
+    # No site packages, as in an image.
     done = subprocess.run([sys.executable, "-S", str(script), extra], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -30,7 +30,7 @@ def name_of(requirement: str) -> str:
 
 
 def test_derived_image_is_checked_for_its_extra() -> None:
-    """By a line that may fetch nothing."""
+    """The check may download nothing."""
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = tree["optional-dependencies"]
     wanted = {*tree["dependencies"], *extras["rocm"], *extras["train"], *extras["prepare"]}
@@ -50,7 +50,7 @@ def test_images_install_only_hashed_lock(recipe: Path) -> None:
     assert "--no-deps --require-hashes --requirement /dev/stdin" in text
     fetching = [line for line in text.splitlines() if "pip install" in line and "--no-index" not in line]
     assert "--extra-index-url" not in text and len(fetching) == 1
-    # flash-attn's setup.py looks for a wheel on the net, of which no lock has a hash.
+    # flash-attn's setup.py looks for a wheel online, for which no lock has a hash.
     assert "FLASH_ATTENTION_FORCE_BUILD=TRUE" in text or recipe.parent.name != "cuda"
 
 
@@ -80,5 +80,5 @@ def test_flash_attn_is_built_for_requested_gpus() -> None:
     text = (ROOT / "containers/cuda/Containerfile").read_text()
     found = dict(re.findall(r'^ARG (TORCH_CUDA_ARCH_LIST|FLASH_ATTN_CUDA_ARCHS)="([\d.;]+)"$', text, re.MULTILINE))
     assert found["FLASH_ATTN_CUDA_ARCHS"] == found["TORCH_CUDA_ARCH_LIST"].replace(".", "")
-    # Both are in the environment of the line that builds.
+    # The build command must see both variables.
     assert text.index("ARG FLASH_ATTN_CUDA_ARCHS") < text.index("--no-build-isolation") < text.index("FROM ${FINAL}")

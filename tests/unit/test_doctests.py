@@ -1,5 +1,3 @@
-"""The examples in docstrings say what comes out."""
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A writer of each kind of file on a file system that refuses, or that hangs for a while."""
+"""Writers of each kind of file on a file system that fails, or hangs for a while."""
 
 import shutil
 

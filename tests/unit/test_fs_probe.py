@@ -1,4 +1,4 @@
-"""Who is asked to stop does not wait for a file system that hangs."""
+"""A stop request is handled while a file system hangs."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from slurm_rl.run_dir.run_dir import RunDir, write_json
 from tests.hanging_disk import HangingDisk, hanging_disk
 from tests.slurm.cluster.waiting import wait_until
 
-# A supervisor whose child, and a child of that, wait for the disk; what it tells of it goes elsewhere.
+# A supervisor with a child and a grandchild that wait for the disk; it reports to another one.
 SUPERVISED = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -67,12 +67,12 @@ def test_stopped_job_ends_although_disk_hangs(disk: HangingDisk, tmp_path: Path)
             [grandchild] = children_of(child)
             disk.hang()
             wait_until_it_hangs(child)
-            process.send_signal(signal.SIGUSR2)  # a time limit: it may come back
+            process.send_signal(signal.SIGUSR2)  # a time limit: the disk may recover
             time.sleep(0.8)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == EXIT_INTERRUPTED
-            # They were killed; who hangs in the kernel is gone when it lets go.
+            # SIGKILL is pending; processes blocked in the kernel exit when the disk responds again.
             wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild)), "them to be gone")
             assert f"{disk.path} has not responded for 0.5 s" in told.read_text()
         finally:
@@ -92,7 +92,7 @@ def test_slow_answer_is_awaited(disk: HangingDisk) -> None:
 
 @pytest.fixture
 def controller(disk: HangingDisk) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with the command line of a local run's first one."""
+    """Return a process with the command line of a local run's controller."""
     words = ["submitit.local._local", str(disk.path / "run" / "submitit")]
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words]) as process:
         yield process

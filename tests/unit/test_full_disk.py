@@ -1,6 +1,6 @@
-"""A run whose disk is full ends soon, says what is full and where, and goes on when there is room.
+"""A run on a full disk ends soon, names the disk, and resumes when there is space.
 
-The disk is a real one of a few megabytes, which somebody else fills meanwhile.
+The disk is a real one of a few megabytes, which another process fills meanwhile.
 """
 
 import errno
@@ -32,7 +32,7 @@ from tests.small_disk import small_disk
 from tests.storage.disks import fill
 
 NEVER = 3600.0
-"""A deadline that no test waits for: what ends earlier ended by itself."""
+"""A deadline that no test reaches."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def fill_and_write(disk: Path, part: Path) -> None:
 
 
 class Policy:
-    """One rank that writes its file in the background."""
+    """A rank that writes its file in the background."""
 
     def __init__(self) -> None:
         self.writer = ThreadPoolExecutor(1)
@@ -73,7 +73,7 @@ def test_waiter_gets_name_of_full_disk(disk: Path) -> None:
             fill_and_write(disk, Path(file.name))
         finally:
             Path(file.name).unlink()
-            fill(disk)  # another takes the room that was freed
+            fill(disk)  # another process takes the freed space
 
     reserve_reason(path)
     write_or_report(path, write)
@@ -116,7 +116,7 @@ def test_full_disk_keeps_checkpoints_and_next_save_works(disk: Path) -> None:
 
 
 def test_stop_ends_wait_for_missing_file(tmp_path: Path) -> None:
-    """Whatever has become of its writer, as with a file system that went away."""
+    """The wait ends, whatever state the writer is in, as after the loss of a file system."""
     stopped = threading.Event()
     saver = StepSaver(
         RunDir(tmp_path), 2, background=True, timeout_s=NEVER, left_s=lambda: 0.0 if stopped.is_set() else None
@@ -160,7 +160,7 @@ def test_trainer_on_full_disk_names_it_and_exits(disk: Path) -> None:
 
 
 def lead(run: RunDir, plan: JobPlan) -> int:
-    """What a controller ends with, its signals apart."""
+    """Return the controller's result, without its signal handling."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         return Controller(run, plan, LocalAllocation(run, plan)).main()
@@ -170,7 +170,7 @@ def lead(run: RunDir, plan: JobPlan) -> int:
 
 
 def test_briefly_full_disk_ends_no_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither when an attempt begins, nor when the run is taken: somebody makes room while the controller waits."""
+    """When an attempt starts and when the run is locked: space is freed while the controller waits."""
     run, said = RunDir(disk / "run"), list[str]()
     plan = build_plan(load_config(["+exp=demo", "job.max_failures=1"]), str(run.path), SubmitFacts("/python", 4, "1"))
     write_json(run.plan, plan.to_json())
@@ -201,7 +201,7 @@ def test_briefly_full_disk_ends_no_run(disk: Path, monkeypatch: pytest.MonkeyPat
 def test_controller_on_full_disk_ends_and_names_it(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], freed_is_taken: bool
 ) -> None:
-    """Also when another takes the room that it kept; then its exit status and its output are all that is left."""
+    """If another process takes the reserved space too, only exit status and output are left."""
     run = RunDir(disk / "run")
     plan = build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
     write_json(run.plan, plan.to_json())
@@ -226,7 +226,7 @@ def test_controller_on_full_disk_ends_and_names_it(
 
 
 def test_unreportable_file_is_not_awaited(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another rank's: it found room neither for its file nor for the reason."""
+    """Another rank had no space for its file and none for its error."""
     monkeypatch.setattr(background, "_ASK_S", 0.05)
     fill(disk)
     with pytest.raises(CheckpointError, match="No space left on device"):

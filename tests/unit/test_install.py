@@ -1,7 +1,7 @@
-"""The lines of docs/install.md that install on CPU find all they name, in an environment that has nothing yet.
+"""The CPU commands of docs/install.md find all packages, in an empty environment.
 
-From PyPI alone, whatever pip is configured for, and PyTorch's index; who cannot reach that says by PIP_FIND_LINKS where
-its torch lies.
+They use PyPI and PyTorch's index only, whatever pip is configured for. Without access to PyTorch's index,
+PIP_FIND_LINKS names a folder with torch.
 """
 
 import os

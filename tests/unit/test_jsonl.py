@@ -1,5 +1,3 @@
-"""Line files: whatever a crash leaves of the last line costs that line alone."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -44,13 +42,13 @@ ROWS = [{"kind": "a/b", "cause": "ünd \n\x00"}, {"kind": "c/d", "n": [1, 2.5]},
 
 
 def test_truncation_at_any_byte_loses_only_last_line(tmp_path: Path) -> None:
-    """Whatever byte the file ends with: an append and a read give the whole lines and the new one."""
+    """Truncate at each byte: an append and a read return the complete lines and the new one."""
     path = tmp_path / "rows.jsonl"
     for row in ROWS:
         append_row(path, row)
     content = path.read_bytes()
     for size in range(len(content) + 1):
-        for lost in (b"", b"\0" * 9):  # a file system may have kept the length and not the bytes
+        for lost in (b"", b"\0" * 9):  # a file system may have kept the length but not the bytes
             path.write_bytes(content[:size] + lost)
             whole = content[:size].count(b"\n")
             rest = size + len(lost) - (content[:size].rfind(b"\n") + 1)

@@ -1,5 +1,3 @@
-"""Imports go from higher layers to lower ones, and only training needs torch."""
-
 import re
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The locks are installed as they are, without resolving: they name all that the extras need, each file by its hash."""
+"""Locks list all requirements of the extras, with a hash of each file, and are installed without resolving."""
 
 import re
 import tomllib
@@ -25,7 +25,7 @@ def test_locks_contain_extras_in_installed_versions() -> None:
 
 
 def needs_of(lock: Lock) -> list[str]:
-    """Requirements of the extras, followed."""
+    """Return the requirements of the extras, recursively."""
     found, wanted = list(PROJECT["dependencies"]), list(lock.extras)
     while wanted:
         for text in EXTRAS[wanted.pop()]:
@@ -40,7 +40,7 @@ parse = cache(Requirement)
 
 @cache
 def requirements_of(name: str, version: str, pythons: tuple[str, ...], extra: str) -> list[str] | None:
-    """By the metadata of what is installed here in that very version, else None."""
+    """Return requirements from installed metadata of exactly this version, else None."""
     try:
         if metadata.version(name) != version:
             return None
@@ -56,12 +56,12 @@ def holds(one: Requirement, python: str, extra: str = "") -> bool:
 
 
 def find_conflicts(name: str, pins: Mapping[str, str]) -> tuple[list[str], set[str]]:
-    """What disagrees with the pins of a lock, and whose requirements were asked."""
+    """Return conflicts with the pins of a lock, and the packages with checked requirements."""
     lock, wrong, asked = LOCKS[name], [], set()
     todo = [("slurm_rl", text) for text in needs_of(lock)] + [(name, name) for name in pins]
     vllm = read_requirements(name) if name in {"cuda", "rocm"} else []
     for one in map(Requirement, vllm):
-        # The image has what the lock has not, and the extras of that.
+        # The image may provide packages missing from the lock, and extras of them.
         if any(holds(one, python) for python in lock.pythons) and (
             canonicalize_name(one.name) in pins or not lock.image
         ):
@@ -87,7 +87,7 @@ def find_conflicts(name: str, pins: Mapping[str, str]) -> tuple[list[str], set[s
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_locked_requirements_are_consistent(name: str) -> None:
-    """Offline, by what is installed here; `make check-locks` asks PyPI for the others."""
+    """Offline, with installed metadata; `make check-locks` queries PyPI for the others."""
     lock = LOCKS[name]
     pins = read_lock(name) | (read_lock(lock.beside) if lock.beside else {})
     wrong, asked = find_conflicts(name, pins)
@@ -98,11 +98,11 @@ def test_locked_requirements_are_consistent(name: str) -> None:
 def test_locks_contain_needs_of_images() -> None:
     cuda, rocm = read_lock("cuda"), read_lock("rocm")
     assert set(cuda) >= LEFT_OUT and f"flash-attn=={cuda['flash-attn']}" in EXTRAS["flash-attn"]
-    # What is built for ROCm comes with the image, and PyPI's would be for CUDA.
+    # ROCm builds come with the image; PyPI's are for CUDA.
     assert not [
         name for name in rocm if name in {"torch", "triton", "vllm", "flash-attn"} or name.startswith("nvidia-")
     ]
-    # One behaviour on all accelerators.
+    # Equal versions on all accelerators.
     for name in ("ray", "transformers", "deepspeed", "numpy", "peft"):
         assert cuda[name] == rocm[name] == read_lock("cpu")[name]
 

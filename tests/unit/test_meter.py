@@ -1,5 +1,3 @@
-"""Long work says how far it is."""
-
 import re
 import threading
 from collections.abc import Callable
@@ -18,7 +16,7 @@ def many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def polled(values: list[float]) -> tuple[Callable[[], float], threading.Event]:
-    """A poll that hands out these values, and an event that is set when one more was asked for: all are shown."""
+    """Return a poll of these values, and an event that is set when all of them are shown."""
     left, over = list(values), threading.Event()
 
     def poll() -> float:

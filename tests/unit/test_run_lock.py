@@ -1,4 +1,4 @@
-"""One controller a run: who may take it, who must wait, and that whoever lost it writes nothing more."""
+"""A run has one controller: taking over the lock, waiting for it, and no writes after its loss."""
 
 import errno
 import os
@@ -26,12 +26,12 @@ from tests.other_host import start_on_other_host
 QUICK: dict[str, Any] = {"beat_s": 0.05, "silence_s": 0.6, "look_s": 0.05}
 ME = LockHolder.of_this_process("slurm", "7")
 GONE = replace(ME, job="6", started=ME.started + 1)
-"""A process of this machine whose number another has now."""
+"""A process of this machine with a reused number."""
 FAR = replace(ME, job="6", machine="another", host="n2")
 
 
 def put(folder: Path, holder: LockHolder, epoch: int = 1) -> Path:
-    """A holder that gives no sign of life."""
+    """Write a lock of a holder without heartbeat."""
     path = folder / f"{epoch}.json"
     write_json(path, vars(holder))
     return path
@@ -149,7 +149,7 @@ with acquire(run.lease, LockHolder.of_this_process("local", "1"), beat_s=0.05) a
 
 @pytest.fixture
 def other_host(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Holds the run in tmp_path and writes rows."""
+    """Return a process on another host that holds the run in tmp_path and writes rows."""
     process = start_on_other_host("elsewhere", HOLD, str(tmp_path))
     assert process.stdout is not None
     assert process.stdout.readline() == "holds 1\n"
@@ -180,7 +180,7 @@ def test_resumed_controller_writes_nothing_after_takeover(tmp_path: Path, other_
         rows = read_rows(run.metrics)
         os.kill(stopped, signal.SIGCONT)
         said, _ = other_host.communicate(timeout=60)
-    # The row that it was about to write when it was stopped is the one that nobody can hold back.
+    # Only the row in progress at the stop can still be written.
     assert len(read_rows(run.metrics)) <= len(rows) + 1
     assert "another controller owns the run now, so this one stops writing; got slurm job 7" in said
     assert other_host.returncode
@@ -223,7 +223,7 @@ def test_former_holder_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.
 
 
 def test_removed_checkpoint_does_not_reappear(tmp_path: Path) -> None:
-    """It had passed the question whose the run is, and was stopped right before the rename."""
+    """The process has checked the lock, and is stopped right before the rename."""
     late, next_one = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     (late.begin(5) / "x").write_text("late")
     (next_one.begin(5) / "x").write_text("next")
@@ -233,7 +233,7 @@ def test_removed_checkpoint_does_not_reappear(tmp_path: Path) -> None:
 
 
 def test_concurrent_takers_get_different_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every place between two operations on files of the one, with all of the other in it."""
+    """Interleave at every file operation of one taker all operations of the other."""
     calls, at, folder, won = 0, 0, tmp_path, list[tuple[str, RunLock]]()
 
     def try_it(job: str) -> None:
@@ -265,7 +265,7 @@ def test_concurrent_takers_get_different_numbers(tmp_path: Path, monkeypatch: py
         standing = read_lock(folder)
         assert standing.holder is not None
         assert sorted(lease.epoch for _, lease in won) == list(range(2, standing.epoch + 1))
-        # All but the newest have lost the run, and would find it out.
+        # All but the newest have lost the run, and will notice.
         assert {lease.epoch: job for job, lease in won}[standing.epoch] == standing.holder.job
         if len(won) == 1:
             break

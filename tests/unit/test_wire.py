@@ -1,5 +1,3 @@
-"""Messages between processes: whole, in order, and never waited for by who sends through an Outbox."""
-
 import threading
 from typing import Any
 

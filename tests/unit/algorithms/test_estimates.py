@@ -19,7 +19,7 @@ def test_estimates_equal_brute_force(rows: list[list[float | None]], k: int) -> 
     assert (found is None) == (not shares)
     if found is not None:
         assert found.value == pytest.approx(fmean(shares))
-    # For each choice of k samples of a prompt: whether one of them is correct.
+    # Whether any of k chosen samples is correct, for each choice and prompt.
     chances = [
         fmean(any(score >= 1 for score in choice) for choice in itertools.combinations(row, k))
         for row in known

@@ -10,7 +10,7 @@ VISION = ["model=tiny_qwen2_5_vl", "warmup.num_steps=0"]
 
 
 def submit(tmp_path: Path, image: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the error of a run whose second row has this image."""
+    """Return the error of a run with this image in its second row."""
     write_image(tmp_path / "good.png", 0, 20, 20)
     names = ("good.png", image, "good.png")
     rows = [{"prompt": f"{i}?", "answer": "1", "images": [name]} for i, name in enumerate(names)]

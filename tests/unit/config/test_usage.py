@@ -1,5 +1,3 @@
-"""READERS lists for each key the tasks whose code reads it."""
-
 import ast
 from functools import cache
 

@@ -52,7 +52,7 @@ def test_row_moved_to_held_out_side_is_detected(tmp_path: Path) -> None:
 
 
 def test_run_without_recorded_rows_is_refused(tmp_path: Path) -> None:
-    """Its held-out rows may have changed."""
+    """The held-out rows may have changed."""
     (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
     with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: restore the old data"):
         check(tmp_path, PROMPTS, [])

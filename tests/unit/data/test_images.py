@@ -169,7 +169,7 @@ def test_image_without_defined_white_is_refused(mode: str, look: Callable[[str, 
 
 
 def bomb(width: int, height: int) -> bytes:
-    """Return a small PNG whose header claims a huge size."""
+    """Return a small PNG with a huge size in its header."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -63,7 +63,7 @@ class Base(BaseException):
 
 
 class Unreadable(Exception):
-    """An exception whose `str()` fails."""
+    """An exception with a failing `__str__`."""
 
     def __str__(self) -> str:
         raise ValueError("no text")

@@ -1,4 +1,4 @@
-"""Cleanup after an attempt covers nodes whose agent is still running; no srun may name a lost node."""
+"""Cleanup after an attempt covers nodes with a running agent; no srun may name a lost node."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -68,7 +68,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Nodes:
-    """Two nodes whose ranks run as processes of this test."""
+    """Two nodes with ranks as processes of this test."""
 
     def __init__(self, folder: Path, number: int = 1, heartbeat_timeout_s: float = 1.0) -> None:
         self.folder, self.run = folder, RunDir(folder / "run")

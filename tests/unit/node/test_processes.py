@@ -70,7 +70,7 @@ def test_end_marked_kills_processes_that_ignore_sigterm(mark: str) -> None:
 
 def test_end_marked_continues_stopped_process(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
-    # By the shell itself: a new child has the mark too, and may be ended before it acts.
+    # The shell writes it itself: a new child has the mark too, and may be ended before it acts.
     process = start(f"trap ': > {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     os.kill(process.pid, signal.SIGSTOP)
     assert end_marked(mark, grace_s=30) == []

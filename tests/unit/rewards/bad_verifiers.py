@@ -1,4 +1,4 @@
-"""Verifiers that misbehave when the completion tells them to; imported by the worker processes."""
+"""Verifiers that misbehave as the completion requests; worker processes import them."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from slurm_rl.errors import DataError
 
 
 class Unpicklable(Exception):
-    """Cannot be rebuilt from its args, as exceptions of some libraries."""
+    """An exception that cannot be rebuilt from its args, as in some libraries."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__("both", one, two)
@@ -63,7 +63,7 @@ _DEEDS: dict[str, Any] = {
 
 
 def obey(completion: str, answer: str) -> Any:
-    """Do what the completion says; else the score is answer / 1000, which tells items apart."""
+    """Misbehave as the completion requests; else return answer / 1000, which identifies the item."""
     if completion in _DEEDS:
         result = _DEEDS[completion]()
         return result if completion not in ("slow",) else 0.25

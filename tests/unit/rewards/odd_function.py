@@ -1,11 +1,11 @@
-"""A reward function that misbehaves when the completion tells it to; loaded from its file by the workers."""
+"""A reward function that misbehaves as the completion requests; workers load it from its file."""
 
 import os
 from typing import Any
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
-    """Else the reward is label / 8, which tells items apart, and its length is logged."""
+    """Return label / 8 by default, which identifies the item, and log the length."""
     completion = queries[0].removeprefix(prompts[0])
     if completion == "hang":
         while True:

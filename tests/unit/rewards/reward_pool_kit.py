@@ -1,5 +1,3 @@
-"""What the tests of the reward pool share."""
-
 import os
 from typing import Any
 
@@ -22,14 +20,14 @@ def build_pool(**options: Any) -> RewardPool:
 
 
 def build_items(num: int, deeds: dict[int, str]) -> list[RewardItem]:
-    """Item i scores i / 1000 unless it has a deed."""
+    """Return items that misbehave by `deeds`; by default item i scores i / 1000."""
     return [RewardItem(completion=deeds.get(i, "fine"), answer=str(i)) for i in range(num)]
 
 
 def workers() -> list[psutil.Process]:
-    """Living children of this process; multiprocessing's own tracker and fork server stay until we end.
+    """Return living children of this process, without multiprocessing's tracker and fork server.
 
-    Children of other tests may be among them, dead but not waited for yet, or gone while we look.
+    Children of other tests may be among them, and may exit at any time.
     """
     return [p for p in psutil.Process().children(recursive=True) if _is_worker(p)]
 
@@ -37,7 +35,7 @@ def workers() -> list[psutil.Process]:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         words = " ".join(process.cmdline())
-        # A worker has the fork server's command line, and the fork server for a parent.
+        # A worker has the fork server's command line, and the fork server as its parent.
         is_fork_server = "forkserver" in words and process.ppid() == os.getpid()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False

@@ -1,5 +1,3 @@
-"""What the tests of the reward service share."""
-
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ ODD_FUNCTION = f"{Path(__file__).with_name('odd_function.py')}:reward_func"
 
 
 def odd_config(**service: Any) -> RewardConfig:
-    """Two workers that obey completions; an item's reward is its answer / 8."""
+    """Return a config with two workers that obey completions; an item's reward is its answer / 8."""
     return RewardConfig(num_workers=2, timeout_s=1.0, function=ODD_FUNCTION, service=RewardServiceConfig(**service))
 
 
@@ -36,12 +34,12 @@ def build_items(count: int, deeds: dict[int, str] | None = None) -> list[RewardI
 
 
 Answer = tuple[int, Any]
-"""HTTP status and what is answered: bytes as they are, anything else as JSON."""
+"""HTTP status and body: bytes unchanged, anything else as JSON."""
 
 
 @contextmanager
 def scripted_server(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[str]:
-    """A reward service of somebody else; yields its address."""
+    """Serve scripted answers as a foreign reward service; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""A verifier on a disk that never answers."""
+"""A verifier with a hanging import, as on an unresponsive disk."""
 
 import time
 

@@ -7,7 +7,7 @@ from slurm_rl.rewards.results import FailureCause, FailureWatch, RewardItem, Rew
 
 
 def build_results(num: int, failures: Sequence[FailureCause]) -> list[RewardResult]:
-    """`num` results of which the last ones failed."""
+    """Return `num` results of which the last ones failed."""
     fine = [RewardResult(item=RewardItem(completion="7", answer="7"), value=1.0) for _ in range(num - len(failures))]
     return fine + [
         RewardResult(item=RewardItem(completion=f"bad {i}", answer="8"), value=None, failure=cause, detail="words")

@@ -1,5 +1,3 @@
-"""Scores of the `code` verifier: honest code right and wrong, and code that lies about it."""
-
 import json
 from functools import partial
 
@@ -15,7 +13,7 @@ from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.sandbox import runs
 from slurm_rl.rewards.sandbox.runs import probe_sandbox
 
-# A machine that is busy with other things may take its time to start an interpreter.
+# A busy machine may need long to start an interpreter.
 score_code = partial(code_answer.score_code, total_s=60.0)
 
 SUM = json.dumps({"stdio": [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "40 2\n", "stdout": "42"}]})

@@ -1,5 +1,3 @@
-"""Asserts on the code's functions: values compare as Python compares them, and limits that a right program can meet."""
-
 import json
 from functools import partial
 
@@ -41,7 +39,7 @@ ALIASED = "def f(n): return [[0] * n] * n"
 @pytest.mark.parametrize(
     ("code", "checks", "score"),
     [
-        # Iterators, views and ranges: as lazy and as unequal to lists as in Python.
+        # Iterators, views and ranges are as lazy and as unequal to lists as in Python.
         ("def f(n):\n    for i in range(n): yield i", "assert list(f(3)) == [0, 1, 2] and next(f(3)) == 0", 1.0),
         ("def f(n):\n    for i in range(n): yield i", "assert f(3) == [0, 1, 2]", 0.0),
         ("import itertools\ndef f(): return itertools.count()", "g = f()\nassert [next(g), next(g)] == [0, 1]", 1.0),
@@ -67,7 +65,7 @@ ALIASED = "def f(n): return [[0] * n] * n"
          "a, b, c = f('aab')\nassert a.most_common(1) == [('a', 2)] and list(b) == ['a'] and c[3] == []", 1.0),
         ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
          "assert f() == (1, 2) and f().x == 1", 1.0),
-        # Classes of the code, by what they define.
+        # User-defined classes compare by their own methods.
         (POINT, "assert f(1) == f(1) and f(1) != f(2) and not f(1) == f(2) and {f(1), f(1)} == {f(1)}", 1.0),
         (POINT, "assert f(1) + f(2) == f(3) and f(2) * 3 == 3 * f(2) == f(6) and sorted([f(2), f(1)])[0] == f(1)", 1.0),
         (POINT, "x = f(1)\nx += f(2)\nassert x.x == 3 and repr(x) == 'f(3)' and str(x) == 'f(3)'", 1.0),
@@ -77,7 +75,7 @@ ALIASED = "def f(n): return [[0] * n] * n"
         (NODE, "a = Node(1)\na.next = Node(2)\nassert f(a) == 2", 1.0),
         ("class E(ValueError): pass\ndef f(): raise E('no')",
          "try:\n    f()\nexcept ValueError as error:\n    assert str(error) == 'no'\nelse:\n    assert False", 1.0),
-        # One list in two places is one list.
+        # A list shared by two references stays one list.
         ("def f(x): return x", "x = [1]\nassert f(x) is x", 1.0),
         ("def f(x): return list(x)", "x = [1]\nassert f(x) is x", 0.0),
         ("def f(x): x[0].sort()", "row = [3, 1]\nx = [row]\nf(x)\nassert row == [1, 3] and x[0] is row", 1.0),

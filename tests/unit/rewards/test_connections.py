@@ -1,5 +1,3 @@
-"""Limits of uvicorn that the reward service relies on."""
-
 import http.client
 import resource
 import socket
@@ -24,7 +22,7 @@ def health(port: int) -> int:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardServices]:
-    """A service that may open DESCRIPTORS files, so half as many connections; its health is checked all the time."""
+    """Run a service limited to DESCRIPTORS open files, so half as many connections, under constant health checks."""
     folder = tmp_path_factory.mktemp("service")
     (folder / "secrets").mkdir()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Scores of the `math` verifier beside what a careful human says."""
+"""Compare scores of the `math` verifier with human judgement."""
 
 import pytest
 
@@ -9,20 +9,20 @@ from slurm_rl.rewards.math_answer import check_reference, score_math
 @pytest.mark.parametrize(
     ("completion", "answer", "score"),
     [
-        # Which box is the answer: the last one, after the reasoning.
+        # The last box counts, after the reasoning.
         (r"We get \boxed{3}. Wait, no: \boxed{5}", "5", 1.0),
         (r"We get \boxed{3}. Wait, no: \boxed{5}", "3", 0.0),
         (r"\boxed{3} no wait \boxed{4}", "4", 1.0),
         (r"<think>\boxed{3}</think>\boxed{4}", "4", 1.0),
         (r"<think>so \boxed{3}</think>I do not know.", "3", 0.0),
         (r"<think>so \boxed{3}</think>It is $4$.", "4", 1.0),
-        (r"<think>so \boxed{3}", "3", 1.0),  # without </think> nothing says where the answer begins
-        # Several boxes that a word joins are one answer.
+        (r"<think>so \boxed{3}", "3", 1.0),  # without </think> the answer has no known start
+        # Several boxes joined by a word are one answer.
         (r"$x=\boxed{3}$ or $x=\boxed{4}$", r"\{3,4\}", 1.0),
         (r"\boxed{3} and \boxed{4}", "3,4", 1.0),
         (r"\boxed{3}, \boxed{4}", "4", 0.0),
         (r"\boxed{4}, \boxed{4}", "4", 1.0),
-        # Cut off: an earlier formula may have been revoked.
+        # Truncated: an earlier formula may have been revoked.
         (r"It is \boxed{3}, no, \boxed{", "3", 0.0),
         (r"so $x=3$ hence the answer is \boxed{", "3", 0.0),
         (r"It is \boxed{3}, or \boxed{\frac{1}{2}", "3", 0.0),

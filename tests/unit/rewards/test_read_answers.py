@@ -13,7 +13,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
 
 
 def test_key_is_prompt_as_sent_by_client(tmp_path: Path) -> None:
-    """OpenRLHF-M sends the string it read, spaces, accents and the image of another disk included."""
+    """OpenRLHF-M sends the string unchanged, including spaces, accents and image paths of another disk."""
     messages = '[{"role":"user","content":[{"type":"image","image":"/their/disk/1.jpg"},{"type":"text","text":"é?"}]}]'
     path = write(tmp_path / "rows.jsonl", {"message": messages, "answer": "$60$"}, {"message": "2+2?", "answer": "$4$"})
     assert read_answers(path, "message", "answer") == {messages: "$60$", "2+2?": "$4$"}

@@ -1,4 +1,4 @@
-"""The reward client against services of others, which do what they like."""
+"""The reward client against foreign services that misbehave."""
 
 import threading
 from collections import Counter

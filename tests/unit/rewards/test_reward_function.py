@@ -1,5 +1,3 @@
-"""A user's reward function, in real workers."""
-
 import sys
 from pathlib import Path
 
@@ -40,7 +38,7 @@ def test_unrunnable_file_is_named() -> None:
 
 
 class Tensor:
-    """As torch's, as far as it is looked at."""
+    """The part of torch.Tensor that we use."""
 
     def __init__(self, values: object) -> None:
         self.values = values

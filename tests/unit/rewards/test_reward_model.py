@@ -1,4 +1,4 @@
-"""A reward model in the workers against Hugging Face's own forward pass."""
+"""Compare a reward model in the workers with Hugging Face's forward pass."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ def build_model(
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
     config = Qwen3Config(vocab_size=len(TOKENIZER), pad_token_id=0, num_labels=num_labels, **shape, **heads)
     model = Qwen3ForSequenceClassification(config).eval()
-    # The default start of the head is so small that every score is about 0.
+    # With the default initialization every score is about 0.
     torch.nn.init.normal_(model.score.weight)
     if measured is not None:
         describe_scores(model.config, measured, chats=chats, variables={})
@@ -76,7 +76,7 @@ def test_reward_is_logit_at_end_independent_of_batch(
 
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_batch_of_killed_worker_is_retried_once(deaths: int, pool: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read one by one, 31 of 32 scores differed in the last digits, by up to 4e-7."""
+    """Single items differ from the batch in the last digits: 31 of 32 scores, by up to 4e-7."""
     submit, read = VerifierProcesses.submit, list[int]()
 
     def die(self: VerifierProcesses, items: Sequence[RewardItem], **limits: Any) -> Future[Outcomes]:
@@ -170,14 +170,14 @@ def test_critic_workers_score_shares_identically(
 
 
 class Handle:
-    """A worker as Ray shows it, without Ray."""
+    """A fake for the Ray handle of a worker."""
 
     def __init__(self, worker: CriticWorker) -> None:
         self.rewards = SimpleNamespace(remote=worker.rewards)
 
 
 class Calls:
-    """Waits for nothing: the calls were made."""
+    """A fake cluster with finished calls."""
 
     def gather(self, calls: list[tuple[Actor, Any]], **_: object) -> list[Any]:
         return [found for _, found in calls]

@@ -1,5 +1,3 @@
-"""What the reward pool makes of verifiers that fail, with real processes."""
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -68,7 +66,7 @@ def test_slow_items_are_not_hangs(pool: RewardPool) -> None:
 
 
 def test_hung_item_ends_at_own_deadline(pool: RewardPool) -> None:
-    """Once in its chunk of 32, whose items have 32 s together, and once alone."""
+    """It hangs twice: in its chunk of 32 items with 32 s in total, and in its retry as a single item."""
     started = time.monotonic()
     results = pool.score(build_items(64, {40: "hang"}))
     assert [r.failure for r in results].count("hang") == 1
@@ -92,7 +90,7 @@ def test_long_and_odd_completions_arrive_unchanged(pool: RewardPool) -> None:
 
 
 def test_items_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message an item would cost more than the scoring."""
+    """One message per item would cost more than the scoring."""
     items = [RewardItem(completion=f" {i}\n", answer=str(i % 200)) for i in range(256)]
     submit, sizes = VerifierProcesses.submit, []
 
@@ -104,5 +102,5 @@ def test_items_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     with RewardPool(RewardConfig(num_workers=2, verifiers={"arithmetic": 1.0})) as pool:
         results = pool.score(items)
     assert Counter(r.value for r in results) == {1.0: 200, 0.0: 56}
-    # The last ones are smaller, so that no worker waits long for another.
+    # The last chunks are smaller, so that workers finish together.
     assert sizes == [64, 64, 64, 32, 16, 8, 4, 2, 1, 1]

@@ -1,5 +1,3 @@
-"""How the worker processes of the reward pool start, die and end."""
-
 import os
 import signal
 import subprocess
@@ -20,10 +18,10 @@ from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
 def test_dead_idle_workers_are_replaced(pause_s: float) -> None:
-    """As when the kernel runs out of memory; pebble gives a pool up for it, before or after it is asked."""
+    """The kernel's OOM killer does this; pebble then breaks the pool, before or after the next call."""
     with build_pool() as pool:
         for process in workers():
-            # pebble ends the rest as soon as it sees the first one dead, which may be between these two.
+            # pebble kills the other workers when it notices the first death, which may happen between these two.
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         time.sleep(pause_s)
@@ -87,7 +85,7 @@ if __name__ == "__main__":
 
 
 def runs(process: psutil.Process) -> bool:
-    """Zombies do not run; whoever adopted them may take its time to bury them."""
+    """Return whether the process runs; zombies, which wait for their parent, do not count."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
@@ -110,7 +108,7 @@ def test_workers_die_with_killed_parent(tmp_path: Path) -> None:
 
 
 def test_pool_imports_no_heavy_module() -> None:
-    """The pool is used beside vLLM and torch; its workers need neither, nor does importing it."""
+    """The pool shares a process with vLLM and torch; importing the pool or its workers needs neither."""
     code = (
         "import sys, slurm_rl.rewards.pool, slurm_rl.rewards.results, slurm_rl.data.load_data,"
         "slurm_rl.data.split, slurm_rl.data.tokenize;"

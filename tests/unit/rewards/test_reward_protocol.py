@@ -81,7 +81,7 @@ CHAT = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n"
         ("<|endoftext|><|endoftext|>3+4=7 \n<|im_end|>\n<|endoftext|>", "3+4=", "7 \n"),
         (f"{CHAT}7<|im_end|>", CHAT, "7"),
         (f"{CHAT}7<|im_end|>", '[{"role": "user", "content": "3+4?"}]', "7"),
-        # What a completion writes itself is its own.
+        # Text that the completion itself contains is kept.
         (f"{CHAT}7<|im_end|>\n<|im_start|>assistant\n8", '[{"role": "user"}]', "7<|im_end|>\n<|im_start|>assistant\n8"),
         (f"{CHAT}5<|im_end|>\n{CHAT}7", '[{"role": "user"}, {"role": "assistant"}, {"role": "user"}]', "7"),
         ("<|start_header_id|>assistant<|end_header_id|>\n\n7<|eot_id|>", "not in it", "7"),
@@ -101,7 +101,7 @@ def test_queries_of_other_clients_are_split_at_completion(query: str, prompt: st
         ("<s>3+4=7</s>", "3+4=", False),
         ("<s>3+4=7", "3+4=", True),
         ("<bos><start_of_turn>model\n7<end_of_turn>", "not in it", False),
-        # Without a special token to be seen nobody knows; most texts have ended.
+        # Without a visible special token the end is unknown; most texts are complete.
         ("3+4=7", "3+4=", False),
     ],
 )

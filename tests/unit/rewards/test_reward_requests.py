@@ -1,5 +1,3 @@
-"""Many requests to a reward pool at once, none of which pays for another."""
-
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, wait

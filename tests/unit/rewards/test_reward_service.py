@@ -1,5 +1,3 @@
-"""The service over real HTTP, with real workers."""
-
 import http.client
 import json
 import os
@@ -64,7 +62,7 @@ def test_wrong_token_is_401(services: RewardServices, authorization: str) -> Non
 
 
 def test_token_may_be_password_of_url(services: RewardServices) -> None:
-    import requests  # what OpenRLHF's clients use
+    import requests  # OpenRLHF's clients use requests
 
     url = services.urls[0].replace("http://", f"http://any:{services.token}@")
     answer = requests.post(url, json=json.loads(GOOD), timeout=120)
@@ -174,7 +172,7 @@ def test_services_die_with_killed_run(tmp_path: Path) -> None:
 
 
 def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:
-    """Requests of one item from many clients; 1 % of the items hang, 1 % crash, and the services are killed."""
+    """Send single-item requests from many clients; 1 % of the items hang, 1 % crash, and the services are killed."""
     deeds = dict.fromkeys(range(50, num_requests, 100), "hang") | dict.fromkeys(range(99, num_requests, 100), "exit")
     items = build_items(num_requests, deeds)
     results: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""What hostile code tries. Each act is first shown to work without the sandbox, where that harms nobody."""
+"""Attacks by hostile code. Each one is first shown to work without the sandbox, on harmless targets."""
 
 import os
 import socket
@@ -59,7 +59,7 @@ ACTS = {
 }
 
 NOT_HERE = ("leave shared memory behind", "use io_uring")
-"""Would stay on this machine, or is switched off on many."""
+"""Attacks that would leave traces on this machine, or are disabled on many."""
 
 FRAME = """
 import ctypes, fcntl, os, resource, signal, socket, sys
@@ -74,7 +74,7 @@ print("it worked" if done else "refused")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    """Things worth attacking: secrets, a checkpoint, sockets, a process."""
+    """Return a folder with targets: secrets, a checkpoint, sockets, a process."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "secret").write_text("canary")
     (folder / "checkpoint").write_bytes(b"weights")
@@ -131,7 +131,7 @@ def test_attack_that_works_outside_is_refused_inside(
     done = run(source)
     assert (done.end, done.stdout.decode().split()[-1:]) == ("exit", ["refused"]), done.stderr
     if name not in NOT_HERE:
-        # Below a process whose environment nobody has written over, as a test worker's title does.
+        # The parent's environment must be readable; pytest workers overwrite theirs with a process title.
         argv = [sys.executable, "-c", PARENT, sys.executable, "-c", source]
         plain = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert "it worked" in plain.stdout, plain.stderr

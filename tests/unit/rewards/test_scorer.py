@@ -1,5 +1,3 @@
-"""Where a run scores follows from its config."""
-
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ ITEMS = [RewardItem(prompt="3+4=", completion=text, answer="7") for text in ("7"
 def score(
     config: RewardConfig, tmp_path: Path, host: str = "127.0.0.1"
 ) -> tuple[type, list[Any], list[dict[str, Any]]]:
-    """What scored, the rewards, and the events."""
+    """Return the scorer's name, the rewards and the events."""
     events: list[dict[str, Any]] = []
     with open_scorer(config, tmp_path, tmp_path, host, lambda kind, **fields: events.append(fields)) as scorer:
         return type(scorer), [result.value for result in scorer.score(ITEMS)], events
@@ -39,7 +37,7 @@ def test_own_service_listens_on_planned_address(tmp_path: Path) -> None:
 
 
 def openrlhf_server(tree: dict[str, Any]) -> Answer:
-    """As OpenRLHF-M's math_verifier answers."""
+    """Answer like OpenRLHF-M's math_verifier."""
     right = [float(q == p + a) for q, p, a in zip(tree["query"], tree["prompts"], tree["labels"], strict=True)]
     return 200, {"rewards": [1.5 * r for r in right], "format_rewards": right, "acc_rewards": right}
 

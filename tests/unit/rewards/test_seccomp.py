@@ -1,4 +1,4 @@
-"""The system call filter, read by a small interpreter: so it is checked for machines that we are not on."""
+"""Interpret the system call filter, which covers machines other than this one."""
 
 import errno
 
@@ -10,7 +10,7 @@ PID = 4711
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 
-# From Linux' own tables (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h).
+# From Linux's tables (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h).
 NUMBERS = {
     "x86_64": """
         read 0 openat 257 mmap 9 futex 202 clone 56 clone3 435 kill 62 tgkill 234 prlimit64 302 fcntl 72 ioctl 16
@@ -29,7 +29,7 @@ NUMBERS = {
         timer_create 107
     """,
 }
-"""Names and numbers by turns."""
+"""Alternating names and numbers."""
 OPEN = ("read", "openat", "mmap", "futex")
 CHECKED = ("clone", "clone3", "kill", "tgkill", "prlimit64", "fcntl", "ioctl", "socketpair", "sendto")
 
@@ -40,7 +40,7 @@ def number_of(machine: str, name: str) -> int:
 
 
 def judge(machine: str, name: str, *args: int, arch: int | None = None) -> int:
-    """What the filter returns for a call."""
+    """Return the filter's verdict on a call."""
     words = [number_of(machine, name), ARCH[machine] if arch is None else arch, 0, 0]
     for arg in (*args, *[0] * (6 - len(args))):
         words += [arg & 0xFFFFFFFF, arg >> 32]
@@ -64,7 +64,7 @@ def test_unlisted_calls_are_refused(machine: str) -> None:
     refused = [name for name in NUMBERS[machine].split()[::2] if name not in OPEN + CHECKED]
     assert {name: judge(machine, name) for name in refused} == dict.fromkeys(refused, EPERM)
     assert {judge(machine, name) for name in OPEN} == {ALLOW}
-    assert judge(machine, "read", arch=0x40000003) == KILL  # a 32-bit call, whose numbers mean other things
+    assert judge(machine, "read", arch=0x40000003) == KILL  # 32-bit calls have other numbers
     assert len(build_filter(machine, PID)) < 4096
 
 

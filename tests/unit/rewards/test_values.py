@@ -1,5 +1,3 @@
-"""Numbers, names and errors from outside the run."""
-
 from decimal import Decimal
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Scored groups made by hand."""
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,7 @@ def make_result(value: float | None, parts: dict[str, float] | None = None) -> R
 
 
 def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int] | None = None) -> Group:
-    """A group whose prompt's only token is its index; completions of 2 tokens unless lengths are given."""
+    """Return a group with its index as the only prompt token; completions have 2 tokens by default."""
     prompt = EncodedPrompt(index=index, token_ids=[index], text="3+4=", answer="7")
     sizes = lengths or [2] * len(values)
     completions = [Trajectory([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
@@ -27,7 +25,7 @@ def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int
 def make_queue(
     source: Any, staleness: int, num_steps: int, *, rounds: int = 1, prompts: int = 1, is_journalled: bool = False
 ) -> BatchQueue:
-    """A queue of batches that `source` starts (of a step and round) and finishes."""
+    """Return a batch queue over `source`; its `start` takes step and round."""
     config: Any = SimpleNamespace(
         reward=SimpleNamespace(max_failure_rate=1.0),
         rollout=SimpleNamespace(replay=None, dump=False, max_off_policy_steps=staleness, max_tokens=8),

@@ -1,4 +1,4 @@
-"""Stand-ins for engines whose replies follow from seed, tokens and version, for tests of episodes."""
+"""Fake engines for episode tests; replies depend only on seed, tokens and version."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ from slurm_rl.workers.ray_driver import Actor
 
 
 class Letters:
-    """A tokenizer: a letter is a token."""
+    """A tokenizer with one token per letter."""
 
     chat_template: str | None = None
 
@@ -35,14 +35,14 @@ ANSWERS = ["2", "3", "1", "4", "9"]
 
 
 def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Trajectory:
-    """A reply that follows from seed and tokens, as an engine's does."""
+    """Return a reply that depends only on seed and tokens."""
     draw = random.Random(f"{seed} {list(tokens)}")
     said = "".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, 4)))
     return Trajectory([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
 
 
 class RemoteEngine:
-    """Handle of an asynchronous engine's actor, with Ray's calls in threads of this process.
+    """Fake handle of an asynchronous engine's actor, with Ray's calls in threads of this process.
 
     Subclasses implement `on_submit(client, requests)` and `finished(client)`, which blocks until it has responses.
     """
@@ -84,7 +84,7 @@ class RemoteEngine:
 
 
 class Engine(RemoteEngine):
-    """Finishes requests in an order of its own.
+    """Finish requests in a shuffled order.
 
     Args:
         lives: number of responses after which the engine is dead.
@@ -120,7 +120,7 @@ class Engine(RemoteEngine):
 
 
 class WaveEngine:
-    """The same for waves."""
+    """The same engine for lockstep sampling."""
 
     def __init__(self, version: int = 3) -> None:
         self.version = version
@@ -146,5 +146,5 @@ def sampler_of(*engines: Engine, supervisor: Any = None, timeout_s: float = 60.0
 
 
 def prompts_of(folder: Path) -> list[EncodedPrompt]:
-    """The text names the folder where worlds leave a file a call."""
+    """Return prompts with the name of the folder where environments write a file per call."""
     return [EncodedPrompt(index=i, token_ids=[63 + i], text=str(folder), answer=it) for i, it in enumerate(ANSWERS)]

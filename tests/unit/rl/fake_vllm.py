@@ -12,7 +12,7 @@ PROBED = [None, {2: SimpleNamespace(logprob=-1.0)}]
 
 
 class FakeLLM:
-    """`LLM`, its engine and its output processor in one."""
+    """`LLM`, its engine and its output processor in one class."""
 
     said: list[str]
     checksum = "sum"
@@ -44,7 +44,7 @@ class FakeLLM:
 
 
 class FakeAsyncLLM:
-    """Echoes prompts, labelled with the weight version, unless it is paused; rejects an empty prompt as vLLM does."""
+    """Echo prompts, labelled with the weight version, unless paused; reject an empty prompt as vLLM does."""
 
     said: list[str]
     checksum = "sum"
@@ -98,7 +98,7 @@ class FakeAsyncLLM:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, checksum: str = "sum") -> list[str]:
-    """Put the fakes in the place of vLLM, and return the list of their calls."""
+    """Replace vLLM by the fakes, and return the list of their calls."""
     said: list[str] = []
     vllm, config, params = map(ModuleType, ("vllm", "vllm.config.weight_transfer", "vllm.sampling_params"))
     args, engine = map(ModuleType, ("vllm.engine.arg_utils", "vllm.v1.engine.async_llm"))

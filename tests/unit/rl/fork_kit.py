@@ -1,4 +1,4 @@
-"""Processes forked off a server that has imported their module, since an import of torch takes seconds."""
+"""Fork test processes from a server that has imported torch, since the import takes seconds."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator

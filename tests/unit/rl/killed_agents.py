@@ -1,9 +1,8 @@
-"""A run of programs that may be killed.
+"""A run of agent programs that may be killed, with the engine of killed_episodes.py: SIGKILL at its n-th request.
 
-As killed_episodes.py, whose engine this is: it dies with -9 as its n-th reply is asked for. Beside the journal are
-`asked`, `judged`, `events`, and `effects`, a line for what a program does under the name of its episode. Where a file
-`changed` is there, programs go another way after their first reply. Of the kind `ahead` a batch is played while the
-one before it is trained on, and weights wait for it.
+In addition to the journal it writes `asked`, `judged`, `events`, and `effects` with one line per action and episode. If the
+file `changed` exists, programs behave differently after their first reply. With kind `ahead`, a batch is sampled while
+the previous one trains, and weights wait for it.
 """
 
 import json
@@ -31,7 +30,7 @@ from tests.unit.rl.killed_episodes import Watched, WatchedEngine
 from tests.unit.rollout.endpoint.kit import make_renderer
 
 STEPS = 4
-# One reply, two at once, a dialogue behind each of these at the same time, and a last one: eight replies.
+# Eight replies: one, two in parallel, a dialogue after each of these in parallel, and a final one.
 PLAY = """
 import json, os, sys, threading, urllib.request
 from pathlib import Path
@@ -86,7 +85,7 @@ def run(row):
     sys.stdout.write(json.dumps({"episode": row["episode"], **verdict}) + "\\n"); sys.stdout.flush()
 for line in sys.stdin: threading.Thread(target=run, args=(json.loads(line),)).start()
 """
-# Played by the adapter: effects are under the seed of the row, since a world does not know its episode.
+# Played by the adapter: effects are named by the row's seed, since an environment does not know its episode.
 WORLD = """
 class World:
     def __init__(self, folder):
@@ -113,7 +112,7 @@ class Scorer:
 
 
 def build_argv(folder: Path, kind: str) -> tuple[list[str], int]:
-    """Words of the program, and rows that it has at once."""
+    """Return the program's arguments, and the number of concurrent rows."""
     if kind == "adapter":
         (folder / "world.py").write_text(WORLD)
         words = ["--words", json.dumps({"folder": str(folder)})]

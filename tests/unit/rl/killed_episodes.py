@@ -1,8 +1,7 @@
-"""A run of episodes that may be killed.
+"""A run of episodes that may be killed: the product's loop and journal, real environments, and fake engines.
 
-The product's loop over episodes, its journal, real environments; engines are stand-ins whose replies follow from seed,
-tokens and version. A step trains nothing but counts the version up, and every second one is a checkpoint. With `kill
-at` n > 0 the process kills itself with -9 as its n-th reply is asked for.
+Replies depend only on seed, tokens and version. A step increments the version without training, and every second step
+is a checkpoint. With `kill at` n > 0 the process sends itself SIGKILL at the n-th request.
 """
 
 import json
@@ -28,7 +27,7 @@ STEPS = 4
 
 
 class Watched:
-    """Notes each request before it is sampled, and kills the process at one of them."""
+    """Record each request before it is sampled, and kill the process at one of them."""
 
     def __init__(self, file: Path, kill_at: int) -> None:
         self.file, self.kill_at, self.count = file.open("a"), kill_at, 0

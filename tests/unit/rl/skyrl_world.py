@@ -1,4 +1,4 @@
-"""An environment of skyrl-gym as its users write one, which rewrites what the policy said."""
+"""A user-defined environment of skyrl-gym that rewrites the policy's reply."""
 
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Programs that play the environments of other packages."""
-
 import sys
 from pathlib import Path
 
@@ -52,7 +50,7 @@ def test_environment_with_reset_and_step(world: str) -> None:
     [group], _ = play("", ["a"], rows=4, argv=adapter("gymnasium", world))
     assert [(result.value, result.parts) for result in group.results] == [(1.5, {"steps": 3.0})] * 2
     completion = group.completions[0]
-    # Behind the prompt is what the world begins with: a prompt of its own.
+    # The environment's first observation follows the prompt.
     assert [letters(branch.context) for branch in completion.branches] == ["?!"]
     assert letters(completion.token_ids) == "anobnoc"
 

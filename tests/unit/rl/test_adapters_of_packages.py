@@ -1,4 +1,4 @@
-"""Adapters with the packages themselves: gymnasium is installed here, others are in an environment of their own."""
+"""Adapters with the real packages: gymnasium from this environment, others from a separate one."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_reasoning_gym_makes_rows_and_scores_replies() -> None:
 
 @pytest.mark.slow
 def test_skyrl_gym_environment_returns_sum_of_rewards() -> None:
-    """Its own game over gsm8k: 1 for the answer, a third of 0.2 for another one in the right form, nothing for none."""
+    """skyrl-gym's gsm8k: 1 for the correct answer, 0.2 / 3 for another number in the right format, else 0."""
     argv = find_argv([adapters_python(), "adapter:skyrl_gym", "gsm8k_multi_turn", "--max-turns", "3"])
     engine = Engine(say=lambda text: f"#### {7 if 'only' in text else 5}" if "tentative" in text else "hm")
     info = [{"reward_spec": {"ground_truth": truth}, "extra_info": {}} for truth in ("7", "5", "9")]
@@ -53,7 +53,7 @@ def test_skyrl_gym_environment_returns_sum_of_rewards() -> None:
     for group, value, steps in ((third, 1.0 + 0.2 / 3, 3), (second, 1.0, 2), (never, 0.4 / 3, 3)):
         assert [result.value for result in group.results] == pytest.approx([value] * 2), group.results
         assert all(result.parts == {"steps": steps} for result in group.results)
-    # Cut by the run after a reply, it is worth what it was so far.
+    # An episode that the run cuts after a reply keeps its reward so far.
     [cut] = play_prompts(prompts[1:2], argv, engine, rows=8, bounds=Bounds(1, 4000))
     assert [result.value for result in cut.results] == [0.0] * 2 and all(one.truncated for one in cut.completions)
 
@@ -66,7 +66,7 @@ def test_skyrl_gym_class_may_rewrite_replies_and_errors_are_reported() -> None:
     engine = Engine(say=lambda text: text[-3:])
     [group] = play_prompts(prompts, argv, engine, rows=8, bounds=Bounds(8, 4000))
     assert [result.value for result in group.results] == [2.0] * 2, group.results
-    # The rewritten reply is not what was sampled: what follows it begins a sequence of its own.
+    # The rewritten reply differs from the sampled one, so the next turn starts a new sequence.
     assert all(completion.num_sequences == 2 for completion in group.completions)
     [failed] = play_prompts([replace(prompts[0], info={})], argv, engine, rows=8)
     assert all(result.failure == "exception" and "KeyError" in result.detail for result in failed.results)
@@ -76,14 +76,14 @@ def test_gymnasium_environment_is_played() -> None:
     pytest.importorskip("gymnasium", reason="it comes with the extra dev")
     argv = find_argv([sys.executable, "adapter:gymnasium", "FrozenLake-v1", "--words", '{"is_slippery": false}'])
     prompts = [EncodedPrompt(index=0, token_ids=[63], text="?", answer="")]
-    # Down, down, right, right, down, right: past the holes of the map of four by four, from field 0 to 15.
+    # Down, down, right, right, down, right: from field 0 to 15 of the 4x4 map, around the holes.
     steps = {"?0": "1", "?014": "1", "?01418": "2", "?0141829": "2", "?0141829210": "1", "?0141829210114": "2"}
     [group] = play_prompts(prompts, argv, Engine(say=lambda text: steps[text]), rows=8)
     assert [(result.value, result.parts) for result in group.results] == [(1.0, {"steps": 6.0})] * 2
 
 
 class Calling(Engine):
-    """Asks the tool for the sum, and says what it said; a reply is read as the stand-in of test_tools.py reads it."""
+    """Request the sum from the tool, then answer with it; the parser of test_tools.py reads the replies."""
 
     def __init__(self, tools: ToolEngine) -> None:
         super().__init__()

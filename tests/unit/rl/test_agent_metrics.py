@@ -1,5 +1,3 @@
-"""What metrics say of each of several agents, and that they say nothing of one."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,7 +41,7 @@ def test_step_metrics_include_agents_with_additive_turns() -> None:
 
 
 def test_unassigned_reward_belongs_to_each_agent() -> None:
-    """As turn_rloo credits them; of an episode in which it said nothing, nothing came to an agent."""
+    """turn_rloo credits every agent; an agent without turns gets nothing."""
     said: Said = [("", 0.25), ("black", None)]
     alone: Said = [("", None)]
     found = agent_metrics([play([1.0, None, 0.5], [said, said, alone])])

@@ -1,4 +1,4 @@
-"""Whole batches of episodes that programs play, with an engine that says what it is told."""
+"""Batches of episodes that programs play, with a scripted engine."""
 
 import queue
 import sys
@@ -30,7 +30,7 @@ from tests.unit.rl.episode_kit import RemoteEngine
 from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer, sampled
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
-# Speaks HTTP by itself: an import of openai takes a second.
+# Plain HTTP: importing openai takes a second.
 AGENT = """
 import json, os, sys, urllib.request
 row = json.load(sys.stdin)
@@ -53,7 +53,7 @@ else:
 
 
 class Engine(RemoteEngine):
-    """A sampler with one engine, itself: replies `a`, then `b`, then `c`, by how often the policy was told no."""
+    """A sampler with a single engine, itself: it replies `a`, `b`, `c` by the number of rejections in the prompt."""
 
     def __init__(self, say: Callable[[str], str] = lambda text: "abc"[text.count("no")]) -> None:
         self.say = say
@@ -137,7 +137,7 @@ def test_agents_train_on_every_sampled_token() -> None:
     short, long = groups[0].completions[0], groups[1].completions[0]
     assert letters(short.token_ids) == "a" and letters(long.token_ids) == "anobnoc"
     assert [(turn.reply, turn.observation) for turn in long.turns] == [("a", "no"), ("b", "no"), ("c", "")]
-    # The dialogue begins as the row does, so nothing of it need be told again.
+    # The dialogue starts with the row's prompt, so no branch repeats it.
     assert long.branches == []
     assert [result.value for group in groups for result in group.results] == [1.0] * 4
     assert groups[1].results[0].parts == {"turns": 3.0}
@@ -283,7 +283,7 @@ def test_hung_resident_agent_is_replaced_at_deadline() -> None:
 
 
 def test_drop_expensive_bounds_schema_check() -> None:
-    """A backtracking pattern would keep the trainer busy for ever."""
+    """A pattern with exponential backtracking would block the trainer."""
     hostile = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
     wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_expensive(hostile))
     assert wrong is None

@@ -1,4 +1,4 @@
-"""Several agents over one model, and what an environment cuts: each conversation is a path of tokens of its own."""
+"""Several agents with one model, and truncated histories: each conversation is its own path of tokens."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def spell(token_ids: Any) -> str:
 
 
 def test_agent_reads_only_its_observations(duels: list[Group]) -> None:
-    two = duels[0]  # each speaks twice
+    two = duels[0]  # each agent has two turns
     for completion in two.completions:
         white, black = completion.branches
         first, third, second, fourth = [turn.reply for turn in completion.turns]
@@ -94,7 +94,7 @@ def test_agents_learn_from_own_rewards(duels: list[Group]) -> None:
             assert np.allclose(found, np.repeat(wanted, lengths))
             is_taught = is_taught or bool(mine)
     assert is_taught
-    # Of the whole episode nobody learns anything: what one wins the other loses.
+    # Episode-level credit is zero: one agent's gain is the other's loss.
     whole = build_train_sequences(duels, AlgorithmConfig(group_size=3), None)
     assert not any(one.advantages is not None and one.advantages.any() for one in whole)
 
@@ -146,7 +146,7 @@ def test_reward_for_unknown_agent_is_failure(tmp_path: Path) -> None:
 
 
 class Cutting(Letters):
-    """With a template that cuts of earlier replies all up to their last b, as others cut thinking."""
+    """A template that removes earlier replies up to their last b, as other templates remove thinking."""
 
     chat_template = "written below"
 

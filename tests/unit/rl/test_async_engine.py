@@ -1,4 +1,4 @@
-"""The asynchronous engine's own logic; a fake AsyncLLM samples."""
+"""Logic of the asynchronous engine, with a fake AsyncLLM."""
 
 import asyncio
 import os

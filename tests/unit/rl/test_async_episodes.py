@@ -1,4 +1,4 @@
-"""Asynchronous episodes with real environments and an engine whose replies come in any order."""
+"""Asynchronous episodes with real environments and an engine that replies in any order."""
 
 import time
 from collections import Counter
@@ -66,7 +66,7 @@ def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> TurnLog
 def live(
     kind: str, folder: Path, lives: int, order: int, version: int = 3
 ) -> tuple[list[Group] | None, list[GenerationRequest]]:
-    """A run that is over after so many replies: what is on disk stays, and nothing else."""
+    """Play until this number of replies, then drop all state except the files."""
     engine = Engine(order, lives, version)
     with pool_of(kind) as pool:
         journal = journal_of(folder / "journal", pool)
@@ -94,7 +94,7 @@ def test_async_episodes_killed_repeatedly_sample_no_turn_twice(
     assert lives >= 3
     replies = sum(len(completion.turns) for _, completions, _ in in_waves for completion in completions)  # type: ignore[misc]
     assert len(seeds) == replies
-    # An effect has the name of its call; of each call there is one, however often it was repeated.
+    # Effects are named by their call; each call has one, however often it was repeated.
     names = [path.name.rpartition(".")[0] for path in (tmp_path / "effects").iterdir()]
     assert len(names) == len(set(names)) == replies
 
@@ -127,7 +127,7 @@ def test_resume_restarts_unrestorable_episodes(in_waves: list[Group], tmp_path: 
 
 
 class Judge:
-    """A scorer that is asked once of each."""
+    """A scorer that fails on a repeated item."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -139,7 +139,7 @@ class Judge:
 
 @pytest.mark.parametrize("kind", [LockstepEpisodes, AsyncEpisodes])
 def test_resume_does_not_score_episode_twice(tmp_path: Path, kind: Any) -> None:
-    """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
+    """Nine replies exceed five turns: such an episode has no reward of its own, so the scorer is called."""
     lives = []
     for _ in range(2):
         judge = Judge()

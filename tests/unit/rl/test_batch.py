@@ -1,5 +1,3 @@
-"""From scored groups to training sequences, with numbers worked by hand."""
-
 import numpy as np
 import pytest
 
@@ -32,7 +30,7 @@ def group(values: list[float | None], tokens: list[list[int]]) -> Group:
 
 
 def build_batch(groups: list[Group], config: AlgorithmConfig) -> list[TrainSequence]:
-    """The kept sequences with their weights in one optimizer step."""
+    """Return the kept sequences with their weights in one optimizer step."""
     [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
     return batch
 
@@ -42,7 +40,7 @@ def test_sequence_holds_prompt_completion_and_advantage() -> None:
     right, wrong = build_batch([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config)
     assert right.token_ids.tolist() == [5, 12, 6, 13, 9, 1]
     assert right.trained_from == 4
-    # Mean reward 0.5: the right one is 0.5 above it, the wrong one 0.5 below.
+    # Mean reward 0.5: the correct completion is 0.5 above it, the other one 0.5 below.
     assert right.advantages is not None
     assert right.advantages.tolist() == [0.5, 0.5]
     assert wrong.advantages is not None
@@ -61,7 +59,7 @@ def test_failed_reward_is_unknown() -> None:
 def test_kl_in_reward_is_subtracted_before_advantage() -> None:
     kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward")
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", kl=kl)
-    # k1 = old - ref = -0.5 - (-1.5) = 1 a token: 2 tokens cost 0.2, 1 token costs 0.1.
+    # k1 = old - ref = -0.5 - (-1.5) = 1 per token: 2 tokens cost 0.2, 1 token costs 0.1.
     ref = [np.array([-1.5, -1.5], np.float32), np.array([-1.5], np.float32)]
     first, second = build_train_sequences([group([1.0, 1.0], [[9, 1], [1]])], config, ref)
     assert first.advantages is not None
@@ -76,7 +74,7 @@ def test_groups_of_equal_rewards_need_kl_term() -> None:
     sequences = build_batch(groups, config)
     kept = drop_without_gradient(sequences, config)
     assert [s.token_ids.tolist()[-2] for s in kept] == [9, 8]
-    # The dropped ones still count in the mean: 8 tokens, not 4.
+    # Dropped sequences still count in the mean: 8 tokens, not 4.
     assert kept[0].weight == pytest.approx(1 / 8)
     with_kl = AlgorithmConfig(group_size=2, kl=KLConfig(coef=0.1))
     assert len(drop_without_gradient(sequences, with_kl)) == 4
@@ -122,7 +120,7 @@ def test_filtered_completions_leave_mean_but_not_baseline() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]
     [kept] = build_batch(groups, config)
-    # Left: the first completion of the second group, 2 tokens; its baseline is still 0.5.
+    # One sequence is left: the first completion of the second group, 2 tokens; its baseline is still 0.5.
     assert kept.weight == 0.5
     assert kept.advantages is not None
     assert kept.advantages.tolist() == [0.5, 0.5]

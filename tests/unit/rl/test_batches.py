@@ -1,4 +1,4 @@
-"""What a step samples follows from the step alone, and a model scores all of it at once. No Ray, no model."""
+"""A step's batch depends only on the step, and is scored in a single call. Uses no Ray and no model."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ NUM_PROMPTS = 40
 
 
 class Sampler:
-    """Answers with the odd places first."""
+    """Return odd positions first."""
 
     def start(self, prompts: list[EncodedPrompt], spec: SamplingSpec) -> tuple[list[EncodedPrompt], SamplingSpec]:
         return prompts, spec
@@ -42,7 +42,7 @@ class Rewards:
 
 
 class Source:
-    """A queue's way from a step to its scored groups, without its thread."""
+    """A batch queue without its thread, from a step to its scored groups."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.schedule = queue, queue.schedule
@@ -100,12 +100,12 @@ def test_resumed_step_repeats_requests() -> None:
     asked = [drawn(again.start(step)) for step in (3, 4)]
     asked += [drawn(again.start(step, round_number)) for step in (3, 4) for round_number in (1, 2)]
     assert len({seed for _, seed in asked}) == len({tuple(rows) for rows, _ in asked}) == 6
-    # An epoch has every prompt once.
+    # An epoch uses each prompt once.
     assert sorted(row for step in range(10) for row in drawn(again.start(step))[0]) == list(range(NUM_PROMPTS))
 
 
 def test_curriculum_depends_only_on_position_and_results() -> None:
-    """Asked again after a restart, with what the checkpoint has, a step has the same rows."""
+    """After a restart from the checkpoint, a step has the same rows."""
     plain, _ = make_source()
     first, _ = make_source("data.curriculum={revisit: 0.0}")
     rows = [group.prompt.index for group in first.finish(first.start(2)).groups]

@@ -1,4 +1,4 @@
-"""Episodes with several token sequences: what they share is trained on once, and they weigh what a whole one does."""
+"""Episodes with several token sequences: shared tokens are trained once, all branches weigh as one sequence."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from slurm_rl.errors import DataError
 from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
-# Read 1 2, said 11 12; read 3, said 13; and another dialogue from 11 12 on, which read 4 5 and said 14 15.
+# Prompt 1 2, reply 11 12; prompt 3, reply 13; and a second branch after 11 12: prompt 4 5, reply 14 15.
 SPLIT = Trajectory(
     [11, 12, 3, 13, 14, 15],
     [-0.1, -0.2, -0.3, -0.4, -0.5],
@@ -34,7 +34,7 @@ WHOLE = replace(SPLIT, details=Details(SPLIT.turns))
 
 
 def groups_with(completion: Trajectory) -> list[Group]:
-    """A group of three completions, whose second is this one, and another group."""
+    """Return a group of three completions with this one in the middle, and another group."""
     first = make_group(0, [1.0, 0.0, 1.0])
     return [
         replace(first, completions=[first.completions[0], completion, first.completions[2]]),
@@ -57,7 +57,7 @@ def test_shared_reply_is_trained_once() -> None:
     ]
     trained = [one.token_ids[one.trained].tolist() for one in (first, second)]
     assert trained == [[11, 12, 13], [14, 15]]
-    # All that was sampled, each token once.
+    # Every sampled token appears once.
     assert [*trained[0], *trained[1]] == [SPLIT.token_ids[place] for place in SPLIT.sampled_places()]
     assert all(one.trained is not None and one.trained_from == one.trained[0] for one in (first, second))
 
@@ -80,7 +80,7 @@ def test_token_values_follow_their_tokens() -> None:
     assert sequences[1].advantages is not None and sequences[2].advantages is not None
     assert sequences[1].advantages[0] == sequences[2].advantages[0] < 0
     whole = completion_kl(groups, ref, kl)
-    assert len(whole) == 6  # one a completion
+    assert len(whole) == 6  # one per completion
     assert [len(array) for array in join_parts(find_parts(groups), ref)] == [2, 5, 2, 2, 2, 2]
 
 
@@ -117,7 +117,7 @@ def test_gspo_gradient_of_branches_equals_one_sequence(loss: str, aggregation: s
 
 
 def test_sequence_corrections_are_per_branch() -> None:
-    """Of 6 sampled tokens the first branch has 4 at ratio 1, the second 2 at ratio 3; the mean of all is inside."""
+    """The branches have 4 tokens with ratio 1 and 2 with ratio 3; the mean of all is within bounds."""
     inputs = CorrectionInputs(
         log_ratio=torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 3.0]).log(),
         sequence_ids=torch.tensor([0, 0, 0, 0, 1, 1]),

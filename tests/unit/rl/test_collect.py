@@ -1,5 +1,3 @@
-"""Dynamic sampling over rounds made by hand."""
-
 import pytest
 
 from slurm_rl.data.groups import Group, Trajectory
@@ -10,7 +8,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.trainers.grpo.batch_queue import collect_groups
 from tests.unit.rl.batch_kit import make_queue
 
-# Rewards of the two groups of each round: equal ones carry no signal.
+# Rewards of two groups per round; equal rewards have no signal.
 ROUNDS = [[(1.0, 1.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 0.0)], [(0.0, 1.0), (1.0, 0.0)]]
 
 
@@ -26,7 +24,7 @@ def draw(round_number: int) -> list[Group]:
 
 
 class Source:
-    """Batches of `ROUNDS`; a further one may be stopped."""
+    """Return batches of `ROUNDS`; further ones may be stopped."""
 
     def __init__(self, stops: bool) -> None:
         self.stops, self.asked = stops, list[int]()
@@ -66,10 +64,10 @@ def test_stop_between_rounds_loses_no_batch() -> None:
 @pytest.mark.parametrize(
     ("max_rounds", "chosen", "num_rounds"),
     [
-        (1, [0, 1], 1),  # as it came
-        (2, [0, 1], 2),  # the bound: one without signal fills the batch, in its place
+        (1, [0, 1], 1),  # unfiltered
+        (2, [0, 1], 2),  # at the bound, a group without signal keeps its place in the batch
         (3, [1, 4], 3),
-        (9, [1, 4], 3),  # full: no round more than needed
+        (9, [1, 4], 3),  # full: no unneeded round
     ],
 )
 def test_rounds_end_with_full_batch_or_at_bound(max_rounds: int, chosen: list[int], num_rounds: int) -> None:

@@ -1,5 +1,3 @@
-"""Joining the cluster, as far as it goes without one."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,7 @@ from slurm_rl.workers.ray_driver import Cluster
 
 
 def test_actors_import_code_of_driver_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray hands the directory of `ray.init` to its workers; in a checkout they would run what is being edited there."""
+    """Ray passes the directory of `ray.init` to its workers; in a checkout they would import code under edit."""
     seen: list[Path] = []
     monkeypatch.setattr(ray, "init", lambda **_: seen.append(Path.cwd()))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""A teacher in the advantages: each token by its own distance, against a formula written apart and a direct forward."""
+"""Teacher distances in the advantages, compared with an independent formula and a direct forward pass."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_preset_sets_only_teacher() -> None:
     found = advantages_of(config, teacher)
     for one, own, its in zip(found, SAMPLED, teacher, strict=True):
         assert one == pytest.approx(its - own, abs=1e-6)
-    # Nothing of it is left out as without a gradient, whatever the rewards were.
+    # Every token has a gradient, whatever the rewards are.
     assert len(drop_without_gradient(build_train_sequences(GROUPS, config, teacher), config)) == len(SAMPLED)
 
 

@@ -1,5 +1,3 @@
-"""Rollouts that go to disk and come back."""
-
 import math
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def group(*scores: float | None) -> Group:
 def test_dump_is_replayed_bit_exactly(tmp_path: Path) -> None:
     groups = [group(1.0, None), group(0.1, 0.0)]
     dump_groups(tmp_path / "rollouts", 12, [group(0.0)])
-    dump_groups(tmp_path / "rollouts", 12, groups)  # the step was taken again
+    dump_groups(tmp_path / "rollouts", 12, groups)  # the step is repeated
     assert replay_groups(tmp_path / "rollouts", 12) == groups
 
 

@@ -1,4 +1,4 @@
-"""Engines on the policy's GPUs: asleep while it trains, awake in the right order. A fake vLLM records its calls."""
+"""Engines that share GPUs with the policy sleep and wake in the right order. A fake vLLM records the calls."""
 
 import json
 from pathlib import Path
@@ -70,10 +70,10 @@ def test_cpu_cache_has_configured_or_needed_size(tmp_path: Path) -> None:
         assert "gpu_memory_utilization" not in options
         return int(options["kv_cache_memory_bytes"])
 
-    assert cache() == 2**30  # nothing is known of the model
+    assert cache() == 2**30  # the model is unknown
     shape = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(shape | {"num_attention_heads": 2, "num_key_value_heads": 1}))
-    # 200 tokens are two blocks of 128; a token has keys and values of 3 layers with one head of 32 float32 values.
+    # 200 tokens take two blocks of 128; a token has keys and values of 3 layers with one head of 32 float32 values.
     assert cache(max_num_seqs=4) == (4 * 2 + 1) * 128 * (2 * 3 * 32 * 4)
     assert cache(max_num_seqs=100_000) == 2**30
     assert cache(cpu_kv_cache_gb=0.25) == 2**28
@@ -88,7 +88,7 @@ def test_engine_args_are_reserved_or_configurable(num_gpus: int) -> None:
 
 
 class Recorder:
-    """Every method says its name."""
+    """Record the name of every method call."""
 
     def __init__(self, said: list[str], **results: Any) -> None:
         self.said, self.results = said, results
@@ -128,7 +128,7 @@ def test_engines_sleep_between_sampling_and_new_weights(words: list[str], order:
 def test_colocated_engines_sleep_before_policy_starts(
     words: list[str], order: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM measures what it takes by what becomes less free, also by what others take meanwhile."""
+    """vLLM sizes its cache from free memory, which other processes change meanwhile."""
     said: list[str] = []
     group: Any = SimpleNamespace(workers=[], call=lambda *_: None, note_rows=lambda _: None)
     results = {"start_engines": [], "start_policy": group, "start_reference": group, "start_critic": None}

@@ -1,4 +1,4 @@
-"""A lost engine is replaced in its place. Engines here are handles that answer when the test says so."""
+"""The supervisor replaces lost engines. Engines here are handles that respond when the test does."""
 
 import threading
 from concurrent.futures import Future
@@ -25,7 +25,7 @@ SPEC = SamplingSpec(1, 8, 1.0, 1.0, seed=3)
 
 
 class Engine:
-    """An actor's handle: it samples the version that it was given last, or is dead."""
+    """A fake actor handle: it samples with its latest version, or is dead."""
 
     def __init__(self, *, dies: bool = False, starts: bool = True) -> None:
         self.dies, self.starts, self.version = dies, starts, -1
@@ -50,7 +50,7 @@ class Engine:
 
 
 class Run:
-    """Two engines of a run; the first one is dead when it is asked."""
+    """Two engines of a run; the first one is dead at the check."""
 
     def __init__(self, folder: Path, *fresh: Engine, continuous: bool = False) -> None:
         self.run = RunDir(folder)
@@ -112,7 +112,7 @@ def test_recover_resends_requests_after_weights(tmp_path: Path, no_ray: list[Any
     assert run.starts == [(0, 1)] and no_ray == [run.first] and run.engines[0].handle is fresh
     [event] = [row for row in read_rows(run.run.events) if row["kind"] == "engine/replaced"]
     assert (event["engine"], event["count"]) == ("rollout-0", 1)
-    if not continuous:  # there, whoever has room gets them
+    if not continuous:  # with continuous sampling, any free engine gets them
         assert fresh.asked == run.first.asked and len(run.second.asked) == 1
 
 
@@ -139,7 +139,7 @@ def test_recover_replaces_engine_once_for_concurrent_callers(tmp_path: Path) -> 
 
 
 def test_recover_waits_while_policy_trains(tmp_path: Path) -> None:
-    """Its weights have no version then: the requests wait until they are on their way."""
+    """The policy has no consistent weights then: requests wait for the next transfer."""
     run = Run(tmp_path, Engine())
     run.supervisor.lock.acquire()
     sampling = threading.Thread(target=lambda: run.sampler.finish(run.sampler.start(prompts(2), SPEC)))
@@ -174,7 +174,7 @@ def test_recover_raises_for_colocated_engines_and_other_actors(
 
 def test_check_replaces_late_engine_once_per_generation(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine(), Engine())
-    run.supervisor._reader = threading.current_thread()  # nobody else looks
+    run.supervisor._reader = threading.current_thread()  # only this thread reads
 
     def tell(name: str) -> None:
         late = {"name": name, "node": "n1", "phase": "generate", "age_s": 70.0, "deadline_s": 60.0}
@@ -188,7 +188,7 @@ def test_check_replaces_late_engine_once_per_generation(tmp_path: Path) -> None:
     assert run.starts == []
     tell("rollout-0")
     look()
-    look()  # the agent may tell of the old life for a while
+    look()  # the agent may still report the old incarnation
     assert run.starts == [(0, 1)]
     tell("rollout-0.1")
     look()

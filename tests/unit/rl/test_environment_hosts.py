@@ -1,6 +1,6 @@
-"""Environments on the nodes of a run: where they are, who is asked, and what a lost node or another file comes to.
+"""Environments on the nodes of a run: placement, routing, lost nodes and changed files.
 
-Ray is stood in for by calls in this process; tests/train/test_environment_hosts.py has it.
+Calls in this process replace Ray; tests/train/test_environment_hosts.py uses Ray.
 """
 
 import sys
@@ -25,7 +25,7 @@ from tests.unit.rl.episode_kit import WORLDS
 
 
 class Handle:
-    """Calls at once, in place of `method.remote(...)`; until it is lost."""
+    """Call methods at once instead of `method.remote(...)`, until the node is lost."""
 
     def __init__(self, target: Any) -> None:
         self.target, self.is_lost = target, False
@@ -40,7 +40,7 @@ class Handle:
 
 @dataclass
 class HereCluster:
-    """The first node is this process, and so are the others."""
+    """A fake cluster; all its nodes are this process."""
 
     num_nodes: int
     placed: list[tuple[ActorPlan, Handle]] = field(default_factory=list)
@@ -67,7 +67,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda answers, **_: (answers, []))
-    # A host takes it away in its own process; here that is the tests', which may have none to begin with.
+    # A host removes it in its own process; here that is the test process, which may lack it.
     main = vars(sys.modules["__main__"])
     file = main.get("__file__")
     yield
@@ -120,7 +120,7 @@ def test_single_host_uses_worker_of_trainer() -> None:
 
 def test_file_that_differs_between_nodes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "world.py"
-    # What differs between nodes here differs between processes.
+    # Nodes are processes here, so the file differs between processes.
     file.write_text(
         "import os\nfrom slurm_rl.envs.environment import Environment\n"
         "class World(Environment):\n    version = str(os.getpid())\n"

@@ -1,5 +1,3 @@
-"""Sets of the evaluation: whose rows, by which seeds, and failures that are no wrong answers."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ def test_eval_set_has_own_rows_sampling_and_columns(tmp_path: Path) -> None:
     mine, big = sets["mine"].rollout, sets["big"].rollout
     assert (mine.max_tokens, mine.temperature) == (2, 0.0)
     assert (big.max_tokens, big.temperature) == (config.rollout.max_tokens, config.rollout.temperature)
-    # Which ones follows from their prompts, not from their order.
+    # The choice depends on the prompts, not on their order.
     turned = tmp_path / "turned.jsonl"
     turned.write_text("".join(reversed(rows.read_text().splitlines(keepends=True))))
     again = each_set(load_config([*WORDS, f"+eval.sets.mine.data={turned}", "+eval.sets.mine.input_key=q"]))["mine"]
@@ -57,7 +55,7 @@ def test_failures_are_counted_not_wrong_answers() -> None:
     groups = [group([1.0, None], [[9], [8]]), group([0.0, 1.0], [[9], [8, 7]]), group([None, None], [[9], [8]])]
     found = set_metrics("big", groups)
     assert found["set/big/avg@2"] == pytest.approx(0.75) and found["set/big/failed"] == 3
-    # Of the one prompt that has two samples.
+    # Only one prompt has two samples.
     assert found["set/big/pass@2"] == 1.0 and found["set/big/prompts"] == 3
     assert found["set/big/avg@2_error"] > 0
     assert not [key for key in set_metrics("big", groups[2:]) if "@" in key]

@@ -1,5 +1,3 @@
-"""When the policy is evaluated."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The driver's collector of cycles: what a step leaves is gone with it, and nothing is looked through in between."""
+"""The driver runs the cycle collector after each step, and not during it."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Requests to asynchronous engines: responses come once each, and survive the loss of an engine."""
+"""Requests to asynchronous engines get one response each, also if an engine is lost."""
 
 import contextlib
 import queue
@@ -20,7 +20,7 @@ REQUESTS = [GenerationRequest(f"7.{at}.0", array("i", [at, at + 1]).tobytes(), a
 
 
 class Driver:
-    """Runs a GenerationClient as a loop over episodes does."""
+    """Run a GenerationClient as the episode loop does."""
 
     def __init__(self, *engines: Engine, supervisor: Any = None) -> None:
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -96,7 +96,7 @@ def test_client_raises_error_of_engine() -> None:
 
 
 def test_client_waits_for_weights_of_replacement(undisturbed: dict[str, list[int]]) -> None:
-    """The supervisor may put a replacement into the list before it holds its weights."""
+    """The supervisor may list a replacement before it has weights."""
     old, fresh = Engine(lives=5), Engine()
     waits, proven = threading.Event(), threading.Event()
 

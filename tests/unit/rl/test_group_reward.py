@@ -1,5 +1,3 @@
-"""A function of the user's over all episodes of a group: its numbers, and what becomes of nonsense."""
-
 from pathlib import Path
 
 import pytest

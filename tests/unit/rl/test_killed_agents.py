@@ -1,4 +1,4 @@
-"""kill -9 of who plays programs: real processes, real requests, a stand-in for engines alone."""
+"""SIGKILL of runs with agent programs: real processes and requests, fake engines."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.unit.rl.test_killed_episodes import asked, end, kept, read, saved_ste
 
 KINDS = ("once", "stays", "adapter")
 PER_STEP = {"once": 48, "stays": 48, "ahead": 48, "adapter": 24}
-"""Replies of a step."""
+"""Replies per step."""
 
 
 prepared = fork_server("tests.unit.rl.killed_agents")
@@ -29,13 +29,13 @@ def start(folder: Path, kind: str, kill_at: int = 0) -> BaseProcess:
 
 
 def effects(folder: Path, what: str) -> Counter[str]:
-    """How often each episode did this."""
+    """Count each effect by episode."""
     rows = [line.split() for line in (folder / "effects").read_text().splitlines()]
     return Counter(name for name, done in rows if done == what)
 
 
 def left(folder: Path) -> dict[str, History]:
-    """What a killed run has of the step that it goes on with, by the name of the episode."""
+    """Return the recorded turns of the step that a killed run resumes, by episode."""
     step = saved_step(folder)
     return {
         f"{step + 100}.{place}.{member}": history
@@ -51,7 +51,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Runs that nobody disturbed, by kind."""
+    """Return uninterrupted runs by kind."""
 
     @cache
     def find(kind: str) -> Path:
@@ -64,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def finish(folder: Path, kind: str, whole: Callable[[str], Path]) -> None:
-    """Go on with a killed run to its end: nothing is lost, changed, or done again."""
+    """Resume a killed run to its end, and check that nothing is lost, changed or repeated."""
     before, first, known, histories = len(asked(folder)), saved_step(folder), kept(folder), left(folder)
     began = effects(folder, "began") if (folder / "effects").is_file() else Counter()
     assert end(start(folder, kind)) == 0
@@ -85,7 +85,7 @@ def test_agents_killed_in_turn_resume_to_same_tokens(tmp_path: Path, whole: Call
 
 
 def test_resume_does_not_score_agent_twice(tmp_path: Path, whole: Callable[[str], Path]) -> None:
-    """Killed in the second step, of which nothing counts: its weights were not saved, and those of the first were."""
+    """The run is killed in its second step: the weights of the first step were saved, those of the second were not."""
     folder = tmp_path / "run"
     assert end(start(folder, "stays", PER_STEP["stays"] + 20)) == -9
     assert kept(folder) == PER_STEP["stays"] and all(one.end is not None for one in left(folder).values())
@@ -103,7 +103,7 @@ def test_changed_agent_is_resampled_from_change(tmp_path: Path) -> None:
     others = [one for one in histories.values() if one.end is None]
     (folder / "changed").touch()
     assert end(start(folder, "once")) == 0
-    # Its first request, and the last, which begins a dialogue of its own, are as before.
+    # The first request, and the last one, which starts its own dialogue, are unchanged.
     news = [[asked["new"][0]["content"] for asked in one.asked] for one in others]
     same = sum(new == "sum up" or at == 0 for contents in news for at, new in enumerate(contents))
     dropped = sum(map(len, news)) - same
@@ -116,7 +116,7 @@ def test_changed_agent_is_resampled_from_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
 def test_weights_wait_for_agents_of_next_batch(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
-    """Each batch is of one policy, and what a checkpoint or the journal has of it is not sampled again."""
+    """Each batch comes from one policy, and its saved or journaled part is not sampled again."""
     folder = tmp_path / "run"
     assert end(start(folder, "ahead", kill_at)) == -9
     before, saved = len(asked(folder)), saved_step(folder)
@@ -131,7 +131,7 @@ def test_weights_wait_for_agents_of_next_batch(tmp_path: Path, whole: Callable[[
     assert read(folder) == read(whole("ahead"))
     versions = [[one[2] for group in groups for one in group[:2]] for groups in read(folder)]
     assert [set(found) for found in versions] == [{0}, {0}, {1}, {2}]
-    # The batch that a checkpoint has is whole.
+    # The checkpoint's batch is complete.
     left_steps = STEPS - saved - (saved > 0)
     assert len(asked(folder)) - before == left_steps * PER_STEP["ahead"] - known
 

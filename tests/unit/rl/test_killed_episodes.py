@@ -1,4 +1,4 @@
-"""kill -9 at a turn and at random moments: real processes, real environments, a stand-in for engines alone."""
+"""SIGKILL at a turn and at random times: real processes and environments, fake engines."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def asked(folder: Path) -> list[str]:
 
 
 def kept(folder: Path) -> int:
-    """Turns that a run which goes on now must not sample again."""
+    """Return the turns that a resumed run must not sample again."""
     step = saved_step(folder)
     histories = [
         history
@@ -83,7 +83,7 @@ def test_run_killed_at_turn_resumes_to_same_tokens(tmp_path: Path, whole: dict[s
     check(folder, whole[order])
     left = sum(int(line.split()[0]) >= first for line in asked(whole[order]))
     assert known > 0
-    # In free order what had ended is asked for by nobody again; waves sample their step anew.
+    # In async order, completed turns are not requested again; lockstep order samples the whole step again.
     assert len(asked(folder)) - before == left - (known if order == "async" else 0)
 
 

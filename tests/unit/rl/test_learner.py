@@ -1,4 +1,4 @@
-"""One step of learning, with a critic and without: who learns what, and what comes of it. No Ray, no model."""
+"""One learner step with and without critic. Uses no Ray and no model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ WORDS = ("+algorithm=ppo", "trainer.prompts_per_step=4", "trainer.num_minibatche
 
 
 class Policy:
-    """Keeps what it was given to train on."""
+    """Record the training batches."""
 
     def __init__(self) -> None:
         self.trained: list[tuple[list[TrainSequence], float]] = []
         self.lrs: list[float] = []
         self.read: dict[str, list[float | None]] = {}
-        """Temperatures of the sequences whose logprobs were asked for, by method."""
+        """Temperatures of the sequences of each logprob call, by method."""
         self.packed = True
 
     def compute(self, method: str, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
@@ -44,7 +44,7 @@ class Policy:
 
 
 class Rows(MetricsLogger):
-    """Keeps what would be written."""
+    """Record the metric rows."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -96,7 +96,7 @@ def test_policy_and_critic_learn_of_same_minibatches() -> None:
 
 
 def test_critic_is_trained_first() -> None:
-    """Neither the policy's schedule nor the KL coefficient moves before the policy does."""
+    """The policy's schedule and the KL coefficient change only after the critic is trained."""
     words = ("critic.warmup_steps=3", "optim.schedule=linear", "optim.warmup_steps=2", "optim.lr=1.0")
     learner, policy, critic = make_learner(*words, "algorithm.kl.target=1.0", "trainer.num_steps=5")
     for step in range(3):
@@ -108,7 +108,7 @@ def test_critic_is_trained_first() -> None:
     assert len(policy.trained) == 4
     assert learned.kl_coefficient is not None
     learner.learn(make_groups(), 4, learned.kl_coefficient)
-    # The first two of the policy's steps are those of its warm-up, though the run is in its fourth and fifth.
+    # The policy's first two steps are its learning-rate warm-up, at the run's fourth and fifth step.
     assert policy.lrs == [0.5] * 4 + [1.0] * 4
 
 
@@ -122,7 +122,7 @@ def test_row_has_learning_rate_of_its_step(tmp_path: Path) -> None:
     groups = [*make_groups(), make_group(4, [None])]
     for step in range(3):
         learned = learner.learn(groups, step, None)
-        trainer.state.step += 1  # as the loop does before it logs
+        trainer.state.step += 1  # the loop does this before it logs
         trainer.log(StepResult(Collected(groups, groups, 1), learned, 0.0, {"time/step_s": 1.0}))
     assert [row["policy/lr"] for row in rows.rows] == policy.lrs[::4] == [0.25, 0.5, 0.75]
     # Two epochs; the failed completion is sampled and not trained on.
@@ -144,7 +144,7 @@ def test_epochs_reshuffle_groups_also_after_resume() -> None:
 
 
 def test_minibatch_without_gradient_changes_nothing() -> None:
-    """No optimizer step: with Adam's momentum an empty one would move the weights."""
+    """Even a zero gradient would move the weights, by Adam's momentum."""
     words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.drop_zero_variance_groups=false")
     config = ("algorithm.dynamic_sampling_rounds=1", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
     learner, policy = make_learner_without_critic(*words, *config)
@@ -154,7 +154,7 @@ def test_minibatch_without_gradient_changes_nothing() -> None:
     learned = learner.learn([*equal[:3], unequal[3]], 1, None)
     assert (len(learned.totals), learned.num_tokens, learned.metrics["policy/optimizer_steps"]) == (1, 4, 1.0)
     [(batch, _)] = policy.trained
-    assert [item.weight for item in batch] == [1 / 8] * 2  # of the whole minibatch: two groups
+    assert [item.weight for item in batch] == [1 / 8] * 2  # per minibatch of two groups
 
 
 def test_step_with_only_failed_rewards_changes_nothing() -> None:
@@ -165,7 +165,7 @@ def test_step_with_only_failed_rewards_changes_nothing() -> None:
 
 
 def test_logprobs_use_temperature_of_source() -> None:
-    """Of the reference, of the policy when the step begins, and of the passes that train."""
+    """Applies to the reference, the old logprobs, and the training passes."""
     sources = ("data.train=''", "+data.sources.cold.train=addition", "+data.sources.warm.train=addition")
     words = (
         "algorithm.group_size=2",

@@ -1,4 +1,4 @@
-"""Who samples what, where engines take requests at any time. Engines here answer when the test says so."""
+"""Balancing of requests over engines; engines here respond when the test does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
 
 
 class Engine:
-    """Handle of an actor whose method `generate` answers through `calls`."""
+    """Fake actor handle; the method `generate` answers through `calls`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[Any], list[int], Future[Any]]] = []
@@ -54,7 +54,7 @@ class Engines:
         self.sampler = AsyncSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
 
     def settle(self) -> list[int]:
-        """Calls that each engine has got, once the balancer has nothing to do."""
+        """Wait until the balancer is idle; return the number of calls per engine."""
         balancer = self.sampler.balancer
         self._wait_for_inbox()
         while balancer._waiting and balancer._choose_engine() is not None:
@@ -139,7 +139,7 @@ def test_score_arrivals_overlaps_sampling() -> None:
     class Rewards:
         def score(self, items: list[RewardItem]) -> list[RewardResult]:
             scored.append([item.prompt for item in items])
-            if len(scored) == 1:  # the others end while these are scored
+            if len(scored) == 1:  # the other requests end during the scoring
                 for engine, index in ((it.engines[0], 0), (it.engines[1], 1), (it.engines[0], 1)):
                     engine.answer(index)
             return [RewardResult(item=item, value=float(item.prompt)) for item in items]

@@ -1,4 +1,4 @@
-"""LockstepEpisodes in waves, with real environments and an engine that says what it is told."""
+"""LockstepEpisodes with real environments and a scripted engine."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0
 
 
 class Engine:
-    """Replies by what the prompt ends with, and notes what it was asked."""
+    """Reply by the end of the prompt, and record the requests."""
 
     def __init__(self, replies: dict[str, str]) -> None:
         self.replies, self.asked = replies, list[tuple[list[str], list[int] | None]]()
@@ -108,7 +108,7 @@ def test_turns_have_repeatable_seeds(pool: EnvironmentPool) -> None:
 
 @pytest.mark.parametrize("wave", [1, 2])
 def test_interrupted_batch_finishes_with_same_episodes(pool: EnvironmentPool, wave: int) -> None:
-    """As a checkpoint does it that a stop signal asks for: its worlds have had turns that nobody knows of any more."""
+    """A checkpoint on a stop signal does this; the environments have had turns that were discarded."""
 
     class Stopped(Engine):
         num_waves = 0
@@ -131,7 +131,7 @@ def test_interrupted_batch_finishes_with_same_episodes(pool: EnvironmentPool, wa
 
 
 def test_seeds_do_not_depend_on_other_episodes(pool: EnvironmentPool) -> None:
-    """An episode that ended before is not asked again, and the others keep their seeds."""
+    """Finished episodes get no further requests, and the others keep their seeds."""
     short, long = play(pool, ["1", "3"])[1].asked, play(pool, ["3", "3"])[1].asked
     assert short[1][1] == (long[1][1] or [])[2:]
 

@@ -1,5 +1,3 @@
-"""Which completions the loss has, and in which optimizer step."""
-
 import random
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +19,7 @@ DAPO = load_config(["+exp=demo", "+algorithm=dapo"]).algorithm
 
 
 def make_batch(num_groups: int, num_with_signal: int) -> list[Group]:
-    """Groups of 8 completions of 1 to 9 tokens; those with signal stand anywhere."""
+    """Return groups of 8 completions with 1 to 9 tokens; groups with signal are spread over the batch."""
     draw = random.Random(0)
     chosen = set(draw.sample(range(num_groups), num_with_signal))
     return [
@@ -39,7 +37,7 @@ def weight_sum(batch: list[TrainSequence]) -> float:
 
 
 def indices(batch: list[TrainSequence]) -> list[int]:
-    """Whose completions they are, in order."""
+    """Return the group index of each sequence in order."""
     return [int(sequence.token_ids[0]) for sequence in batch]
 
 
@@ -48,7 +46,7 @@ def test_dapo_step_is_mean_over_groups_with_signal() -> None:
     collected = collect_groups(lambda number: groups if number == 0 else make_batch(32, 0), 32, 4).groups
     parts = split(collected, DAPO, 4)
     assert [weight_sum(part) for part in parts] == pytest.approx([1.0] * 4)
-    # Nothing is lost, nothing is there twice, and groups stay whole.
+    # Nothing is lost or repeated, and groups stay together.
     with_signal = [group.prompt.index for group in groups if has_signal(group)]
     assert Counter(i for part in parts for i in indices(part)) == dict.fromkeys(with_signal, 8)
     assert sorted(len(set(indices(part))) for part in parts) == [2, 2, 2, 3]
@@ -61,7 +59,7 @@ def test_dapo_step_is_mean_over_groups_with_signal() -> None:
 def test_weights_are_normalized_within_minibatch(aggregation: str, expected: float | None) -> None:
     config = AlgorithmConfig.model_validate({"aggregation": aggregation})
     for part in split(make_batch(12, 12), config, 3):
-        # The third is the mean over completions of their sums.
+        # The third aggregation is the mean over completions of their token sums.
         wanted = expected or sum(sequence.num_trained for sequence in part) / len(part)
         assert weight_sum(part) == pytest.approx(wanted)
 
@@ -72,7 +70,7 @@ def test_order_follows_from_seed_and_differs_between_epochs() -> None:
     assert first == again
     assert first != other
     assert sorted(i for part in first for i in part) == sorted(i for part in other for i in part)
-    # One minibatch is the batch as it was sampled.
+    # A single minibatch equals the sampled batch.
     [whole] = split(groups, config, 1, seed=1)
     assert indices(whole) == [i for i in range(32) for _ in range(8)]
 
@@ -84,7 +82,7 @@ def test_few_groups_make_few_steps() -> None:
 
 
 def test_minibatch_without_gradient_is_detected() -> None:
-    """Without the filter, groups of equal rewards are in the mean and move nothing."""
+    """Without the filter, groups with equal rewards count in the mean without a gradient."""
     config = AlgorithmConfig()
     [part] = split(make_batch(4, 0), config, 1)
     assert weight_sum(part) == pytest.approx(1.0)
@@ -99,13 +97,13 @@ def test_failed_completion_is_in_no_minibatch() -> None:
 
 
 def test_signal_is_verdict_of_judge() -> None:
-    """DAPO and verl (filter_groups.metric=acc) filter by accuracy, whatever form and length earn."""
+    """DAPO and verl (filter_groups.metric=acc) filter by accuracy and ignore rewards of format and length."""
     group = make_group(0, [0.0] * 2)
     wrong = [make_result(0.0, {"math": 0.0, "format": 0.0}), make_result(0.5, {"math": 0.0, "format": 1.0})]
     right = [*wrong, make_result(1.0, {"math": 1.0, "format": 0.0})]
     assert not has_signal(replace(group, results=wrong))
     assert has_signal(replace(group, results=right))
-    # What an OpenRLHF service tells beside its reward.
+    # Scores that an OpenRLHF service returns besides its reward.
     told = [make_result(1.0, {"acc_rewards": 1.0}), make_result(2.0, {"acc_rewards": 1.0})]
     assert not has_signal(replace(group, results=told))
 

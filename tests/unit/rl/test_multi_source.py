@@ -1,4 +1,4 @@
-"""Several sources as one: who is asked for what, by which seeds, and in which order groups come back."""
+"""Several prompt sources combined: requests, seeds and the order of groups."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,7 +23,7 @@ def prompt(source: str, index: int) -> EncodedPrompt:
 
 
 class Said(Rollouts):
-    """Rollouts that note what they were asked for."""
+    """Rollouts that record their requests."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log, self.specs = name, log, list[SamplingSpec]()
@@ -46,7 +46,7 @@ def test_multi_source_returns_groups_in_order_of_prompts() -> None:
     prompts = [prompt(name, index) for index, name in enumerate(["sums", "games", "games", "sums", "games"])]
     groups = mixture.finish(mixture.start(prompts, SPEC), Timer())
     assert [group.prompt for group in groups] == prompts
-    # All are asked for before anybody is waited for.
+    # All sources start before the first wait.
     assert log == ["start games", "start sums", "finish games", "finish sums"]
     assert [spec.max_tokens for spec in (*games.specs, *sums.specs)] == [7, 3]
     seeds = [spec.seed for spec in (*games.specs, *sums.specs)]
@@ -90,7 +90,7 @@ def test_metrics_are_reported_per_source() -> None:
     assert found["source/games/reward"] == 0.5 and found["source/games/prompts"] == 1
     assert found["source/sums/reward"] == pytest.approx(1 / 3) and found["source/sums/failed"] == 1
     assert found["source/sums/groups_with_signal"] == 0.0 and found["source/games/groups_with_signal"] == 1.0
-    # A game has no verifier of answers: its reward counts, beside the scores of sums that have one.
+    # Games have no answer verifier: their reward counts as accuracy, next to the verifier's scores for sums.
     assert accuracy(groups) == 3 / 6
     assert source_accuracy(groups, "sampled") == {"source/games/sampled": 0.5, "source/sums/sampled": 0.5}
     assert pass_metrics(groups) == {"accuracy/pass@2": pytest.approx(2 / 3)}

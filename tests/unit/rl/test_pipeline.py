@@ -23,7 +23,7 @@ def group_of(step: int, version: int = 0) -> Group:
 
 
 class Fake:
-    """Engines that note what they were asked for, and when."""
+    """An engine that records its requests and their order."""
 
     def __init__(self, staleness: int, num_steps: int = 6, *, rounds: int = 1, is_journalled: bool = False) -> None:
         self.asked: list[str] = []

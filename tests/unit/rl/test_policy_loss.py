@@ -1,4 +1,4 @@
-"""From a packed batch to the policy's loss: to whom the ratio is taken, and what a correction makes of the sampler."""
+"""From a packed batch to the policy loss: the denominator of the ratio, and the correction of sampler logprobs."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
 
-# Two completions of two tokens; the policy says of the last token 2 times, of the third a quarter of the sampler's.
+# Two completions of two tokens; policy/sampler ratio is 2 at the last token and a quarter at the third.
 SAMPLED = [[-1.0, -2.0], [-3.0, -1.5]]
 FACTORS = [1.0, 1.0, 0.25, 2.0]
 POLICY = torch.tensor([value for row in SAMPLED for value in row]) + torch.tensor(FACTORS).log()
@@ -32,7 +32,7 @@ def build_sequences() -> list[TrainSequence]:
 def compute(
     sequences: list[TrainSequence], config: AlgorithmConfig, kind: str | None
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Gradient by the policy's logprobs, and the sums of the metrics."""
+    """Return the gradient by the policy's logprobs, and the sums of the metrics."""
     logprobs = POLICY.clone().requires_grad_()
     loss, sums = build_policy_loss(config, kind)(  # type: ignore[arg-type]
         build_packed_batch(sequences), logprobs, torch.zeros(4)
@@ -52,7 +52,7 @@ def test_uncorrected_ratio_uses_sampler_logprobs() -> None:
 
 @pytest.mark.parametrize("own_pass", [True, False])
 def test_correction_scales_tokens_without_clipping_on_policy(own_pass: bool) -> None:
-    """Whether the policy's logprobs came from a pass before it, or are those of the pass that trains."""
+    """The policy's logprobs come from a separate pass or from the training pass."""
     proximal = None if own_pass else [POLICY[:2].numpy(), POLICY[2:].numpy()]
     config = AlgorithmConfig(clip_ratio_low=1e-6, clip_ratio_high=1e-6, correction=CorrectionConfig(high=1.5))
     gradient, sums = compute(correct_sampler(build_sequences(), proximal), config, "token_tis")

@@ -1,5 +1,3 @@
-"""From scored groups and a critic's values to training sequences, with numbers worked by hand."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -69,7 +67,7 @@ def test_critic_values_precede_completion_tokens() -> None:
     [sequence] = weigh([sequence], PPO)
     read = read_before(sequence)
     batch = build_packed_batch([read, read])
-    # After `6`, the last of the prompt, and after 9; never after the end of the text.
+    # After `6`, the end of the prompt, and after 9; never after the end of the text.
     assert batch.trained_positions.tolist() == [2, 3, 7, 8]
     assert batch.returns is not None and batch.returns.tolist() == [1.0] * 4
     loss, sums = build_critic_loss(0.2)(batch, torch.tensor([0.5, 0.9, 0.25, 0.75]), torch.zeros(4))
@@ -82,7 +80,7 @@ LOGPROBS = [-0.5, -0.6, -0.7]
 # The policy samples 9 8, the environment writes 3 4, the policy samples 7.
 TURNS = [Turn(0, 2, "98", "34"), Turn(4, 5, "7")]
 EPISODE = Trajectory([9, 8, 3, 4, 7], LOGPROBS, "7", False, 0, Details(TURNS))
-# The same tokens, the second turn in a branch of its own.
+# The same tokens with the second turn in its own branch.
 SPLIT = replace(
     EPISODE,
     token_ids=[9, 8, 7],
@@ -107,11 +105,11 @@ def test_read_before_episode_reads_values_of_sampled_tokens_only(
     assert [build_packed_batch([read_before(one)]).trained_positions.tolist() for one in plain] == read
     values = [row(0.25, 0.5, 0.75)] if completion is EPISODE else [row(0.25, 0.5), row(0.75)]
     sequences = build_train_sequences(groups, PPO, None, values)
-    # With discount and smoothing 1 an advantage is the reward less the value, in both turns.
+    # With discount and smoothing 1 an advantage is the reward minus the value, in both turns.
     assert [one.advantages.tolist() for one in sequences if one.advantages is not None] == [
         [1.0 - value for value in part.tolist()] for part in values
     ]
-    # The critic learns as many returns as it has values.
+    # The critic has one return per value.
     batch = build_packed_batch([read_before(one) for one in sequences])
     assert batch.returns is not None and batch.returns.tolist() == [1.0] * len(batch.trained_positions) == [1.0] * 3
 

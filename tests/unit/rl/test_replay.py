@@ -1,4 +1,4 @@
-"""What the journal has of a program's episode: which request gets what is recorded, and what was there comes back."""
+"""The journal of a program's episode: matching requests to recorded turns, and restoring them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ FIRST: Message = {"role": "user", "content": "guess"}
 
 
 class Episode:
-    """A dialogue that is recorded."""
+    """A recorded dialogue."""
 
     def __init__(self, history: History | None = None) -> None:
         self.conversation = Conversation(make_renderer())
@@ -46,7 +46,7 @@ class Episode:
         self.lines.append(self.record.end(outcome, closed))
 
     def again(self, newest: int | None = None) -> History:
-        """What the journal has of it."""
+        """Return the episode read back from the journal."""
         [history] = build_histories(parse_lines(b"".join(self.lines))[0], newest).values()
         return history
 
@@ -92,12 +92,12 @@ def test_record_counts_dropped_replies_and_checks_context() -> None:
     history = episode.again()
     history.asked[0]["key"] = "of other messages"
     again = Episode(history)
-    # The program strips it, so that its next request is the same, and the policy reads another token before it.
+    # The program strips the reply, so its next request is equal, but the policy saw an additional token before it.
     again.say([FIRST], " 6")
     again.say(dialogue("guess", "6", "<"), "5")
     assert again.record.num_dropped == 2 and [it.reply.text for it in again.conversation.turns] == [" 6", "5"]
     assert ReplayRecord(0, 0, episode.again()).num_dropped == 2
-    # Of two with one name the newer counts.
+    # The newer of two records with one name counts.
     third = Episode(build_histories(parse_lines(b"".join(episode.lines + again.lines))[0], None)[0, 0])
     third.say([FIRST], "new")
     assert third.conversation.turns[0].reply.text == " 6"
@@ -114,7 +114,7 @@ def test_end_after_unsaved_weights_is_dropped() -> None:
 
 
 def test_resume_removes_batches_of_lost_weights(tmp_path: Path) -> None:
-    """The run comes to these steps again, with other weights of the same number."""
+    """The run repeats these steps with different weights of the same version."""
     for step, is_left in ((3, True), (4, False)):
         journal = TurnLog(tmp_path, Facts(PROGRAM, ""), keeps_all=False, report=lambda *_, **__: None)
         journal.resume(3, None)

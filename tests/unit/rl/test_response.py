@@ -1,5 +1,3 @@
-"""Replies as bytes say what they said as lists."""
-
 import math
 
 from hypothesis import given
@@ -11,7 +9,7 @@ from slurm_rl.rollout.response import Response
 
 TOKENS = st.tuples(
     st.integers(0, 2**31 - 1), st.floats(max_value=0.0, allow_nan=False), st.integers(-1, 2**31 - 1)
-)  # an id, its logprob, the version behind it
+)  # an id, its logprob, the version that sampled it
 CALLS = st.lists(st.builds(ToolCall, st.text(), st.text())).map(tuple)
 
 

@@ -1,6 +1,6 @@
-"""Reward services of nodes of their own: one a planned place, one token for all, and the causes of those that fail.
+"""Reward services on their own nodes: one per planned place, a common token, and causes of failures.
 
-Ray is stood in for by calls in this process; tests/slurm/test_node_kinds.py has it.
+Calls in this process replace Ray; tests/slurm/test_node_kinds.py uses Ray.
 """
 
 import socket
@@ -25,7 +25,7 @@ from slurm_rl.workers.ray_driver import Actor
 
 
 class Handle:
-    """Calls at once, in place of `method.remote(...)`."""
+    """Call methods at once instead of `method.remote(...)`."""
 
     def __init__(self, target: Any) -> None:
         self.target = target

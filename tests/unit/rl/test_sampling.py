@@ -1,5 +1,3 @@
-"""Spreading prompts, seeds, and the numbers of a step."""
-
 from itertools import pairwise
 
 from hypothesis import given

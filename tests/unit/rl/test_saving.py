@@ -1,4 +1,4 @@
-"""A checkpoint is written beside the loop: the loop goes on, and learns what went wrong."""
+"""Checkpoints are written in the background, and the loop reports their failures."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from slurm_rl.trainers.supervised.state import LoopState
 
 
 class FakePolicy:
-    """Writes its file when it may."""
+    """A policy that writes its file when the test allows it."""
 
     def __init__(self) -> None:
         self.may_write, self.writer, self.broken = threading.Event(), ThreadPoolExecutor(1), False
@@ -132,7 +132,7 @@ def test_at_stop_measured_save_fits_behind_batches_in_flight(
         settle_s, left_s = saver.settle_s(), saver.left_s()
         assert left_s == lead_s - 20 - asked_s[0]
         assert 0 <= settle_s <= lead_s / 2
-        # Where the lead has room for it at all, whatever the batches take.
+        # If the lead has room for it, however long the batches take.
         assert settle_s == 0 or left_s - settle_s >= learned.save_s
     asked_s[0] = 0.0
     assert saver.settle_s() == pytest.approx({120: 60, 1093: 73, 300: 30, 100: 0}[lead_s])

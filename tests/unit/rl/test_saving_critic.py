@@ -1,5 +1,3 @@
-"""A checkpoint holds the critic once there is one, and a resumed run takes it back after it was built."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,7 +11,7 @@ from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 
 
 class Workers:
-    """A group of workers that writes its number."""
+    """A worker group that writes its number."""
 
     def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
         self.number, self.is_built = number, is_built
@@ -37,7 +35,7 @@ def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
 
 @pytest.mark.parametrize("stage", ["grpo", "warmup"])
 def test_critic_is_restored_after_build(stage: str, tmp_path: Path) -> None:
-    # A run without a warm-up stays in the stage it began with.
+    # A run without warm-up keeps its initial stage.
     state = TrainerState(step=7, stage=stage, kl_coefficient=0.25)
     make_saver(tmp_path, Workers(1), Workers(2)).save(state, {})
     policy, critic = Workers(), Workers()

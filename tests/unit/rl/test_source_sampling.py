@@ -1,4 +1,4 @@
-"""What engines are asked for of a source with sampling of its own: in every turn, in any order, and by programs."""
+"""Sampling settings of a source apply to every turn, in lockstep, async and program episodes."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ WAYS = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_
 
 
 def play(rollouts: Rollouts, prompts: Sequence[EncodedPrompt]) -> None:
-    """As the source `games` of a run that samples otherwise."""
+    """Play as the source `games`, in a run with other sampling settings."""
     mixture = MultiSource({"games": Source(rollouts, RolloutConfig(max_tokens=60, **WAYS))})
     mixture.sample([replace(one, source="games") for one in prompts], SPEC)
 

@@ -1,6 +1,6 @@
-"""The order of a sync, from the policy's last kernel to the engine's first token, in every way that weights go.
+"""The order of a weight sync, from the policy's last kernel to the engine's first token, for each transport.
 
-A recorder is in place of torch.cuda and of vLLM; transports, policy worker and engine are our own, one process.
+A recorder replaces torch.cuda and vLLM; transports, policy worker and engine are real, in one process.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ CHECKSUM = pack_weights(WEIGHTS.items())[1]
 
 
 class Handle:
-    """A Ray handle whose calls run at once."""
+    """A Ray handle with immediate calls."""
 
     def __init__(self, target: Any) -> None:
         self.target, self.loop = target, asyncio.new_event_loop()
@@ -54,7 +54,7 @@ class Handle:
 
 
 class FakeSender:
-    """What vLLM's side of the policy asks the engines for, in its order."""
+    """Record the order of requests from vLLM's sender to the engines."""
 
     def __init__(self, client: EngineClient) -> None:
         self.client, self.source = client, SimpleNamespace(checksum=WeightChecksum())

@@ -1,4 +1,4 @@
-"""REINFORCE++ and GAE over whole batches, against formulas written apart."""
+"""REINFORCE++ and GAE over whole batches, compared with independent formulas."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_batch_of_equal_rewards_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", list(ADVANTAGES))
 @pytest.mark.parametrize("has_kl", [False, True])
 def test_failed_reward_does_not_affect_others(name: str, has_kl: bool) -> None:
-    """Not their advantages, returns and weights: the review's example gave the failed one the best of all."""
+    """Advantages, returns and weights of the others stay; a failed completion must not get the best advantage."""
     kl = KLConfig(coef=0.1, estimator="k1", apply_to="reward") if has_kl else KLConfig()
     config = AlgorithmConfig(advantage=name, group_size=4, kl=kl, gae=GAEConfig(whiten=True))
     rewards, lengths = [-5.0, -5.5, -4.5, -5.2], [3, 2, 4, 3]

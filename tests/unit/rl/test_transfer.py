@@ -1,5 +1,3 @@
-"""Direct weight transfer: who has which rank, in which order things are asked for, and what is refused."""
-
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -119,7 +117,7 @@ def test_config_rejects_impossible_transfers(words: list[str], names: list[str])
 
 
 def test_ipc_sends_tensor_larger_than_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
+    """vLLM's own producer on CPU, without the handle of GPU memory and the stream."""
     from vllm.distributed.weight_transfer import packed_tensor
 
     monkeypatch.setattr(transfer, "BUCKET_BYTES", 1024)

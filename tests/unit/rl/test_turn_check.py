@@ -1,5 +1,3 @@
-"""A chat template that episodes cannot go on with is refused before anything is started, by name."""
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from tests.templates import ADD, build_tokenizer
 
 
 def build_model(folder: Path, family: str, ends: list[str]) -> Any:
-    """Tokenizer and configs of a model whose generation_config.json has these ends of text."""
+    """Return tokenizer and configs of a model with these stop tokens in generation_config.json."""
     tokenizer = build_tokenizer(family)
     tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
     tokenizer.add_special_tokens({"additional_special_tokens": ends}, replace_extra_special_tokens=False)
@@ -42,7 +40,7 @@ def test_model_with_end_of_turn_of_template_is_accepted(tmp_path: Path, family: 
 
 
 def test_model_without_stop_is_refused_with_remedy(tmp_path: Path) -> None:
-    """Base models have chat templates, too, whose end of a turn ends nothing."""
+    """Base models also have chat templates, but their end of turn is no stop token."""
     tokenizer = build_model(tmp_path, "qwen3", ["<|endoftext|>"])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     with pytest.raises(ConfigError, match=rf"'<\|im_end\|>' ends a turn of .*endoftext.*stop_token_ids=\[{end}\]"):
@@ -52,7 +50,7 @@ def test_model_without_stop_is_refused_with_remedy(tmp_path: Path) -> None:
 
 
 def test_calls_may_end_with_other_token(tmp_path: Path) -> None:
-    """Gemma 4 waits for results at a token of its own."""
+    """Gemma 4 stops at another token to wait for tool results."""
     tokenizer = build_model(tmp_path, "gemma4", ["<turn|>"])
     with pytest.raises(ConfigError, match="tool_response"):
         check_turns(configure(tmp_path), str(tmp_path), tokenizer, [ADD])

@@ -1,4 +1,4 @@
-"""Credit by turn: the expected gradient over every group that can be sampled is the gradient itself."""
+"""Credit per turn: the expected gradient over every possible group equals the true gradient."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from slurm_rl.data.groups import Details, Group, Trajectory, Turn
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 
-# Two turns of one token each. The second has a state of its own behind each first action, so three choices in all.
+# Two turns of one token each. The second state depends on the first action, so there are three choices.
 LOGITS = np.array([0.4, -0.3, 0.8])
 FIRST = (0.0, 1.0)
 SECOND = ((0.5, -1.0), (2.0, 0.25))
@@ -26,7 +26,7 @@ def probability(choice: int, action: int) -> float:
 
 
 def choices(actions: Actions) -> list[tuple[int, int]]:
-    """(which choice, action) of each turn."""
+    """Return (choice, action) of each turn."""
     return [(0, actions[0]), (1 + actions[0], actions[1])]
 
 
@@ -35,7 +35,7 @@ def chance(actions: Actions) -> float:
 
 
 def score_gradient(choice: int, action: int) -> np.ndarray:
-    """Of log p of an action, by all logits."""
+    """Return the gradient of log p of an action by all logits."""
     found = np.zeros(3)
     found[choice] = action - probability(choice, 1)
     return found
@@ -50,7 +50,7 @@ def episodes() -> Iterator[Actions]:
 
 
 def true_gradient(discount: float) -> np.ndarray:
-    """Of the policy gradient theorem: each turn's score times what is still to come, discounted from there."""
+    """Return the policy gradient: each turn's score times its discounted future reward."""
     total = np.zeros(3)
     for actions in episodes():
         first, second = rewards(actions)
@@ -64,7 +64,7 @@ def as_group(sampled: Sequence[Actions], failed: Sequence[int] = ()) -> Group:
     completions, results = [], []
     for place, actions in enumerate(sampled):
         first, second = rewards(actions)
-        # What the environment said between them is the token in the middle.
+        # The token in the middle is the environment's observation.
         turns = [Turn(0, 1, "", reward=first), Turn(2, 3, "", reward=second)]
         completions.append(Trajectory([actions[0], 9, actions[1]], [-1.0, -1.0], "", False, 0, Details(turns)))
         item = RewardItem(completion="", answer="")
@@ -94,7 +94,7 @@ def test_expected_gradient_is_exact(discount: float, size: int) -> None:
 
 def test_by_hand() -> None:
     config = AlgorithmConfig(advantage="turn_rloo", group_size=2)
-    # Rewards 0, 0.5 and 1, 2; the baseline of each is what the other came to.
+    # Rewards 0, 0.5 and 1, 2; the baseline of each turn is the other episode's total reward.
     found, _ = compute_advantages([as_group([(0, 0), (1, 0)])], config, None, None)
     assert [list(one) for one in found] == [[-2.5, -2.5], [2.5, 1.5]]
 
@@ -106,13 +106,13 @@ def test_failed_episode_is_excluded_from_credit_and_baseline() -> None:
     alone, _ = compute_advantages([as_group(sampled[:2])], config, None, None)
     assert [list(one) for one in found[:2]] == [list(one) for one in alone]
     assert not found[2].any()
-    # One that is left alone has nothing to be compared with.
+    # A single remaining episode has no baseline.
     found, _ = compute_advantages([as_group(sampled, failed=[0, 2])], config, None, None)
     assert not any(one.any() for one in found)
 
 
 def test_unassigned_reward_belongs_to_last_turn() -> None:
-    """A scorer's reward, and what the length costs: an episode whose turns have no rewards is credited as a whole."""
+    """The whole episode gets the scorer's reward and the length penalty if its turns have no rewards."""
     config = AlgorithmConfig(advantage="turn_rloo", group_size=2)
     item = RewardItem(completion="", answer="")
     turns = [Turn(0, 1, ""), Turn(1, 3, "")]
@@ -120,7 +120,7 @@ def test_unassigned_reward_belongs_to_last_turn() -> None:
     results = [RewardResult(item=item, value=value) for value in (1.0, 0.0)]
     found, _ = compute_advantages([Group(PROMPT, completions, results)], config, None, None)
     assert [list(one) for one in found] == [[1.0] * 3, [-1.0] * 3]
-    # And a single turn is what rloo says of it.
+    # A single turn equals rloo.
     single = [Trajectory([1, 2], [-1.0] * 2, "", False, 0)] * 2
     found, _ = compute_advantages([Group(PROMPT, single, results)], config, None, None)
     assert [list(one) for one in found] == [[1.0] * 2, [-1.0] * 2]

@@ -1,5 +1,3 @@
-"""The journal: what was written comes back in every bit, whatever is torn, dropped or changed."""
-
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +118,7 @@ def test_open_truncates_torn_end(tmp_path: Path, lost: int) -> None:
 
 
 def test_parse_stops_at_damaged_line() -> None:
-    # Of one letter: still JSON, and another world.
+    # One changed letter: valid JSON, but another environment.
     damaged = b"".join(LINES).replace(b'"observation":"<"', b'"observation":">"')
     rows, end = parse_lines(damaged)
     assert len(rows) == 1 and end == len(LINES[0])
@@ -138,7 +136,7 @@ def test_open_drops_turns_of_unsaved_weights(tmp_path: Path) -> None:
     again, _ = open_journal(tmp_path, version=3)
     again.open(SPEC, PROMPTS)
     again.close()
-    # Gone from the file, too: the run trains again, and its next version 4 is another.
+    # Also removed from the file: the run trains again, and its next version 4 differs.
     later, _ = open_journal(tmp_path, version=3)
     later.version = 4
     assert len(later.open(SPEC, PROMPTS).histories[0, 0].replies) == 1

@@ -1,4 +1,4 @@
-"""An advantage, a loss and a filter from a user's file: the numbers are those of the built-in ones that it copies."""
+"""User-defined advantage, loss and filter equal the built-in ones that they copy."""
 
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The warm-up trains reference answers as SFT does, and loses no character of them silently."""
-
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""What happens to weights on their way changes their checksum; where and in which blocks it is computed does not."""
+"""Checksums detect changed weights, and do not depend on device and block size."""
 
 from collections.abc import Callable, Iterable
 
@@ -89,7 +89,7 @@ def test_checksum_covers_names_dtypes_shapes_and_values() -> None:
 
 
 def in_plain_integers(tensor: Tensor) -> int:
-    """The same by Python's own integers."""
+    """Return the checksum computed with Python integers."""
     factors = [value % 2**64 for value in checksum._factors(torch.device("cpu")).tolist()]
     data = bytes(as_bytes(tensor.contiguous()).tolist())
     while True:
@@ -105,7 +105,7 @@ def in_plain_integers(tensor: Tensor) -> int:
 
 @pytest.mark.parametrize(("block", "small_bytes"), [(1, -1), (3, -1), (2**11, -1), (1, 2**20)])
 def test_hash_is_independent_of_block_size(block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU sums up to so many bytes by numpy; GPUs, and all longer tensors, by torch."""
+    """On CPU numpy sums small tensors; torch sums larger ones, and all tensors on GPU."""
     monkeypatch.setattr(checksum, "_BLOCK_ROWS", {"cpu": block})
     monkeypatch.setattr(checksum, "_SMALL_BYTES", small_bytes)
     for numbers in (0, 1, 4096, 4097, 5 * 4096 + 3):

@@ -1,4 +1,4 @@
-"""The proof after a sync, against engines that lie. Fakes stand for Ray actors; the real pair is in tests/train."""
+"""The probe after a weight sync, against engines with wrong weights. Ray actors are fakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
 
 class FakeCall:
-    """`method.remote(...)` runs at once, and `.options(num_returns=2)` hands back both parts."""
+    """Run `method.remote(...)` at once; `.options(num_returns=2)` returns both parts."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -160,7 +160,7 @@ def test_verify_reports_agreement_before_push() -> None:
 
 
 def test_verify_tolerates_few_outliers() -> None:
-    """As bfloat16 against float64 differed in the PPO example, with the same weights."""
+    """Measured in the PPO example: bfloat16 against float64 with equal weights."""
     ill = [0.0035, 0.0001, 0.0007, 0.0038, 0.0156, 0.0001, 0.0013, 0.0065, 0.0061, 0.0369, 0.4803, 0.0082]
     assert differ(ill, "bfloat16") == pytest.approx(0.4803)
     with pytest.raises(WeightSyncError, match="rollout-0 must agree"):
@@ -175,7 +175,7 @@ def test_trimmed_mean_keeps_nan(place: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A tiny model's folder, its weights, and those after a supervised start as the demo has it, but shorter."""
+    """Return a tiny model's folder, its weights, and the weights after a short supervised start."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     build_tiny_model(TinyModel(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
     model = load_model(folder, ModelConfig(path=str(folder)))
@@ -191,12 +191,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, t
 
 
 def probe_rows(random: np.random.Generator, count: int) -> torch.Tensor:
-    """[count, 32] tokens of which each follows from the one before."""
+    """Return [count, 32] tokens, each depending on the one before."""
     return torch.from_numpy((random.integers(0, 12, (count, 1)) + 5 * np.arange(32)) % 12 + 2)
 
 
 def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head: torch.Tensor | None) -> list[float]:
-    """Logprobs of the probe; `old_head`: the output layer kept these weights, though tied to the embedding."""
+    """Return logprobs of the probe; `old_head`: the output layer kept these weights, though tied to the embedding."""
     model = load_model(folder, ModelConfig(path=str(folder), dtype=dtype)).eval()
     model.load_state_dict(state)
     if old_head is not None:
@@ -211,7 +211,7 @@ def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head
 def test_bfloat16_tolerance_passes_rounding_and_catches_old_layer(
     kept: str, trained: tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]
 ) -> None:
-    """The policy in bfloat16 against float32, which rounds nothing: as far apart as two programs come."""
+    """Compare a bfloat16 policy with exact float32, the largest rounding difference of two implementations."""
     folder, before, after = trained
     held = {n: before[n] if kept and n.startswith(kept) else tensor for n, tensor in after.items()}
     old_head = before["lm_head.weight"] if kept == "head" else None

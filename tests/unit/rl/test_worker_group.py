@@ -1,5 +1,3 @@
-"""Which worker gets which sequences, where prompts are read once."""
-
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ def test_groups_stay_together_and_micro_batches_within_budget(num_workers: int) 
     assert len({len(share) for share in shared}) == 1
     groups = [[int(item.token_ids[0]) for item in batch] for share in shared for batch in share]
     assert all(batch.count(group) == 4 for batch in groups for group in batch)
-    # 20 + 4 * 5 tokens a group in place of 4 * 25: two groups fit, of three sequences apart.
+    # 20 + 4 * 5 tokens per group instead of 4 * 25: a batch fits two groups, or three separate sequences.
     assert max(len(share) for share in shared) < max(len(share) for share in apart)
 
 

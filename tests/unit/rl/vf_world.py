@@ -1,4 +1,4 @@
-"""An environment of verifiers with a tool, as its users write one: the sum is asked of the tool, and said."""
+"""A user-defined environment of verifiers with a tool that adds numbers."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ def add(a: int, b: int) -> int:
     """Add two numbers.
 
     Args:
-        a: One.
-        b: The other.
+        a: First number.
+        b: Second number.
     """
     return a + b
 

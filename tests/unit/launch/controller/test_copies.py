@@ -100,7 +100,7 @@ def test_copies_of_earlier_job_are_ignored(attempt: AttemptDir) -> None:
 
 @pytest.mark.parametrize(("most_s", "cause"), [(0.0, "not done within 0 s"), (600.0, "stop requested")])
 def test_copy_wait_ends_at_timeout_or_stop(attempt: AttemptDir, most_s: float, cause: str) -> None:
-    asked = iter([False])  # no before the copy starts; later yes if time is left
+    asked = iter([False])  # False before the copy starts, then True
     machines = Machines("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     copy_behind(run_of(attempt), machines, attempt, lambda: most_s > 0 and next(asked, True), most_s=most_s)
     assert causes(attempt) == [cause]

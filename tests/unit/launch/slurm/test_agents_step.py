@@ -43,7 +43,7 @@ def test_last_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("states", [("running", "ended"), ("ending", "running"), ("ended", "ended"), ()])
 def test_ending_agent_ends_step(attempt: AttemptDir, srun: subprocess.Popen[bytes], states: tuple[str, ...]) -> None:
-    """All run while the head runs; an srun whose agents have all ended exits soon."""
+    """All run while the head runs; an srun exits soon after its last agent."""
     note(attempt, *states)
     step = AgentsStep(srun, attempt, 2, patience_s=QUICK_S)
     assert not comes_true(lambda: step.poll() is not None, 10 * QUICK_S)

@@ -43,7 +43,7 @@ def test_ended_local_controller_is_dead(run: RunDir) -> None:
 
 
 def test_written_end_overrides_slurm_state(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An array element has another id than its attempts."""
+    """The id of an array element, 12_0, differs from the ids of its attempts."""
     record_job(run, "slurm", "12_0")
     write_json(run.end, {"state": "interrupted", "exit_code": 130, "cause": "cancelled", "step": 3})
     run.submitit.mkdir()

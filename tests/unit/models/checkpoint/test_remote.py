@@ -30,7 +30,7 @@ class PowerCutError(RuntimeError):
 
 
 class CutOff:
-    """fsspec's memory file system, whose n-th change fails with none or half of the bytes written."""
+    """fsspec's memory file system; its n-th change fails with none or half of the bytes written."""
 
     def __init__(self, inner: Any, fails_at: int, *, half: bool) -> None:
         self.inner, self.fails_at, self.half, self.num_changes = inner, fails_at, half, 0
@@ -63,7 +63,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def make(root: Path, step: int) -> Path:
-    """Write a checkpoint whose bytes depend on the step."""
+    """Write a checkpoint with bytes that depend on the step."""
     store = CheckpointStore(root / "checkpoints")
     folder = store.begin(step)
     (folder / "policy").mkdir()

@@ -40,7 +40,7 @@ class Story:
         return self.event(time, "attempt/ended", attempt=self.attempt, outcome=outcome, seconds=1.0, **fields)
 
     def settled(self, time: float) -> Story:
-        """Add events by the next controller for an attempt whose own controller was killed."""
+        """Add events by the next controller for an attempt with a killed controller."""
         return self.event(
             time, "attempt/ended", attempt=self.attempt, outcome="lost", cause="its controller was killed"
         )

@@ -126,7 +126,7 @@ def test_wall_time_leaves_queue_out() -> None:
         ("job/submitted", 0),
         ("attempt/started", 100),
         ("attempt/ended", 110),
-        ("attempt/started", 500),  # Its node died after 520 without another event.
+        ("attempt/started", 500),  # The node died after 520 without another event.
         ("checkpoint/saved", 520),
         ("attempt/started", 900),
         ("engine/ready", 903),

@@ -113,7 +113,7 @@ def test_closing_waits_no_longer_than_limit(run: RunDir, monkeypatch: pytest.Mon
 
 
 class _BrokenRun:
-    """A W&B run whose service died."""
+    """A W&B run with a dead service."""
 
     class settings:
         sync_dir = "/runs/a/wandb/run-1"

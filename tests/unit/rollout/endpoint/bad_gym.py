@@ -1,4 +1,4 @@
-"""Worlds with Gymnasium's methods that do what the action says; nothing of Gymnasium's is needed for that."""
+"""Environments with Gymnasium's methods that misbehave as the action requests; Gymnasium is not needed."""
 
 import os
 import signal

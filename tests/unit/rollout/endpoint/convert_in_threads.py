@@ -12,7 +12,7 @@ WHOLE = "class Whole(msgspec.Struct):\n    part: list[Part]\n    other: Part | N
 
 
 def convert_new_class() -> None:
-    """Convert to a class whose schema msgspec has not built yet."""
+    """Convert to a class without a cached msgspec schema."""
     names = {"msgspec": msgspec, "__name__": __name__}
     exec(f"from __future__ import annotations\n{PART}{WHOLE}", names)
     globals().update(Part=names["Part"])

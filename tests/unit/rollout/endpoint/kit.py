@@ -1,4 +1,4 @@
-"""An endpoint with an engine that says what it is told; a letter is a token."""
+"""An endpoint with a scripted engine and one token per letter."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Letters:
 
 
 class Template:
-    """`<user>text</user><assistant>`, and `</assistant>` behind a reply."""
+    """`<user>text</user><assistant>`, and `</assistant>` after a reply."""
 
     tools: tuple[()] = ()
 
@@ -48,7 +48,7 @@ def sampled(text: str, version: int = 3) -> Trajectory:
 
 @dataclass
 class Engine:
-    """Answers in the thread that asks; `gate` holds it up."""
+    """Answer in the caller's thread, after `gate` opens."""
 
     say: Callable[[str], str] = lambda context: "ok"
     asked: list[Ask] = field(default_factory=list)

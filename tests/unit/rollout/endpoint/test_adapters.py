@@ -1,5 +1,3 @@
-"""What goes wrong in environments that an adapter plays: each has its name, and none is a number."""
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ WAYS = {
 
 
 def play(ways: Sequence[str], *words: str, within_s: float | None = None) -> list[Group]:
-    """An episode a way, which its policy says in every turn."""
+    """Play one episode per kind of failure; the policy replies with it in every turn."""
     prompts = [EncodedPrompt(index=i, token_ids=[63], text=way, answer="") for i, way in enumerate(ways)]
     argv = find_argv([sys.executable, "adapter:gymnasium", WORLD, *words])
     return play_prompts(prompts, argv, Engine(say=lambda text: text.partition(":")[0]), rows=64, within_s=within_s)
@@ -72,7 +70,7 @@ def test_failed_start_of_adapter_is_explained() -> None:
 
 def test_episode_at_run_limit_keeps_reward_so_far() -> None:
     [turns, tokens] = play(["go", "long"], "--max-steps", "99")
-    # Eight turns of a quarter, env.max_turns; and one, behind which no reply fits.
+    # Eight turns (env.max_turns) of a quarter; and one turn, after which no reply fits.
     assert [result.value for result in turns.results] == [2.0, 2.0]
     assert [result.value for result in tokens.results] == [1.0, 1.0]
     assert all(completion.truncated for group in (turns, tokens) for completion in group.completions)

@@ -1,5 +1,3 @@
-"""Which recorded turn a request continues, and what is trained on where there are several ways."""
-
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ def answer(content: str) -> dict[str, Any]:
 def test_continued_dialogue_is_not_rendered_again() -> None:
     conversation = Conversation(make_renderer())
     first = ask(conversation, [FIRST], "  6 ")
-    # The program stripped what was sampled; its tokens stay.
+    # The program stripped the reply; its sampled tokens stay.
     second = ask(conversation, [FIRST, answer("6"), LESS], "4")
     assert second.place.parent is first
     assert text(second.token_ids) == "<user>guess</user><assistant>  6 </assistant><user><</user><assistant>4"

@@ -1,5 +1,3 @@
-"""Programs that play well, badly, and not at all."""
-
 import json
 import os
 import subprocess
@@ -118,7 +116,7 @@ def test_process_in_own_session_is_found_by_episode(tmp_path: Path) -> None:
     env = {**os.environ, EPISODE: f"of {tmp_path}", MARK: "7:1:0:/runs/a"}
     stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env=env, start_new_session=True)
     wait_for(lambda: EPISODE.encode() in Path(f"/proc/{stray.pid}/environ").read_bytes())
-    # A run of the same seed beside it has episodes of the same names.
+    # A parallel run with the same seed has episodes with equal names.
     for environ in ({}, {MARK: "7:2:0:/runs/a"}, {MARK: "7:1:0:/runs/b"}):
         assert end_strays([f"of {tmp_path}"], environ) == []
     assert end_strays(["another"], env) == [] and end_strays([f"of {tmp_path}"], env) == [stray.pid]

@@ -1,5 +1,3 @@
-"""Programs that stay, and what is told of one that is gone."""
-
 import os
 import sys
 import threading
@@ -18,7 +16,7 @@ def test_last_output_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Resident._listen_to_errors
 
     def read_late(resident: Resident) -> None:
-        time.sleep(0.5)  # on a busy machine the thread that reads them has not run when the process is seen to be gone
+        time.sleep(0.5)  # on a busy machine the process may exit before the reader thread runs
         read(resident)
 
     monkeypatch.setattr(Resident, "_listen_to_errors", read_late)

@@ -1,5 +1,3 @@
-"""The interface of responses, by OpenAI's own package."""
-
 from typing import Any
 
 import openai

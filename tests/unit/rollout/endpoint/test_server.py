@@ -1,4 +1,4 @@
-"""The endpoint as OpenAI's own package sees it."""
+"""The endpoint with OpenAI's own package as client."""
 
 import json
 import threading
@@ -70,14 +70,14 @@ def test_seed_depends_on_position_and_episode() -> None:
 
 
 def test_retry_returns_recorded_reply() -> None:
-    """The package gives up, and asks again while the first request is still sampled."""
+    """The client times out and retries while the first request is still sampled."""
     engine = Engine()
     engine.gate.clear()
     with serving(engine) as endpoint:
         asks = client(endpoint, max_retries=5, timeout=0.5).chat.completions
         threading.Thread(target=lambda: (time.sleep(0.8), engine.gate.set()), daemon=True).start()
         assert asks.create(model="any", messages=GUESS).choices[0].message.content == "ok"
-        # Its next one with the same words is another.
+        # An equal request after that is a new one.
         asks.create(model="any", messages=GUESS)
         [first], [second] = endpoint.close("7.0.0").conversation.branches()
     assert len(engine.asked) == 2 and first.place.name != second.place.name
@@ -169,7 +169,7 @@ def test_internal_error_ends_episode_with_traceback_and_no_retry(
         failed, well = endpoint.close("1").failure, endpoint.close("2").failure
     assert failed is not None and failed.cause == "exception" and "IndexError" in failed.detail and well is None
     told = capfd.readouterr().err
-    # Once: a retry would have said it again.
+    # One report: a retry would have repeated it.
     assert told.count("in episode 1") == 1 and "Traceback" in told and "test_server.py" in told
 
 
@@ -246,7 +246,7 @@ def test_long_text_is_refused_before_tokenizing() -> None:
     renderer = make_renderer()
     with serving(Engine(), renderer=renderer) as endpoint:
         key = endpoint.open("1", 5)
-        renderer.turns.tokenizer = None  # whatever tokenizes now fails
+        renderer.turns.tokenizer = None  # any further tokenizing fails
         for length in (300, 200_000):
             body = json.dumps({"messages": [{"role": "user", "content": "x" * length}]}).encode()
             assert post(endpoint, key, body) == 400

@@ -1,5 +1,7 @@
-"""Tools of a program, by OpenAI's own package and the templates of real families. What reads calls here stands in for
-vLLM's parser, which tests/train/test_tool_episodes.py has."""
+"""Tools of a program, with OpenAI's own package and templates of real families.
+
+A fake replaces vLLM's parser, which tests/train/test_tool_episodes.py uses.
+"""
 
 import json
 import re
@@ -38,7 +40,7 @@ def called(a: object, name: str = "add") -> str:
 
 @dataclass
 class Engine:
-    """Says one after the other, and reads calls as Qwen3 writes them."""
+    """Return scripted replies in order, and parse calls in Qwen3's format."""
 
     replies: list[str]
     family: str = "qwen3"
@@ -61,7 +63,7 @@ class Engine:
 
 
 def complete(tokenizer: Any, text: str, *, reads: bool) -> Trajectory:
-    """What an engine makes of a reply."""
+    """Return the engine's completion for a reply."""
     ids = tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
     content, *pieces = re.split(r"(?=<tool_call>)", text) if reads else [""]
     details = Details(content=content, calls=tuple(map(read, pieces)))
@@ -91,7 +93,7 @@ def test_call_and_result_continue_sampled_tokens() -> None:
         assert last.message.content == "It is 7." and last.message.tool_calls is None and last.finish_reason == "stop"
         episode = endpoint.close("7.0.0")
     [branch] = episode.conversation.branches()
-    # Only what is behind the reply was rendered; before it stands what was sampled.
+    # Only the text after the reply was rendered; before it are the sampled tokens.
     first, second = engine.asked
     assert second.context[: len(branch[0].token_ids)] == branch[0].token_ids and len(branch) == 2
     assert '"name": "add"' in engine.contexts[0] and "<tool_response>\n7\n</tool_response>" in engine.contexts[1]
@@ -149,7 +151,7 @@ def test_both_interfaces_share_dialogue_with_tools() -> None:
         one = client(endpoint)
         [call] = one.responses.create(model="any", input=QUESTION, tools=FLAT).output
         assert call.type == "function_call"
-        # As a framework writes it that has read the arguments and written them again.
+        # A framework parses and serializes the arguments again.
         again = {"id": call.call_id, "type": "function", "function": {"name": "add", "arguments": '{ "a":17}'}}
         said: Any = {"role": "assistant", "content": None, "tool_calls": [again]}
         result: Any = {"role": "tool", "tool_call_id": call.call_id, "content": "7"}
@@ -276,6 +278,6 @@ def test_strict_and_other_keys_of_schema_reach_no_template() -> None:
 
 
 def test_convert_of_new_class_is_thread_safe() -> None:
-    """Held in a process of its own: without the lock, msgspec ends it with SIGSEGV."""
+    """Uses a separate process: without the lock, msgspec crashes with SIGSEGV."""
     module = "tests.unit.rollout.endpoint.convert_in_threads"
     assert subprocess.run([sys.executable, "-m", module], cwd=ROOT, timeout=120).returncode == 0

@@ -1,5 +1,3 @@
-"""Where a rank finds itself."""
-
 import pytest
 
 from slurm_rl.errors import ConfigError

@@ -1,5 +1,3 @@
-"""A rank of a supervised run, before it trains."""
-
 from pathlib import Path
 
 import pytest

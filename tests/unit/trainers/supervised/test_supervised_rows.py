@@ -1,5 +1,3 @@
-"""What DPO keeps of its reference, and what a run keeps of its rows, is of these very rows."""
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from slurm_rl.trainers.supervised.run_supervised import check_same_examples
 
 @dataclass
 class Engine:
-    """Its logprob of a token is the token."""
+    """An engine that returns tokens as logprobs."""
 
     num_calls: int = 0
     rows: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(packed=True))
@@ -34,7 +32,7 @@ def pair(*tokens: int) -> Example:
 
 ROWS = [pair(5, 6), pair(7, 8), pair(9, 10)]
 OTHERS = [[ROWS[1], ROWS[0], ROWS[2]], [pair(5, 6), pair(7, 8), pair(9, 11)], [pair(6, 5), *ROWS[1:]]]
-"""All with as many tokens."""
+"""All with equal numbers of tokens."""
 
 
 def logprobs_of(examples: list[Example]) -> list[list[float]]:
