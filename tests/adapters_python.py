@@ -1,4 +1,4 @@
-"""An environment of their own for packages whose worlds our adapters play."""
+"""A separate environment with packages that our environment adapters support."""
 
 import fcntl
 import hashlib
@@ -13,15 +13,15 @@ import pytest
 
 GIVEN = "SLURM_RL_ADAPTERS_PYTHON"
 PACKAGES = ("reasoning-gym==0.1.25", "skyrl-gym==0.4.0", "verifiers==0.3.0")
-"""Their pins fit together."""
+"""Versions with compatible pins."""
 
 
 @cache
 def adapters_python() -> str:
-    """Its `python`: of SLURM_RL_ADAPTERS_PYTHON, else made of the package index once, and kept.
+    """Return its `python`: from SLURM_RL_ADAPTERS_PYTHON, else installed once from the package index and cached.
 
-    It is kept below `$XDG_CACHE_HOME` (`~/.cache`) in `slurm_rl/adapters`. Skips the test where the index does not give
-    the packages, in pip's words.
+    The cache is `$XDG_CACHE_HOME/slurm_rl/adapters` (default: `~/.cache`). Skips the test, with pip's error, if the
+    installation fails.
     """
     if given := os.environ.get(GIVEN):
         return given
@@ -29,17 +29,17 @@ def adapters_python() -> str:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slurm_rl", "adapters", key)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the tests may be making it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test process may be installing
         if not (folder / "complete").exists() and (refusal := _make(folder)):
             pytest.skip(f"the package index did not give {' '.join(PACKAGES)}: {refusal}")
     return str(folder / "bin" / "python")
 
 
 def _make(folder: Path) -> str:
-    """Make it in its place, which its scripts name; returns what pip says where that cannot be."""
+    """Install in its final place, since scripts contain the path; return pip's error."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    # Without --no-compile half of the time goes into modules that nobody imports.
+    # Without --no-compile half of the time goes into compiling unused modules.
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--retries", "1"]
     done = subprocess.run([*install, *PACKAGES], capture_output=True, text=True)
     if done.returncode != 0:

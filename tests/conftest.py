@@ -1,5 +1,3 @@
-"""Fixtures of every folder."""
-
 import signal
 from collections.abc import Iterator
 
@@ -12,11 +10,11 @@ from tests.whole_run import whole_run
 
 __all__ = ["whole_run"]
 
-# How long one example takes says more of the machine than of the code.
+# The duration of an example depends more on the machine than on the code.
 settings.register_profile("slurm_rl", deadline=None)
 settings.load_profile("slurm_rl")
 
-# A script's background job ignores Ctrl-C, and so would every run that a test starts and interrupts.
+# A background job of a script ignores SIGINT, and its children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -50,7 +48,10 @@ def _presets_composed_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _state_of_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep submissions of one test out of the next one; not by `monkeypatch`, which must be undone before others."""
+    """Keep submissions of one test out of the next one.
+
+    Not with `monkeypatch`: it must be undone before other fixtures.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

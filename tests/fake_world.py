@@ -1,8 +1,7 @@
-"""One rank of a large run without its bytes: our own engine on tensors that have a shape and no memory.
+"""One rank of a large run with fake tensors, which have a shape and no memory.
 
-torch's fake tensors and its fake process group take the place of the GPU and of the other ranks. The model, its
-sharding, the packed rows, the head, the loss, the optimizer and saving are the code that trains; LiveBytes counts what
-they hold, phase by phase.
+A fake process group replaces the other ranks. Model, sharding, packing, head, loss, optimizer and saving are the real
+code; LiveBytes counts their memory in each phase.
 """
 
 from __future__ import annotations
@@ -38,34 +37,34 @@ from slurm_rl.plan.memory import ModelShape
 from tests.live_bytes import LiveBytes
 
 _NUM_SEQUENCES = 4
-"""Of a micro-batch, all trained: every token has logits."""
+"""Trained sequences per micro-batch; all their tokens have logits."""
 _PROBE_TOKENS = 64
 _VISION_3B = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 2048, "num_heads": 16}
 
 
 @dataclass(frozen=True)
 class Found:
-    """Bytes of one rank: the peak of a phase, or what stays."""
+    """Bytes of one rank: the peak of a phase, or the resident size."""
 
     loading: int
     loading_host: int
-    """Read from files and not yet where it stays."""
+    """Read from files and not yet on the final device."""
     training: int
     """Forward and backward passes of two micro-batches."""
     stepping: int
     """The optimizer's step."""
     sampling: int
-    """What stays between two steps, after the probe of new weights."""
+    """Resident size between two steps, after the probe of new weights."""
     syncing: int
     saving_host: int
-    """Copied for the writer."""
+    """Host copies for the writer."""
 
 
 def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found:
-    """A step of a model of this shape as rank 0 of so many, with micro-batches of so many tokens.
+    """Run a step of this model shape as rank 0 of `ranks`.
 
     Args:
-        changes: of `PolicyConfig`, and `gradient_checkpointing`.
+        changes: overrides of `PolicyConfig`, and `gradient_checkpointing`.
     """
     model = ModelConfig.model_validate(
         {
@@ -85,7 +84,7 @@ def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found
 
 def _run(memory: _Counted, engine: policy.PolicyEngine) -> Found:
     for group in engine.backend.optimizer.param_groups:
-        group["foreach"] = True  # torch's own choice on a GPU
+        group["foreach"] = True  # torch's default on a GPU
     loading, loading_host, length = memory.peak, memory.peaks[True], memory.longest
     zeros = np.zeros(length - 1, np.float32)
     sequence = TrainSequence(token_ids=np.zeros(length, int), trained_from=1, advantages=zeros, old_logprobs=zeros)
@@ -101,14 +100,14 @@ def _run(memory: _Counted, engine: policy.PolicyEngine) -> Found:
         return norm
 
     _fill_gradients(engine)
-    engine.backend.step(1e-6)  # makes the moments
-    _fill_gradients(engine)  # of a first micro-batch
+    engine.backend.step(1e-6)  # allocates the moments
+    _fill_gradients(engine)  # of the first micro-batch
     memory.begin()
     with patch.object(engine.backend, "step", stepped):
         engine.train([[sequence] * _NUM_SEQUENCES], build_policy_loss(AlgorithmConfig(), None), 1e-6)
     memory.begin()
     for name, _ in engine.backend.full_state(place=torch.device("cpu")):
-        del name, _  # whoever takes them lets them go
+        del name, _  # the receiver frees them
     engine.module.eval()
     with torch.no_grad():
         engine.reader.forward(engine.reader.build_batch([probe]), 1.0)
@@ -138,7 +137,7 @@ class _Counted(LiveBytes):
 
 
 class _Files:
-    """In place of `WeightFiles`: what is read has the shape that was asked for."""
+    """Replace `WeightFiles`; every tensor has the requested shape."""
 
     memory: LiveBytes
 
@@ -170,7 +169,7 @@ def _open_model(shape: ModelShape, config: ModelConfig) -> tuple[PreTrainedModel
 
 
 def build_config(shape: ModelShape) -> PreTrainedConfig:
-    """A Qwen2 of this shape; of a vision-language model with the tower of Qwen2.5-VL-3B."""
+    """Return a Qwen2 of this shape; a vision-language model gets the tower of Qwen2.5-VL-3B."""
     fields = {
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
@@ -187,9 +186,9 @@ def build_config(shape: ModelShape) -> PreTrainedConfig:
 
 @contextlib.contextmanager
 def _stand_ins(ranks: int) -> Iterator[None]:
-    """What the machine and the other ranks would give, and what only a GPU computes without more memory."""
+    """Replace values of the machine and other ranks, and kernels that need less memory on a GPU."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # reads its own ranks: no fakes yet
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # needs real tensors for its ranks
     deterministic = torch.are_deterministic_algorithms_enabled()
     with contextlib.ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
@@ -198,12 +197,12 @@ def _stand_ins(ranks: int) -> Iterator[None]:
             policy: {
                 "load_tokenizer": lambda *_, **__: SimpleNamespace(pad_token_id=0),
                 "load_image_reader": lambda *_: None,
-                "check_rows": lambda *_, **__: RowCheck(packed=True),  # needs numbers
+                "check_rows": lambda *_, **__: RowCheck(packed=True),  # needs real values
             },
             fsdp2: {
                 "init_device_mesh": lambda *_, **__: mesh,
                 "gather_objects": lambda value: [value],
-                "device_memory": lambda: 0,  # gradients are summed at once
+                "device_memory": lambda: 0,  # gradients are reduced at once
             },
             distributed: {"gather_objects": lambda value: [value]},
             head._FloatProduct: {"forward": staticmethod(_multiply)},
@@ -215,13 +214,16 @@ def _stand_ins(ranks: int) -> Iterator[None]:
 
 
 def _multiply(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
-    """The head's product as a GPU makes it, in one piece."""
+    """Multiply in one piece, as a GPU does."""
     ctx.save_for_backward(hidden, weight)
     return torch.empty(len(hidden), len(weight), dtype=torch.float32)
 
 
 def _attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **ends: Any) -> tuple[Tensor, None]:
-    """[1, heads, T, D] each: torch's own variable-length flash attention, which keeps what flash-attn keeps."""
+    """Attention of [1, heads, T, D] by torch's variable-length flash attention.
+
+    It keeps the tensors that flash-attn keeps for the backward pass.
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
     cut, longest = ends["cu_seq_lens_q"], ends["max_length_q"]
     found = varlen_attn(q, k, v, cut, cut, longest, longest, window_size=(-1, 0), enable_gqa=True)

@@ -1,4 +1,4 @@
-"""A file system that stops answering: a FUSE mount whose program is stopped, as a server that is away."""
+"""A file system that stops responding: a FUSE mount with a stopped server process."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ import pytest
 
 
 class HangingDisk:
-    """`path` shows what is in `source`, which always answers."""
+    """`path` mirrors `source`, which always responds."""
 
     def __init__(self, source: Path, path: Path, *options: str) -> None:
         self.source, self.path = source, path
-        # In front, so that it is this process that answers; what the kernel keeps would answer for it.
+        # In the foreground, so that this process serves; kernel caches would hide the hang.
         words = ["-f", "-o", ",".join(["attr_timeout=0", "entry_timeout=0", "negative_timeout=0", *options])]
         self._server = subprocess.Popen(["bindfs", *words, str(source), str(path)], start_new_session=True)
         deadline = time.monotonic() + 30
@@ -32,7 +32,7 @@ class HangingDisk:
         self._server.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Whoever still waits gets an error."""
+        """Unmount; waiting processes get an error."""
         self.answer()
         subprocess.run(["umount", "--lazy", str(self.path)], check=True)
         self._server.kill()
@@ -41,7 +41,7 @@ class HangingDisk:
 
 @contextmanager
 def hanging_disk(folder: Path, *options: str) -> Iterator[HangingDisk]:
-    """Needs root, /dev/fuse and Debian's bindfs, which is installed."""
+    """Needs root, /dev/fuse and Debian's bindfs, which is installed on demand."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("a file system that hangs needs root and /dev/fuse")
     if shutil.which("bindfs") is None:

@@ -1,6 +1,6 @@
-"""Another user of the machine a run is on, who tries all he can reach: folders, files, processes, ports, shared memory.
+"""Another user of the machine who attacks a run's folders, files, processes, ports and shared memory.
 
-He ends when his `stop` file is there, and writes what he managed as lines of his `loot` file: there should be none.
+The attacker stops when its `stop` file exists, and appends each success to its `loot` file, which must stay empty.
 """
 
 import encodings.idna  # noqa: F401 - he cannot read our Python's modules any more
@@ -31,7 +31,7 @@ _WORDS = (
 
 
 class Neighbour:
-    """What he knows is written down for him by the test, which sees more than he could."""
+    """An attacker that the test supplies with paths and ports beyond its own knowledge."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,14 +52,14 @@ class Neighbour:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """As the other user, in a process of his own."""
+        """Run the attacks in a process of the other user."""
         with ThreadPoolExecutor(1) as thread:
             work = thread.submit(as_stranger, self._work)
             try:
                 yield
             finally:
                 self._stop.touch()
-            # Who fell over his own feet has attacked nothing.
+            # A crashed attacker proves nothing.
             work.result()
 
     def _work(self) -> None:

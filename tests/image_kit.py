@@ -1,5 +1,3 @@
-"""Images and prompts that the vision tests share."""
-
 import json
 import random
 from pathlib import Path
@@ -12,7 +10,7 @@ from slurm_rl.models.vision import ImageReader
 
 
 def write_image(path: Path, seed: int, width: int, height: int) -> str:
-    """A picture of random patches of 7 x 7 pixels."""
+    """Write an image of random 7x7 patches."""
     from PIL import Image
 
     chance = random.Random(seed)
@@ -23,7 +21,7 @@ def write_image(path: Path, seed: int, width: int, height: int) -> str:
 
 
 def build_sequence(reader: ImageReader, seed: int, sources: list[str], num_text: int, trained: int) -> TrainSequence:
-    """Random text around the images' placeholders, and trained text behind them."""
+    """Build random text around the images' placeholders, and trained text after them."""
     chance = random.Random(seed)
 
     def text(count: int) -> list[int]:
@@ -40,7 +38,7 @@ def build_sequence(reader: ImageReader, seed: int, sources: list[str], num_text:
 
 
 def write_rows(folder: Path, num_rows: int) -> None:
-    """A data set as `prepare mathv60k` leaves it: rows of messages with one image, two or none, in any order."""
+    """Write a data set like `prepare mathv60k`: shuffled rows of messages with zero, one or two images."""
     images = folder / "images"
     images.mkdir(parents=True)
     sizes = [(60, 60), (120, 50), (40, 110)]

@@ -1,6 +1,6 @@
-"""The packages of slurm_rl in their layers, and the imports between files.
+"""Layers of the packages of slurm_rl, and imports between files.
 
-python -m tests.layers      prints files and lines of each package, the longest files and the import cycles
+python -m tests.layers    prints files and lines of each package, the longest files and the import cycles
 """
 
 import ast
@@ -82,7 +82,7 @@ def cycles() -> list[list[str]]:
         index[path] = low[path] = len(index)
         stack.append(path)
         for target in imports_of(path):
-            if package_of(target) in _ENTRY:  # names the API for type checkers; it runs none of these imports
+            if package_of(target) in _ENTRY:  # exports the API for type checkers and runs none of these imports
                 continue
             if target not in index:
                 visit(target)

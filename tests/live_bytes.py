@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that are alive, operation by operation: what a step needs at its peak, without a GPU."""
+"""Count the bytes of live tensors after each operation, to find the peak memory of a step without a GPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """With this on, `peak` is the most that tensors made under it held at once.
+    """Record in `peak` the maximum size of tensors created inside the context.
 
-    What one operation holds only inside itself is not seen, nor are tensors that were there before. What is made under
-    `on_host` counts apart.
+    Temporary memory inside one operation and tensors that existed before do not count. Tensors created inside `on_host`
+    count separately.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class LiveBytes(TorchDispatchMode):
         return self.peaks[False]
 
     def begin(self) -> int:
-        """Measure peaks anew from here; what is alive."""
+        """Reset the peak; return the live bytes."""
         self.peaks = self.now.copy()
         return self.now[False]
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
-        """What is made in here is in host memory, where the rest is on a GPU."""
+        """Count tensors created here as host memory."""
         self._is_host = True
         try:
             yield
@@ -63,7 +63,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # the operations on its local tensors come by again
+            return NotImplemented  # the operations on its local tensors are dispatched again
         before = {leaf.untyped_storage()._cdata for leaf in _tensors((args, kwargs))}
         found = func(*args, **(kwargs or {}))
         if not self._is_blind:
@@ -89,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
         resize = torch.UntypedStorage.resize_
 
         def seen(storage: torch.UntypedStorage, size: int) -> Any:
-            """FSDP frees gathered parameters and fills them again so, which is no operation."""
+            """FSDP frees and refills gathered parameters by storage resizes, which are no operations."""
             found = resize(storage, size)
             self._see(storage)
             return found
@@ -97,7 +97,7 @@ class LiveBytes(TorchDispatchMode):
         return seen
 
     def _unseen(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """DTensor tries each operation on whole tensors that no rank holds."""
+        """DTensor tries each operation on global tensors that no rank holds."""
 
         def run(*args: Any) -> Any:
             before, self._is_blind = self._is_blind, True

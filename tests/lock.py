@@ -32,43 +32,42 @@ from tests.vllm_requirements import read_requirements, write_requirements
 ROOT = Path(__file__).parents[1]
 _PYPI = "https://pypi.org/simple"
 _TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu/torch/"
-# CUDA builds that come with vLLM, which a CPU torch cannot load; and a gigabyte that computes on GPUs alone.
+# CUDA builds of vLLM's dependencies, which a CPU torch cannot load, and a large package for GPUs only.
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
-# Built for ROCm, in vLLM's image for AMD; those on PyPI are for CUDA.
+# Built for ROCm in vLLM's image for AMD; the PyPI builds are for CUDA.
 OF_THE_IMAGE = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton", "flash-attn", "vllm"})
-# Of pyproject.toml and of the packages that come as source: nothing is fetched while they are built.
+# For pyproject.toml and for source packages: their builds download nothing.
 _BUILD = ("hatchling", "editables", "wheel")
-# Its metadata is told by its own build alone, which needs torch; vLLM needs all that it needs.
+# Its metadata requires a build with torch; all its requirements are also requirements of vLLM.
 _UNRESOLVED = "flash-attn"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """What one is made of."""
+    """Definition of a lock."""
 
     path: str
     extras: tuple[str, ...]
     pythons: tuple[str, ...]
-    """Those that it is resolved for."""
+    """Python versions to resolve for."""
     also: tuple[str, ...] = ("wheel",)
     absent: frozenset[str] = frozenset()
-    """Needed by what is in it, and not in it."""
+    """Requirements that the lock omits."""
     beside: str | None = None
-    """A lock that is installed with it, and is not repeated."""
+    """Name of a lock that is installed with this one and not repeated."""
     torch_for_cpu: bool = False
-    """From PyTorch's index."""
+    """Whether torch comes from PyTorch's index."""
     image: bool = False
-    """It is installed over vLLM's own image, whose requirements must hold, too."""
+    """Whether it is installed over vLLM's image, whose requirements must also hold."""
 
 
 LOCKS = {
-    # As installed here; torch's wheel is that of one Python.
+    # As installed here; torch's wheel is for a single Python version.
     "cpu": Lock("constraints.txt", ("cpu",), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True),
     "dev": Lock("constraints-dev.txt", ("cpu", "dev"), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True, beside="cpu"),
     "cuda": Lock("containers/cuda/constraints.txt", ("cuda", "flash-attn"), ("3.11", "3.12")),
-    # A venv over the image's own packages, from which it takes what is built for ROCm. Parts of OpenTelemetry fit only
-    # those of their own version: the image stops at 1.40 (docker/Dockerfile.rocm), and wandb needs a newer one. So all
-    # that vLLM needs of it comes, too.
+    # A venv over the image's packages, which provide the ROCm builds. OpenTelemetry packages need equal versions: the
+    # image stops at 1.40 (docker/Dockerfile.rocm), and wandb needs a newer one. So the lock has all of them.
     "rocm": Lock(
         *("containers/rocm/constraints.txt", ("rocm",), ("3.12",), ("wheel", "opentelemetry-exporter-otlp")),
         absent=OF_THE_IMAGE,
@@ -78,7 +77,7 @@ LOCKS = {
 
 
 def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
-    """Names of all distributions that this one needs, by the metadata of what is installed."""
+    """Return the names of all required distributions, from installed metadata."""
     found: set[str] = set()
     for text in metadata.requires(name) or []:
         requirement = Requirement(text)
@@ -94,7 +93,7 @@ def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
 
 
 def installed(extras: set[str]) -> dict[str, str]:
-    """Name to version of all that the extras need, and that building needs."""
+    """Return name -> version of all requirements of the extras and the build."""
     names = needed("slurm_rl", extras, set()) - {"slurm-rl"}
     for name in _BUILD:
         names |= {name} | needed(name, set(), set())
@@ -102,30 +101,30 @@ def installed(extras: set[str]) -> dict[str, str]:
 
 
 def read_pins(lines: Iterable[str]) -> dict[str, str]:
-    """Name to version."""
+    """Return name -> version."""
     pairs = (line.split(" ")[0].strip().split("==") for line in lines)
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def read_lock(name: str) -> dict[str, str]:
-    """Name to version."""
+    """Return name -> version."""
     return read_pins((ROOT / LOCKS[name].path).read_text(encoding="utf-8").splitlines())
 
 
 def resolve(lock: Lock, python: str, pins: Mapping[str, str], *, hard: bool) -> dict[str, str]:
-    """What this Python would get from PyPI.
+    """Return the versions that this Python would get from PyPI.
 
     Args:
-        pins: name to version, to be kept where they can.
-        hard: they must be kept.
+        pins: name -> preferred version.
+        hard: whether the pins are required.
 
     Raises:
-        subprocess.CalledProcessError: something disagrees; uv has said what.
+        subprocess.CalledProcessError: requirements conflict; uv has printed the reason.
     """
     image = read_requirements("rocm") if lock.image else []
     found = _compile(lock, python, [*lock.also, *image], pins, hard=hard)
     if image:
-        # Now without what the image alone needs.
+        # Again without packages that only the image needs.
         found = _compile(lock, python, lock.also, found, hard=True)
     if _UNRESOLVED in lock.extras:
         [requirement] = _project()["optional-dependencies"][_UNRESOLVED]
@@ -134,7 +133,7 @@ def resolve(lock: Lock, python: str, pins: Mapping[str, str], *, hard: bool) -> 
 
 
 def resolve_anew(name: str, preferred: Mapping[str, str]) -> dict[str, str]:
-    """Pins of a lock, as it has them or as preferred where these still fit."""
+    """Return pins of a lock, keeping existing or preferred versions where they fit."""
     lock = LOCKS[name]
     pins = {**preferred, **(read_lock(name) if (ROOT / lock.path).exists() else {})}
     found: dict[str, str] = {}
@@ -144,7 +143,7 @@ def resolve_anew(name: str, preferred: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_files(pins: Mapping[str, str]) -> tuple[dict[str, set[str]], set[str]]:
-    """The hashes of each package's files, wheels for every Python, else the source; and who has the source alone."""
+    """Return hashes of each package's files (wheels for every Python, else the source), and source-only packages."""
     # torch's build for CPU is not on PyPI.
     files = {name: {_hash_here(f"{name}=={version}")} if "+" in version else set() for name, version in pins.items()}
     from_source = {name for name, hashes in files.items() if not hashes}
@@ -172,7 +171,7 @@ def write_lock(name: str, pins: Mapping[str, str]) -> None:
 
 
 def check_lock(name: str) -> list[str]:
-    """What is wrong with it, as PyPI stands now. Raises as `resolve` does."""
+    """Return the differences between the lock and PyPI. Raises as `resolve` does."""
     lock, pins = LOCKS[name], read_lock(name)
     wanted = pins | (read_lock(lock.beside) if lock.beside else {})
     wrong = []
@@ -198,10 +197,10 @@ def _project() -> dict[str, Any]:
 def _compile(lock: Lock, python: str, also: Iterable[str], pins: Mapping[str, str], *, hard: bool) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out, override, more, bounds = (Path(folder, name) for name in ("out.txt", "absent.txt", "more.in", "pins.txt"))
-        # A requirement that holds nowhere: who needs it does without.
+        # A marker that is never true removes the requirement.
         override.write_text("".join(f"{name} ; python_version < '3'\n" for name in sorted(lock.absent)))
         more.write_text("\n".join(also))
-        # What lies in the output already is taken where it can be.
+        # uv prefers versions in an existing output file.
         (bounds if hard else out).write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         words = ["pyproject.toml", str(more), *(f"--extra={name}" for name in lock.extras if name != _UNRESOLVED)]
         words += [f"--override={override}", f"--output-file={out}", "--no-annotate", "--no-header"]
@@ -214,7 +213,7 @@ def _compile(lock: Lock, python: str, also: Iterable[str], pins: Mapping[str, st
 
 
 def _uv(python: str, words: list[str], text: str = "") -> None:
-    # Ubuntu 22.04, of which the image for AMD is made; Debian 12 and the others are newer.
+    # Ubuntu 22.04, the base of the image for AMD; Debian 12 and the others are newer.
     where = [f"--python-version={python}", "--python-platform=x86_64-manylinux_2_35"]
     argv = [_find_uv(), "pip", "compile", "--quiet", "--no-config", f"--default-index={_PYPI}", *where, *words]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
@@ -227,7 +226,7 @@ def _torch_links() -> str:
 
 @cache
 def _find_uv() -> str:
-    """That on PATH, else one fetched for the purpose."""
+    """Return uv from PATH, else download it."""
     found = shutil.which("uv")
     if found is None:
         folder = tempfile.mkdtemp(prefix="uv-")
@@ -238,7 +237,7 @@ def _find_uv() -> str:
 
 
 def _hash_here(requirement: str) -> str:
-    """Of the file that pip takes here."""
+    """Return the hash of the file that pip selects here."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}", requirement]
         subprocess.run([*argv, _torch_links()], check=True)

@@ -1,7 +1,7 @@
-"""Planned memory of a policy worker beside what the training code holds in a fake world, phase by phase.
+"""Compare planned memory of a policy worker with the real training code on fake tensors, phase by phase.
 
-python -m tests.memory_table                  all models of `ROWS`; needs no GPU; 7B on 8 took 39 s
-python -m tests.memory_table 7B 8 8192        one model, so many ranks, tokens of a micro-batch
+python -m tests.memory_table             all models of `ROWS`; needs no GPU; 7B on 8 took 39 s
+python -m tests.memory_table 7B 8 8192   one model, number of ranks, tokens of a micro-batch
 """
 
 import sys
@@ -28,14 +28,14 @@ ROWS = [
     for ranks in (1, 8, 16, 64)
     if ranks <= most and (ranks > 1 or name in ("0.5B", "1.5B"))
 ]
-"""Models and numbers of GPUs of 80 GB that hold them, each with micro-batches of 8192 tokens."""
+"""Models and numbers of 80 GB GPUs that fit them, with micro-batches of 8192 tokens."""
 CHUNK = 2048
 
 
 def compare(
     name: str, ranks: int, tokens: int, *, num_layers: int | None = None, **options: Any
 ) -> dict[str, tuple[float, float]]:
-    """GB by phase, as planned and as found; without the plan's reserve for what is no tensor."""
+    """Return GB by phase, planned and measured, without the plan's reserve."""
     shape = find_known(MODELS[name])
     assert shape is not None
     shape = replace(shape, num_layers=num_layers or shape.num_layers)

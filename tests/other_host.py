@@ -1,4 +1,4 @@
-"""Another host that sees the same folders: a host name and process numbers of its own."""
+"""A second host on the same folders: another hostname and PID namespace."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 def start_on_other_host(
     name: str, script: str, *words: str, env: Mapping[str, str] = os.environ
 ) -> subprocess.Popen[str]:
-    """Run Python there; needs root, or user namespaces."""
+    """Run Python there; needs root or user namespaces."""
     enter = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
         enter.append("--map-root-user")

@@ -1,4 +1,4 @@
-"""Another user of the same machine, who wishes us ill."""
+"""An attacker with another user id on the same machine."""
 
 import os
 import traceback
@@ -10,7 +10,7 @@ STRANGER = 65534
 
 
 def as_stranger(act: Callable[[], object]) -> None:
-    """Do something as that user, in a child; needs root."""
+    """Run a function as that user in a child process; needs root."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     child = os.fork()

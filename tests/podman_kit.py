@@ -1,4 +1,4 @@
-"""podman on storage of its own, for tests: the machine's own containers and images are not touched."""
+"""podman with separate storage, so that the machine's containers and images stay untouched."""
 
 import atexit
 import io
@@ -17,7 +17,7 @@ APPLETS = ("sh", "env", "cat", "touch", "sleep", "true", "grep", "rm")
 
 
 def install_missing(packages: Mapping[str, str]) -> None:
-    """Program -> Debian package; the test is skipped, with the reason, where they cannot be had."""
+    """Install missing programs (program -> Debian package); skip the test, with the reason, if that fails."""
     missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
     if not missing:
         return
@@ -30,16 +30,16 @@ def install_missing(packages: Mapping[str, str]) -> None:
 
 
 def podman_environment(folder: Path, *, driver: str = "vfs", graph: str | None = None) -> dict[str, str]:
-    """Variables that point podman to storage in `folder`.
+    """Return variables that point podman to storage in `folder`.
 
     Args:
-        driver: vfs works everywhere and copies all it is given; overlay needs to mount.
-        graph: where the images lie; a folder of each node's own, when nodes share `folder`.
+        driver: vfs works everywhere and copies all layers; overlay needs permission to mount.
+        graph: folder of the images; each node needs its own if nodes share `folder`.
     """
     # A sandbox may not raise limits to podman's defaults.
     limits = 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]'
     (folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n')
-    # Short: of a socket's path with more than 107 characters podman hears nothing, and waits 20 s for every container.
+    # Socket paths above 107 characters fail, and every container then waits 20 s.
     running = tempfile.mkdtemp(prefix="podman-") if graph is None else f"{graph}-run"
     if graph is None:
         atexit.register(shutil.rmtree, running, ignore_errors=True)
@@ -54,10 +54,10 @@ def podman_environment(folder: Path, *, driver: str = "vfs", graph: str | None =
 
 
 def make_busybox_root(path: Path, scripts: Mapping[str, str] | None = None) -> None:
-    """A tar of a root file system that holds busybox and nothing else.
+    """Write a tar of a root file system with only busybox.
 
     Args:
-        scripts: name in /bin -> a script of the shell.
+        scripts: name in /bin -> shell script.
     """
     busybox = shutil.which("busybox")
     assert busybox is not None
@@ -78,7 +78,7 @@ def make_busybox_root(path: Path, scripts: Mapping[str, str] | None = None) -> N
 
 
 def pip_arguments(folder: Path) -> list[str]:
-    """Flags of `image build` that give pip in the build what pip has here: its settings, and the folders they name."""
+    """Return flags of `image build` that give pip in the build the settings and folders of pip here."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
@@ -86,23 +86,23 @@ def pip_arguments(folder: Path) -> list[str]:
         key.rpartition(".")[2]: value.strip("'")
         for key, _, value in (line.partition("=") for line in listing.stdout.splitlines())
     }
-    # What a test does not import need not be compiled: a minute, and half of the files.
+    # Skip compilation: it takes a minute and doubles the number of files.
     lines = ["[global]", *(f"{key} = {value}" for key, value in settings.items()), "[install]", "compile = false"]
     (folder / "pip.conf").write_text("\n".join([*lines, ""]))
     shared = {folder / "pip.conf": Path("/etc/pip.conf")}
     for word in " ".join(settings.values()).split():
-        # Pages of a local index link to files beside their folder.
+        # Pages of a local index link to sibling folders.
         path = Path(word.removeprefix("file://")).parent if word.startswith("file://") else Path(word)
         if path.is_absolute() and path.exists():
             shared[path] = path
     flags = [f"--engine-arg=--volume={source}:{target}:ro" for source, target in shared.items()]
-    # Who has packages of their own has torch among them.
+    # A custom index includes torch.
     own_index = {"find-links", "index-url", "extra-index-url"} & set(settings)
     return [*flags, *(["--build-arg=TORCH_INDEX="] if own_index else [])]
 
 
 def make_debian_root(path: Path) -> None:
-    """A tar of a small Debian with Python and pip, straight from its mirror; the test is skipped without one."""
+    """Write a tar of a small Debian with Python and pip from its mirror; skip the test without a mirror."""
     install_missing({"debootstrap": "debootstrap"})
     root = path.with_suffix("")
     argv = ["debootstrap", "--variant=minbase", "--include=ca-certificates,python3-pip", "bookworm", str(root)]

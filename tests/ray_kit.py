@@ -1,4 +1,4 @@
-"""A Ray cluster that somebody else brought up: real, with ports, token and temp dir of its own."""
+"""An existing Ray cluster: real, with its own ports, token and temp dir."""
 
 import os
 import secrets
@@ -24,7 +24,7 @@ class OthersCluster:
 
 @contextmanager
 def ray_up() -> Iterator[OthersCluster]:
-    """Up for as long as the block."""
+    """Run the cluster during the block."""
     mark = f"test-ray-{secrets.token_hex(4)}"
     ports, token, tmp = choose_ports(mark, 1), secrets.token_hex(32), Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}

@@ -1,6 +1,6 @@
-"""docs/reference: every key and every verb, from the docstrings and --help.
+"""Generate docs/reference: every key and every verb, from docstrings and --help.
 
-python -m tests.reference    writes both pages
+python -m tests.reference    writes all pages
 """
 
 import os
@@ -20,7 +20,7 @@ _HEAD = ["| key | default | type | meaning |", "|---|---|---|---|"]
 
 
 def render_pages() -> dict[str, str]:
-    """File name -> text."""
+    """Return file name -> text."""
     return {"keys.md": "\n".join(_keys()) + "\n", "verbs.md": "\n".join(_verbs()) + "\n"}
 
 
@@ -36,7 +36,7 @@ def _keys() -> Iterator[str]:
         yield f"\n## {section.name}\n\n{_text(section.details)} Read with {name_readers(section.name)}.\n"
         yield from _HEAD
         below = [key for key in keys if key.name.startswith(f"{section.name}.")]
-        # Those of sections in it come after its own, as in a terminal.
+        # Sections inside it follow its own keys, as in a terminal.
         yield from (f"| **{key.name}** | | {key.type} | {_text(key.details)} |" if key.is_section else _row(key)
                     for key in below)  # fmt: skip
         if section.name in presets:
@@ -58,7 +58,7 @@ def _presets(group: str, files: dict[str, Path]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """For a cell of a table: nothing in it is markup, but what is between backticks."""
+    """Escape markup in a table cell, except inside backticks."""
     outside = re.compile(r"(`[^`]*`)")
     parts = [
         part if part.startswith("`") else re.sub("<(?=[a-zA-Z/])", "&lt;", part).replace("*", "\\*")
@@ -79,7 +79,7 @@ def _verbs() -> Iterator[str]:
 
 
 def render_plainly() -> dict[str, str]:
-    """The pages as they are on every machine: 80 columns, no presets of a site."""
+    """Return pages independent of the machine: 80 columns, no presets of a site."""
     kept = {name: os.environ.get(name) for name in ("COLUMNS", SITE_DIR_VARIABLE)}
     os.environ["COLUMNS"] = "80"
     os.environ.pop(SITE_DIR_VARIABLE, None)

@@ -1,4 +1,4 @@
-"""A real file system of a few kilobytes, on which a disk can be full."""
+"""A real file system of a few kilobytes, to fill it completely."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def small_disk(tmp_path: Path, *, size_kb: int) -> Iterator[Path]:
-    """A tmpfs of this size; needs root."""
+    """Mount a tmpfs of this size; needs root."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
     folder = tmp_path / "disk"
@@ -20,5 +20,5 @@ def small_disk(tmp_path: Path, *, size_kb: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # Lazily: a process that a test left to die may still hold a file.
+        # Lazily: processes of a failed test may still hold files.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)

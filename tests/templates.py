@@ -1,4 +1,4 @@
-"""The chat templates of the families, as the package trl ships them, over a tokenizer of one token a character."""
+"""Chat templates of model families from trl, with a tokenizer of one token per character."""
 
 import re
 from functools import cache
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 END = {"qwen3": "<|im_end|>", "llama3_2": "<|eot_id|>", "gemma4": "<turn|>", "gemma3": "<end_of_turn>"}
-"""What ends a turn of the families that tests look at closely."""
+"""End-of-turn token of the families with detailed tests."""
 
 ADD = {
     "type": "function",
@@ -32,7 +32,7 @@ ADD = {
 
 @cache
 def special_tokens() -> list[str]:
-    """What is written like a special token in any of the templates."""
+    """Return the texts in any template that look like special tokens."""
     text = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.jinja"))
     found = set(re.findall(r"<[^<>\s'{}\"\\+]{1,40}>|\[/?[A-Z_]+\]|<\|\"\|>", text))
     return ["<pad>", "<bos>", *sorted(found - {"<pad>", "<bos>"}), "<|python_tag|>"]
@@ -44,7 +44,7 @@ def _is_tag(token: str) -> bool:
 
 
 def build_tokenizer(family: str, *, has_special_tags: bool = True) -> Any:
-    """With the template of `FOLDER/<family>.jinja`.
+    """Return a tokenizer with the template of `FOLDER/<family>.jinja`.
 
     Args:
         has_special_tags: whether tags like <think> are special tokens, or ordinary text as in most families.

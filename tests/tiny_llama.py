@@ -1,9 +1,9 @@
-"""A random Llama 3 of a few thousand parameters with one token a byte, and data in the columns of its presets."""
+"""A random Llama 3 of a few thousand parameters with one token per byte, and data in the columns of its presets."""
 
 import json
 from pathlib import Path
 
-# As in Meta's tokenizer: the template writes the beginning of text itself and closes each turn with <|eot_id|>.
+# As in Meta's tokenizer: the template writes the beginning of text and ends each turn with <|eot_id|>.
 BOS, EOS, EOT, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|finetune_right_pad_id|>"
 _SPECIAL = (BOS, EOS, EOT, PAD, "<|start_header_id|>", "<|end_header_id|>")
 _TEMPLATE = (
@@ -18,7 +18,7 @@ def build_tiny_llama(folder: Path, **shape: int) -> Path:
     """Write the model and its tokenizer.
 
     Args:
-        shape: fields of its config in place of the tiny ones.
+        shape: overrides of its config.
     """
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

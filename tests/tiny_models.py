@@ -1,4 +1,4 @@
-"""Small models with random weights: those that `model.from_config` ships, in other sizes or characters."""
+"""Small models with random weights: the shipped ones of `model.from_config` with other sizes or alphabets."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from slurm_rl.config.model import ModelConfig
 _SHIPPED = Path(__file__).parents[1] / "slurm_rl" / "models" / "untrained"
 _HERE = Path(__file__).with_name("models")
 SMALL_MODEL = f"model.from_config={_HERE / 'small_qwen3'}"
-"""Word for a model of width 64 with two layers."""
+"""Override for a model of width 64 with two layers."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TinyModel:
 
     @property
     def word(self) -> str:
-        """Override for it, with a folder below the temporary one."""
+        """Return the override that selects it, with a folder in the temporary directory."""
         return _word(self.write)
 
 
@@ -100,7 +100,7 @@ def build_tiny_model(config: TinyModel | TinyVL, seed: int, folder: Path) -> Non
 
 
 def build_character_tokenizer(config: TinyModel) -> Any:
-    """<pad> is 0, <eos> is 1, then the characters in their order."""
+    """Return a tokenizer with <pad> 0, <eos> 1, then the characters in order."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as empty:
@@ -108,7 +108,7 @@ def build_character_tokenizer(config: TinyModel) -> Any:
 
 
 def draw_weights(build: Callable[[], Any], tokenizer: Any, seed: int) -> Any:
-    """Return the model that `build` makes, with weights of that seed and the tokenizer's end of text."""
+    """Return the model of `build` with seeded weights and the tokenizer's end of text."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -140,6 +140,6 @@ def _word(write: Callable[[Path], object]) -> str:
         write(Path(beside) / "new")
         files = b"".join(path.name.encode() + path.read_bytes() for path in sorted((Path(beside) / "new").iterdir()))
         folder = kept / sha256(files).hexdigest()[:16]
-        with contextlib.suppress(OSError):  # another process was first
+        with contextlib.suppress(OSError):  # another process created it first
             (Path(beside) / "new").rename(folder)
     return f"model.from_config={folder}"

@@ -1,4 +1,4 @@
-"""Random mixtures of experts with the tokens of the toy model, as Hugging Face folders."""
+"""Random mixture-of-experts models with the tokens of the toy model, as Hugging Face folders."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Record the text that SFT trains, for every chat template that the package trl ships and eight conversations.
+"""Record the text that SFT trains for every chat template in trl and eight conversations.
 
-    python -m tests.trained_text        writes tests/golden/trained-text.txt anew
+    python -m tests.trained_text    writes tests/golden/trained-text.txt
 
-A line of the record is the text of all trained turns with " + " between two turns; the templates that train it follow.
+Each line has the text of all trained turns, joined by " + ", followed by the templates that train it.
 """
 
 import textwrap
@@ -18,7 +18,7 @@ from tests.templates import ADD, FOLDER, build_tokenizer
 FILE = Path(__file__).parent / "golden" / "trained-text.txt"
 FAMILIES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 TAKES_PARTS = ("idefics3", "llava_next", "smolvlm")
-"""Families whose templates accept contents as lists of parts only."""
+"""Families with templates that only accept contents as lists of parts."""
 
 
 def say(role: str, content: str | None, **keys: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def say(role: str, content: str | None, **keys: Any) -> dict[str, Any]:
 
 
 def think(content: str, thinking: str) -> dict[str, Any]:
-    """A turn with thinking in the keys of all families."""
+    """Return a turn with thinking in the keys of all families."""
     return say("assistant", content, reasoning_content=thinking, thinking=thinking, reasoning=thinking)
 
 
@@ -47,14 +47,14 @@ CONVERSATIONS: Final[Mapping[str, Sequence[dict[str, Any]]]] = {
 
 
 def fit(messages: Sequence[dict[str, Any]], family: str) -> list[dict[str, Any]]:
-    """The messages with contents in the form that the family takes."""
+    """Return the messages with contents in the family's format."""
     if not family.startswith(TAKES_PARTS):
         return list(messages)
     return [{**one, "content": [{"type": "text", "text": one["content"] or ""}]} for one in messages]
 
 
 def train(family: str, name: str, *, has_special_tags: bool = False) -> list[str]:
-    """The text of each trained turn, or one line with the reason of a refusal."""
+    """Return the text of each trained turn, or one line with the reason of a refusal."""
     tokenizer = build_tokenizer(family, has_special_tags=has_special_tags)
     try:
         encoded = encode_answer(
@@ -71,7 +71,7 @@ def train(family: str, name: str, *, has_special_tags: bool = False) -> list[str
 
 
 def split_turns(token_ids: Sequence[int], places: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text of each run of neighbouring places."""
+    """Return the text of each run of consecutive positions."""
     turns: list[list[int]] = []
     for place in places:
         if place - 1 not in places:

@@ -1,7 +1,7 @@
-"""What the vLLM of pyproject.toml needs on GPUs, as its own source says: tests/vllm/{cuda,rocm}.txt, of `make lock`.
+"""GPU requirements of vLLM from its source package: tests/vllm/{cuda,rocm}.txt, written by `make lock`.
 
-The wheel for CUDA and the image for ROCm are of gigabytes; their requirements are a page in the source package. With it
-here, the locks are held to it without a network.
+The CUDA wheel and the ROCm image have gigabytes; the requirements are small. With these files the tests check locks
+offline.
 """
 
 import io
@@ -17,12 +17,12 @@ _INDEX = "https://pypi.org/simple/vllm/"
 
 
 def read_requirements(build: str) -> list[str]:
-    """Requirements of the build, `cuda` or `rocm`, a line each."""
+    """Return the requirements of the build `cuda` or `rocm`, one per line."""
     return (FOLDER / f"{build}.txt").read_text(encoding="utf-8").splitlines()
 
 
 def write_requirements(extra: Iterable[str]) -> None:
-    """Those of the vLLM that the extra names."""
+    """Write the requirements of the vLLM version that the extra names."""
     [version] = (one.partition("==")[2] for one in extra if one.startswith("vllm=="))
     with tarfile.open(fileobj=io.BytesIO(_fetch_source(version))) as archive:
         for build in ("cuda", "rocm"):
@@ -40,7 +40,7 @@ def _fetch_source(version: str) -> bytes:
 
 
 def _read(archive: tarfile.TarFile, folder: str, name: str) -> list[str]:
-    """Its lines without comments, and those of the files that it includes."""
+    """Return the lines without comments, including those of included files."""
     member = archive.extractfile(f"{folder}/{name}")
     assert member is not None
     lines: list[str] = []

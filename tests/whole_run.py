@@ -1,4 +1,4 @@
-"""What the heavy tests share: one uninterrupted run, which others must equal."""
+"""One uninterrupted run that heavy tests compare with."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from tests.tiny_models import SMALL_MODEL
 
 ROOT = Path(__file__).parents[1]
 
-# So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
+# A smaller model takes seconds instead of half a minute; everything else is as in the demo.
 OVERRIDES = (
     "+exp=demo",
     SMALL_MODEL,
@@ -43,7 +43,7 @@ OVERRIDES = (
 def start_run(
     run_dir: Path, *extra: str, verb: str = "submit", base: Sequence[str] = OVERRIDES
 ) -> subprocess.Popen[str]:
-    """`python -m slurm_rl` as a user starts it, in a folder of its own."""
+    """Start `python -m slurm_rl` as a user does, in its own folder."""
     words = [str(run_dir)] if verb == "resume" else [f"run_dir={run_dir}", *base, *extra]
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
@@ -56,14 +56,14 @@ def start_run(
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> str:
-    """Wait until a command has succeeded; return what it printed."""
+    """Wait until a command has succeeded; return its output."""
     output, _ = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, output
     return output
 
 
 def run_cli(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
-    """Run `python -m slurm_rl <words>` in `folder`, which must succeed; return what it printed."""
+    """Run `python -m slurm_rl <words>` in `folder`, which must succeed; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", *words],
         cwd=folder,
@@ -78,7 +78,7 @@ def run_cli(folder: Path, *words: str, env: Mapping[str, str] | None = None, tim
 
 
 def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock measured."""
+    """Return metrics.jsonl without timings."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
@@ -95,7 +95,7 @@ def wait_for(
 
 
 def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None:
-    """kill -9 of the trainer once a checkpoint of this step or a later one is there."""
+    """Send SIGKILL to the trainer once a checkpoint of at least this step exists."""
 
     def is_saved() -> bool:
         return any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events))
@@ -108,7 +108,7 @@ def find_driver(run_dir: Path) -> int:
     """Return the pid of the run's trainer."""
     found = [pid for pid in find_processes(run_dir) if "slurm_rl.trainers.grpo.main" in command_line(pid)]
     assert found, "no trainer to kill"
-    return min(found)  # a child has its words until it runs another program
+    return min(found)  # a forked child has the parent's command line until exec
 
 
 def find_processes(run_dir: Path) -> list[int]:
@@ -123,7 +123,7 @@ def find_processes(run_dir: Path) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    """Words of a process with spaces between; "" of one that has ended meanwhile."""
+    """Return the command line of a process, or "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
@@ -131,14 +131,16 @@ def command_line(pid: int) -> str:
 
 
 def read_examples(page: str) -> list[str]:
-    """The Python of a page of docs/, block by block."""
+    """Return the Python code blocks of a page of docs/."""
     return [block.text for block in read_blocks(DOCS / page) if block.language == "python"]
 
 
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed, made by the script of docs/python-api.md; those that it is compared with are made
-    by the command line."""
+    """Return an uninterrupted run, made by the script of docs/python-api.md.
+
+    Tests compare it with runs of the command line.
+    """
     folder = tmp_path_factory.mktemp("runs")
     example, demo = read_examples("python-api.md")[0], '["+exp=demo"]'
     assert example.count(demo) == 1

@@ -1,8 +1,8 @@
 """A run of agent programs that may be killed, with the engine of killed_episodes.py: SIGKILL at its n-th request.
 
-In addition to the journal it writes `asked`, `judged`, `events`, and `effects` with one line per action and episode. If the
-file `changed` exists, programs behave differently after their first reply. With kind `ahead`, a batch is sampled while
-the previous one trains, and weights wait for it.
+In addition to the journal it writes `asked`, `judged`, `events`, and `effects` with one line per action and episode.
+If the file `changed` exists, programs behave differently after their first reply. With kind `ahead`, a batch is
+sampled while the previous one trains, and weights wait for it.
 """
 
 import json
