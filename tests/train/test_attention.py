@@ -167,7 +167,7 @@ def test_engine_takes_same_steps(folder: Path, fields: dict[str, Any], score_see
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "way"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
+@pytest.mark.parametrize(("family", "implementation"), [("qwen2_5_vl", VARLEN), ("qwen3_vl", FLASH)])
 def test_images_give_same_result(family: Any, implementation: str, tmp_path: Path) -> None:
     """The vision tower attends to each image as a whole, the text to earlier tokens."""
     build_tiny_model(TinyVL(family=family), 0, tmp_path / "model")

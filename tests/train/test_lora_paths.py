@@ -171,7 +171,7 @@ def test_require_whole_files_refuses_missing_tensor(folders: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda state: state.pop("model.norm.weight"), "1 missing: model.norm.weight"),
         (lambda state: state.update(extra=torch.zeros(1)), "1 not of this model: extra"),
