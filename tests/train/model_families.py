@@ -328,19 +328,20 @@ _PAGE = """# Model families
 
 Written by `python -m tests.train.model_families` with transformers {version}; do not edit.
 
-The trainer reads several sequences in one row. Some models let them see each other there, without a word: recurrent and
-convolutional layers carry their state over the boundary, and some masks and positions count from the start of the row.
-So when a model is loaded, it is tried on random tokens (`slurm_rl/models/row_check.py`), with its own weights
-and type, under its own sharding:
+The trainer packs several sequences into one row. In some models packed sequences silently affect each other: recurrent
+and convolutional layers carry their state over the boundary, and some masks and positions count from the start of the
+row. Therefore every loaded model is tested on random tokens (`slurm_rl/models/row_check.py`), with its own weights,
+dtype and sharding:
 
-* **packed**: every sequence is computed as it is alone.
-* **one a row**: packed sequences would not be; each gets a row of its own. That is exact, and costs padding. The event
-  `trainer/not_packed` says so, `policy/packed` is 0 in the metrics, and the summary has a line of it.
-* **refused**: not even one sequence per row gives what the model's own forward does, as where tokens see later ones.
+* **packed**: every packed sequence gives the same result as in a row of its own.
+* **one a row**: packed sequences do not; each gets its own row. This is exact but needs padding. The event
+  `trainer/not_packed`, the metric `policy/packed` (0) and the summary report it.
+* **refused**: even one sequence per row differs from the model's own forward pass, for example if tokens see later
+  ones.
 
-Here are tiny random models of each family, made from its config alone, with `model.attention=sdpa` where it has that
-and `eager` elsewhere: {packed} packed, {one_a_row} one a row, {refused} refused. Errors are the worst of a logprob
-against the model's own forward on each sequence alone, in nats; *exact* is below 1e-5 in float32.
+The table has one tiny random model per family, built from its config, with `model.attention=sdpa` if supported,
+otherwise `eager`: {packed} packed, {one_a_row} one a row, {refused} refused. Errors are the largest difference of a
+logprob from the model's own forward pass on each separate sequence, in nats; *exact* is below 1e-5 in float32.
 
 | model type | rows | error if packed | error as chosen | +lora=all_linear | +lora=attention |
 | --- | --- | --- | --- | --- | --- |
@@ -349,20 +350,20 @@ against the model's own forward on each sequence alone, in nats; *exact* is belo
 ## LoRA
 
 The last two columns are the share of the matrices' parameters, without embeddings and output head, that gets an
-adapter. The event `trainer/adapters` records it for a run's own model, with the names of the matrices without one. The
-model with adapters, the merged weights and the export as transformers loads it agree to 1e-6 in float32.
+adapter. The event `trainer/adapters` records it for the model of a run, with the names of the matrices without an
+adapter. The model with adapters, the merged weights and the export as transformers loads it agree to 1e-6 in float32.
 
 `+lora=all_linear` adapts every linear layer, including those of a vision tower, but not
 
 * the output head and the embeddings;
-* the fused experts of a mixture, which are one parameter for all of them, and its router. So most of the weights of a
-  mixture of experts have no adapter;
+* the fused experts of a mixture of experts (one parameter for all experts) and its router, so most of its weights have
+  no adapter;
 * in a state-space mixer (Mamba) `x_proj`, `dt_proj` and `out_proj`: its kernels read their weights directly.
 
 `+lora=attention` is *refused* where the attention's projections have names other than q_proj, k_proj, v_proj and
-o_proj; the message lists the names for `model.lora.target_modules`. All LoRA is refused for models whose layers are not
-`nn.Linear` (GPT-2). With `model.lora.export=adapter`, gate_proj, up_proj and down_proj are refused in mixtures in which
-peft takes these names for the experts. The files of hrm_text hold several layers as one tensor, so GRPO refuses
+o_proj; the message lists the names for `model.lora.target_modules`. All LoRA is refused for models whose layers are
+not `nn.Linear` (GPT-2). With `model.lora.export=adapter`, gate_proj, up_proj and down_proj are refused in mixtures in
+which peft takes these names for the experts. The files of hrm_text hold several layers as one tensor, so GRPO refuses
 adapters on them with `rollout.weight_transfer=ray`.
 """
 

@@ -6,19 +6,18 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 59_920
+MAX_LINES = 59_670
 """Lines of slurm_rl. Goal: 46,000."""
-MAX_PLUGIN_LINES = 7_410
+MAX_PLUGIN_LINES = 7_280
 """Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Goal: 9,000."""
-MAX_TEST_LINES = 57_910
+MAX_TEST_LINES = 57_390
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""
@@ -68,6 +67,10 @@ DIALECT = [
     r"\b(?:stands|stood|beside)\b",
 ]
 FRAGMENT = re.compile(r'^\s*(?:"{3})?(?:Of|Whose|Who|By|As|So|Its|For) [^.]*\.\s*$', re.MULTILINE)
+DIALECT_NAME = re.compile(r"^test_(a|an|the|it)_|_(what|who|whose|told|said|asked|nobody|alone|gone|goes_on)(_|$)")
+MAX_TEST_NAME = 72
+"""Characters of the name of a test."""
+PROSE = ("tests", "benchmarks", "examples")
 LOADED = """
 import sys, slurm_rl.trainers.grpo.run_grpo
 files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "slurm_rl"]
@@ -91,9 +94,8 @@ def prose_of(path: Path) -> str:
     return "\n".join([*docstrings(ast.parse(text)), *comments])
 
 
-@cache
-def dialect_per_1000() -> float:
-    texts = [prose_of(path) for path in (*modules().values(), *ROOT.glob("docs/*.md"), ROOT / "README.md")]
+def dialect_per_1000(paths: Iterable[Path]) -> float:
+    texts = [prose_of(path) for path in paths]
     counts = [len(re.findall(word, text, re.IGNORECASE)) for text in texts for word in DIALECT]
     counts += [len(FRAGMENT.findall(text)) for text in texts]
     return 1000 * sum(counts) / sum(len(text.split()) for text in texts)
@@ -134,7 +136,13 @@ def test_no_layer_imports_plugin() -> None:
 
 
 def test_prose_stays_plain() -> None:
-    assert dialect_per_1000() <= MAX_DIALECT
+    assert dialect_per_1000([*modules().values(), *ROOT.glob("docs/*.md"), ROOT / "README.md"]) <= MAX_DIALECT
+    assert dialect_per_1000(path for name in PROSE for path in ROOT.glob(f"{name}/**/*.py")) <= MAX_DIALECT
+
+
+def test_names_of_tests_stay_plain() -> None:
+    names = {name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert [name for name in names if len(name) > MAX_TEST_NAME or DIALECT_NAME.search(name)] == []
 
 
 def test_algorithm_needs_few_files() -> None:

@@ -26,12 +26,14 @@ def rows(*answers: str) -> list[PromptRow]:
 )
 def test_check_references_names_unscorable_rows(verifier: str, good: str, bad: str, words: str) -> None:
     config = RewardConfig(verifiers={verifier: 1.0, "format": 0.2})
-    told: list[str] = []
-    check_references(config, rows(good, bad, good), told.append)
-    [line] = told
+    warnings: list[str] = []
+    check_references(config, rows(good, good), warnings.append)
+    assert warnings == []
+    check_references(config, rows(good, bad, good), warnings.append)
+    [line] = warnings
     assert f"cannot for 1 of 3: {rows(good, bad)[1].name}: {bad!r}" in line and words in line
     with pytest.raises(DataError, match=rf"the {verifier} verifier must be able to score .*2 of 2"):
-        check_references(config, rows(bad, bad), told.append)
+        check_references(config, rows(bad, bad), warnings.append)
 
 
 def test_check_inputs_of_own_data_names_bad_references(tmp_path: Path) -> None:
