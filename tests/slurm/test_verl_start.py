@@ -76,6 +76,7 @@ def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl
     words += ["cluster.cpus_per_node=2", "cluster.mem_gb_per_node=8", "ray.object_store_gb=0.2"]
     words += [f"cluster.python={quote(verl_python)}", f"external.model={model}", "job.max_failures=0"]
     words += [f"external.argv=[{quote(verl_python)},-m,verl.trainer.main_ppo]"]
+    words += ["~external.needs.vllm"]  # verl's environment on a CPU has none
     done = cli(cluster, shared_dir, *words, *(f"external.args.{name}={value}" for name, value in args.items()))
     assert done.returncode == 0, done.stderr
     end = wait_for_end(run.path, timeout_s=1500)
