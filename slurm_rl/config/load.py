@@ -117,7 +117,7 @@ def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[
 
 
 def hydra_compose(words: Sequence[str]) -> Any:
-    """Return the unresolved config that Hydra composes of these words, within `open_hydra`."""
+    """Return the unresolved config that Hydra composes from these words, within `open_hydra`."""
     from hydra import compose
 
     return compose("config", overrides=list(words))

@@ -130,7 +130,7 @@ class Composer:
         return self._set(*self._split(overrides))
 
     def _split(self, overrides: Sequence[str]) -> tuple[Signature, list[Override]]:
-        """Return the overrides of the first step, and those of the second."""
+        """Return the overrides that Hydra composes, and those that only set values."""
         parsed = [self._parse(text) for text in overrides]
         self._loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
         structural = tuple(item.input_line for item in parsed if self._is_structural(item))

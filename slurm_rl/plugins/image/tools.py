@@ -26,7 +26,7 @@ def run_tool(argv: Sequence[str], *, grows: Path | None = None) -> None:
     """Run a program to its end, its output on stderr.
 
     Args:
-        grows: the file that it writes, whose size is shown as progress.
+        grows: output file; its size is the progress.
 
     Raises:
         ConfigError: it failed; with the end of its output.
