@@ -6,10 +6,9 @@
     FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError if too many failed
 
 Items of all requests share one queue; workers take chunks that grow with it. The items of a chunk that crashed or hung
-are retried one by one, never in the last free worker. A crashed chunk of a reward model is first retried unchanged: its
-process was probably killed from outside, and the last digits of a score depend on the batch. A worker that has spent
-its
-budget returns early, so that slow items do not look like a hang:
+are retried one by one, never in the last free worker. An item fails when its worker dies twice, as the first may have
+been killed from outside. A crashed chunk of a reward model is first retried unchanged, because the last digits of a
+score depend on the batch. A worker that has spent its budget returns early, so that slow items do not look like a hang:
 
     budget = timeout_s / 10        deadline of a chunk = timeout_s + budget, of one item = timeout_s
 
@@ -192,8 +191,9 @@ class RewardPool:
         if task is None:  # a new request, or the end
             return
         self._restarts = 0
-        if self._has_model and not task.is_again and isinstance(future.exception(), ProcessExpired):
-            self._submit(task.units, is_suspect=task.is_suspect, is_again=True)
+        is_alone = len(task.units) == 1
+        if isinstance(future.exception(), ProcessExpired) and not task.is_again and (is_alone or self._has_model):
+            self._submit(task.units, is_suspect=task.is_suspect or is_alone, is_again=True)
             return
         outcomes = _read_outcomes(future, len(task.units), self._timeout_s)
         for unit, outcome in zip(task.units, outcomes, strict=False):

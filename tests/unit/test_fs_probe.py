@@ -72,7 +72,8 @@ def test_stopped_job_ends_although_disk_hangs(disk: HangingDisk, tmp_path: Path)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == EXIT_INTERRUPTED
-            # SIGKILL is pending; processes blocked in the kernel exit when the disk responds again.
+            # SIGKILL is pending: a request that the server has read is not interrupted before its answer.
+            disk.answer()
             wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild)), "them to be gone")
             assert f"{disk.path} has not responded for 0.5 s" in told.read_text()
         finally:

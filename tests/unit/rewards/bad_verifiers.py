@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import DataError
@@ -62,8 +63,17 @@ _DEEDS: dict[str, Any] = {
 }
 
 
+def _die_once(marker: Path) -> float:
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.75
+
+
 def obey(completion: str, answer: str) -> Any:
     """Misbehave as the completion requests; else return answer / 1000, which identifies the item."""
+    if completion == "die once":
+        return _die_once(Path(answer))
     if completion in _DEEDS:
         result = _DEEDS[completion]()
         return result if completion not in ("slow",) else 0.25
