@@ -116,6 +116,13 @@ def test_services_with_model_have_gpu_each_on_their_group() -> None:
     assert "reward-0 on GPU 2, reward-1 on GPU 3" in render_plan(plan)
 
 
+def test_evaluation_places_services_on_their_group() -> None:
+    task = ["eval.only=true", "data.train=''", "+eval.sets.sums.data=addition", "algorithm.kl.coef=0"]
+    plan = services_of(*task, "policy.node_group=null")
+    assert [group.name for group in plan.node_groups] == ["v100", "h100"]
+    assert nodes_of(plan, "reward") == [0, 0] and set(nodes_of(plan, "rollout")) == {1, 2}
+
+
 def test_services_without_model_run_on_cpu_nodes() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long}"
     words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_group=cpu"]
