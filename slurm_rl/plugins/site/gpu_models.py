@@ -35,18 +35,24 @@ _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"nvidia|tesla|geforce|[gr]tx\w*|pascal|volta|turing|ampere|ada|hopper|blackwell|grace", GpuModel("nvidia", None)),
 )
 
+_MOST_GB = 288
+
 
 def find_model(name: str) -> GpuModel | None:
     """Return the model of a GRES type; None for an unknown name.
 
     >>> find_model("nvidia_a100-sxm4-80gb")
     GpuModel(accelerator='nvidia', mem_gb=80)
+    >>> [find_model(name).mem_gb for name in ("a100-80", "a100_3g.20gb", "v100-32g", "h100-8", "gtx-980")]
+    [80, 20, 32, 80, None]
     >>> find_model("fake")
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
     found = next((model for pattern, model in _MODELS if any(re.fullmatch(pattern, word) for word in words)), None)
-    # The name may have the memory, also of a slice (1g.10gb); gh200_480gb has that of its CPU.
-    stated = re.search(r"(?<!\d)(\d{1,3})gb(?![a-z0-9.])", name.lower())
-    if found is None or stated is None or "gh200" in words:
+    if found is None or "gh200" in words:  # gh200_480gb has the memory of its CPU
         return found
-    return GpuModel(found.accelerator, int(stated[1]))
+    # The name may have the memory, also of a slice (1g.10gb) or without unit (a100-80).
+    for number, unit in re.findall(r"(?<![a-z0-9])(\d{1,3})(gb|g?)(?![a-z0-9.])", name.lower()):
+        if unit == "gb" or (found.mem_gb or 8) <= int(number) <= _MOST_GB:
+            return GpuModel(found.accelerator, int(number))
+    return found
