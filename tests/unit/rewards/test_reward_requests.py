@@ -60,7 +60,7 @@ def test_workers_killed_by_kernel_are_replaced() -> None:
         assert values(futures[-1])[2:] == [i / 1000 for i in range(2, 40)]
 
 
-def test_item_whose_worker_was_killed_from_outside_is_scored(pool: RewardPool, tmp_path: Path) -> None:
+def test_item_is_scored_although_its_worker_was_killed(pool: RewardPool, tmp_path: Path) -> None:
     items = [RewardItem(completion="die once", answer=str(tmp_path / "marker")), *build_items(10, {})]
     assert values(pool.submit(items[:1])) == [0.75]
     (tmp_path / "marker").unlink()
