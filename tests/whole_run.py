@@ -83,6 +83,20 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
+def stage_rows(run_dir: Path, stage: str = "grpo") -> list[dict[str, Any]]:
+    return [row for row in exact_rows(run_dir) if row["stage"] == stage]
+
+
+def events_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_rows(run_dir / "events.jsonl") if row["kind"] == kind]
+
+
+def train(run_dir: Path, *extra: str, base: Sequence[str] = OVERRIDES) -> list[dict[str, Any]]:
+    """Run to the end; return metrics.jsonl without timings."""
+    finish(start_run(run_dir, *extra, base=base))
+    return exact_rows(run_dir)
+
+
 def wait_for(
     is_true: Callable[[], bool], what: str, process: subprocess.Popen[Any] | None = None, *, pause_s: float = 0.02
 ) -> None:
@@ -98,7 +112,7 @@ def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None
     """Send SIGKILL to the trainer once a checkpoint of at least this step exists."""
 
     def is_saved() -> bool:
-        return any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events))
+        return any(row["step"] >= step for row in events_of(run.path, "checkpoint/saved"))
 
     wait_for(is_saved, "no checkpoint", process, pause_s=0.05)
     os.kill(find_driver(run.path), signal.SIGKILL)

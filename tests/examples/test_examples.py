@@ -5,7 +5,6 @@ examples/images: test_images.py. examples/sweep: tests/slurm/test_sweep.py.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,20 +12,16 @@ from tests.examples.kit import EXAMPLES, read_commands, run_readme
 from tests.tiny_models import SMALL_MODEL
 from tests.unit.plugins.prepare.hub_server import Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
-from tests.whole_run import exact_rows
+from tests.whole_run import stage_rows
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
-
-
-def rows_of(run: Path, stage: str) -> list[dict[str, Any]]:
-    return [row for row in exact_rows(run) if row["stage"] == stage]
 
 
 @pytest.mark.slow
 def test_own_data_and_reward_train(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=6", "data.num_eval=20")
     run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
-    steps = rows_of(tmp_path / "runs/own_data", "grpo")
+    steps = stage_rows(tmp_path / "runs/own_data")
     assert len(steps) == 6
     # Only this example's reward scores single letters, so it is above the exact-match score.
     assert all(0 < row["score/scores"] < row["reward/mean"] < 1 for row in steps)
@@ -48,7 +43,7 @@ def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
     sizes = ("warmup.num_steps=40", "trainer.num_steps=2", "trainer.prompts_per_step=8")
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
     run_readme("gsm8k", tmp_path, {"gsm8k_tiny": sizes}, env)
-    steps = rows_of(tmp_path / "runs/gsm8k", "grpo")
+    steps = stage_rows(tmp_path / "runs/gsm8k")
     assert len(steps) == 2
     assert any(row["score/math"] > 0 for row in steps), "nothing was boxed"
     assert all(row["reward/failed"] == 0 for row in steps)
@@ -58,7 +53,7 @@ def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
 def test_programs_in_sandbox(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=2", "algorithm.group_size=4", "data.num_eval=4")
     run_readme("code", tmp_path, {"programs_tiny": (), "code_tiny": sizes})
-    steps = rows_of(tmp_path / "runs/code", "grpo")
+    steps = stage_rows(tmp_path / "runs/code")
     assert len(steps) == 2
     assert all(0 < row["score/code"] < 1 and row["reward/failed"] == 0 for row in steps)
 
@@ -66,9 +61,9 @@ def test_programs_in_sandbox(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sft_then_dpo_in_bfloat16(tmp_path: Path) -> None:
     run_readme("sft_dpo", tmp_path, dict.fromkeys(("chats_sft_tiny", "chats_dpo_tiny"), ("model.dtype=bfloat16",)))
-    losses = [row["eval/loss"] for row in rows_of(tmp_path / "runs/chats_sft", "eval")]
+    losses = [row["eval/loss"] for row in stage_rows(tmp_path / "runs/chats_sft", "eval")]
     assert losses[-1] < losses[0] / 2
-    evaluations = rows_of(tmp_path / "runs/chats_dpo", "eval")
+    evaluations = stage_rows(tmp_path / "runs/chats_dpo", "eval")
     assert evaluations[0]["eval/margin"] == pytest.approx(0, abs=0.05) and evaluations[-1]["eval/margin"] > 0.1
     # DPO started from the SFT checkpoint.
     start, left = (
@@ -82,9 +77,9 @@ def test_ppo_uses_trained_reward_model(tmp_path: Path) -> None:
     sizes = (SMALL_MODEL, "model.dtype=bfloat16")
     ppo = (*sizes, "reward.model.dtype=bfloat16", "trainer.num_steps=3", "trainer.prompts_per_step=16")
     run_readme("ppo_reward_model", tmp_path, {"sums_rm_tiny": sizes, "sums_ppo_tiny": ppo})
-    first, *_, last = rows_of(tmp_path / "runs/sums_rm", "eval")
+    first, *_, last = stage_rows(tmp_path / "runs/sums_rm", "eval")
     assert last["eval/accuracy"] > 0.9 and last["eval/loss"] < first["eval/loss"] / 2
-    steps = rows_of(tmp_path / "runs/sums_ppo", "grpo")
+    steps = stage_rows(tmp_path / "runs/sums_ppo")
     assert len(steps) == 3
     assert all(row["policy/grad_norm"] > 0 and row["critic/loss"] > 0 for row in steps)
     assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in steps)
@@ -92,14 +87,8 @@ def test_ppo_uses_trained_reward_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_script_starts_and_reads_two_runs(tmp_path: Path) -> None:
-    sizes = (
-        SMALL_MODEL,
-        "supervised.max_steps=4",
-        "optim.warmup_steps=1",
-        "data.largest_addend=19",
-        "data.num_eval=20",
-        "eval.interval=2",
-    )
+    sizes = (SMALL_MODEL, "supervised.max_steps=4", "optim.warmup_steps=1", "eval.interval=2")
+    sizes += ("data.largest_addend=19", "data.num_eval=20")
     lines = run_readme("python_api", tmp_path, {"rates.py": sizes}).splitlines()
     assert [line.split()[0] for line in lines] == ["0.0002", "0.002"] * 2
     slow, fast = ([float(word) for word in line.split()[3:]] for line in lines[2:])

@@ -3,14 +3,11 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import RunDir
 from tests.examples.kit import run_readme
-from tests.whole_run import exact_rows, run_cli
+from tests.whole_run import events_of, exact_rows, run_cli, stage_rows
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +19,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "images"
 
 
-def grpo_rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [row for row in exact_rows(run_dir) if row["stage"] == "grpo"]
-
-
 def test_engine_and_policy_agree_on_images_to_bfloat16(run_dir: Path) -> None:
     """test_vision_engines.py checks 1e-4 in float32."""
-    steps = grpo_rows(run_dir)
+    steps = stage_rows(run_dir)
     assert len(steps) == 3
     assert any(row["reward/groups_with_signal"] > 0 for row in steps), "nothing was rewarded, so nothing was learned"
     trained = [row for row in steps if row.get("policy/grad_norm", 0) > 0]
@@ -71,7 +64,7 @@ def test_resumed_run_has_identical_metrics(run_dir: Path, tmp_path: Path) -> Non
     (run_dir / "end.json").unlink()
     # From the directory of submission, because the data path is relative.
     run_cli(run_dir.parents[1], "resume", str(run_dir))
-    [resumed] = [row for row in read_rows(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
+    [resumed] = events_of(run_dir, "trainer/resumed")
     assert resumed["step"] == 46
     assert exact_rows(run_dir) == exact_rows(whole)
     exported = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run_dir, whole)]

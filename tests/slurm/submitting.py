@@ -26,6 +26,15 @@ def cli(
     return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=300)
 
 
+def run_cli(
+    cluster: Cluster, folder: Path, *words: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed."""
+    done = cli(cluster, folder, *words, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command that must be refused, in this process: starting Python would take most of the test's time."""
     out, error = io.StringIO(), io.StringIO()
@@ -42,8 +51,7 @@ def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.Completed
 def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
     """Submit a light run on two nodes; return its job id."""
     own = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.python={quote(python)}", f"run_dir={quote(run)}"]
-    done = cli(cluster, run.parent, *own, *words, env=env)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, run.parent, *own, *words, env=env)
     return job_id(run)
 
 
@@ -76,6 +84,13 @@ def wait_for_end(run: Path, timeout_s: float = 240) -> dict[str, Any]:
     wait_until((run / "end.json").is_file, "the run to end", timeout_s=timeout_s)
     found: dict[str, Any] = read_json(run / "end.json")
     return found
+
+
+def finish(run: Path) -> None:
+    """Let the light trainer end the run."""
+    (run / "finish").touch()
+    end = wait_for_end(run)
+    assert end["state"] == "finished", end
 
 
 def queue(cluster: Cluster) -> str:

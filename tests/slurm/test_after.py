@@ -11,7 +11,7 @@ from slurm_rl.run_dir.jsonl import read_rows
 from tests.docs.markdown import DOCS, read_blocks
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, slurm_environment
-from tests.slurm.submitting import cli, wait_for_end
+from tests.slurm.submitting import cli, run_cli, wait_for_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
@@ -63,14 +63,12 @@ def test_pipeline_resumes_at_failed_stage(cluster: Cluster, shared_dir: Path) ->
     (shared_dir / "two.yaml").write_text(f"one: {stage}\ntwo: {stage}\n")
     words = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
     words += ["job.max_failures=0", "ray.dashboard=false"]
-    done = cli(cluster, shared_dir, "submit", "two.yaml", f"--dir={folder}", *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, "submit", "two.yaml", f"--dir={folder}", *words)
     assert wait_for_end(folder / "one", timeout_s=240)["state"] == "failed"
     end = wait_for_end(folder / "two", timeout_s=240)
     assert end["state"] == "failed" and f"{folder}/one is failed" in end["cause"]
     (shared_dir / "good").touch()
-    done = cli(cluster, shared_dir, "resume", str(folder))
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, "resume", str(folder))
     for stage in ("one", "two"):
         assert wait_for_end(folder / stage, timeout_s=240)["state"] == "finished"
     lines = cli(cluster, shared_dir, "status", str(folder)).stdout.splitlines()
@@ -101,8 +99,7 @@ def test_sft_then_grpo_from_its_export(cluster: Cluster, shared_dir: Path) -> No
         :2
     ]
     small = ["cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=4"]
-    done = cli(cluster, shared_dir, *start, *small, "logging.wandb.mode=disabled")
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *start, *small, "logging.wandb.mode=disabled")
     first, second, third = (LightRun.open(cluster, folder / stage) for stage in SMALL)
     first.wait_for_events("attempt/started")
     assert cluster.run(["scontrol", "requeue", first.job]).returncode == 0

@@ -15,7 +15,7 @@ from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.launched import TIMEOUT_S, Launched, cell_id
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, quote, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import ROOT, cli, finish, quote, run_cli, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -147,10 +147,8 @@ def test_working_directory_missing_on_nodes_is_named(cluster: Cluster, shared_di
     python, words = make_light_python(shared_dir), ["+exp=demo", "+cluster=slurm_cpu", "cluster.num_nodes=1"]
     for name, setup in (("plain", []), ("sets-up", ["cluster.setup=['. ./env.sh']"])):
         run = [f"run_dir={shared_dir / name}", f"cluster.python={python}", "cluster.cpus_per_node=1"]
-        done = cli(cluster, tmp_path, *words, *run, *setup, "cluster.mem_gb_per_node=2")
-        assert done.returncode == 0, done.stderr
+        run_cli(cluster, tmp_path, *words, *run, *setup, "cluster.mem_gb_per_node=2")
     message = f"submitted from {tmp_path}, which this node does not have, so that it ran in /tmp"
     check_cause(cluster, shared_dir / "sets-up", "this one did not: . ./env.sh", message)
     wait_for_step(shared_dir / "plain")
-    (shared_dir / "plain" / "finish").touch()
-    assert wait_for_end(shared_dir / "plain")["state"] == "finished"
+    finish(shared_dir / "plain")

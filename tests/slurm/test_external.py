@@ -7,7 +7,7 @@ import pytest
 
 from slurm_rl.run_dir.jsonl import read_rows
 from tests.slurm.cluster import Cluster
-from tests.slurm.submitting import cli, quote, wait_for_end
+from tests.slurm.submitting import quote, run_cli, wait_for_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -53,8 +53,7 @@ def test_ranks_of_any_program_start_and_restart(cluster: Cluster, shared_dir: Pa
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
     words += ["external.resume.again=true", "+cluster=slurm_cpu", "job.max_failures=1", f"run_dir={run}"]
     words += [f"checkpoint.upload_url='file://{shared_dir}/bucket'"]
-    done = cli(cluster, shared_dir, *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words)
     end = wait_for_end(run, timeout_s=500)
     assert (end["state"], end["step"]) == ("finished", 7), end
     first, second = ((run / "attempts" / number / "logs") for number in ("1", "2"))
@@ -78,8 +77,7 @@ def test_program_starts_after_last_node_joins(cluster: Cluster, shared_dir: Path
     words = ["+exp=command", f"external.argv={program}", "+cluster=slurm_cpu", f"run_dir={run}"]
     words += ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
     words += ["job.max_failures=0", "ray.dashboard=false", f'cluster.setup=["test $(hostname) != {last} || sleep 15"]']
-    done = cli(cluster, shared_dir, *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words)
     end = wait_for_end(run, timeout_s=500)
     assert end["state"] == "finished", end
     log = (run / "attempts" / "1" / "logs" / "driver.log").read_text()

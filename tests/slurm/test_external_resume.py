@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
-from tests.slurm.submitting import cli, job_id, quote, wait_for_end
+from tests.slurm.submitting import job_id, quote, run_cli, wait_for_end
 from tests.unit.plugins.external.layout_files import half, whole
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -38,8 +38,7 @@ def test_requeue_resumes_from_newest_complete_checkpoint(
     # The stand-in needs no Ray, and attempts start sooner without it.
     words += ["external.start=torchrun", "+cluster=slurm_cpu", f"run_dir={run}", f"cluster.num_nodes={num_nodes}"]
     words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "job.max_failures=0"]
-    done = cli(cluster, shared_dir, *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words)
     logs = [RunDir(run).attempt(number).log("driver") for number in (1, 2)]
     wait_until(
         lambda: logs[0].is_file() and "waits to be ended" in logs[0].read_text(), "the stand-in to wait", timeout_s=300

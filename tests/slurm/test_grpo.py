@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,14 +12,10 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster, wait_until
-from tests.slurm.submitting import ROOT, cli, wait_for_end
-from tests.whole_run import OVERRIDES, exact_rows
+from tests.slurm.submitting import ROOT, run_cli, wait_for_end
+from tests.whole_run import OVERRIDES, exact_rows, stage_rows
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-
-def grpo_rows(run: Path) -> list[dict[str, Any]]:
-    return [row for row in exact_rows(run) if row["stage"] == "grpo"]
 
 
 @pytest.mark.timeout(2400)  # two complete demos share the machine
@@ -28,14 +23,13 @@ def test_concurrent_demos_learn_with_equal_metrics(cluster: Cluster, shared_dir:
     nodes = ",".join(cluster.nodes[:2])
     first, second = shared_dir / "first", shared_dir / "second"
     words = ["+exp=demo", "+cluster=slurm_cpu", "trainer.num_steps=60", "logging.wandb.mode=disabled"]
-    done = cli(cluster, shared_dir, *words, f"run_dir={first}", f"cluster.slurm.nodelist='{nodes}'")
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words, f"run_dir={first}", f"cluster.slurm.nodelist='{nodes}'")
     submit_plainly(cluster, shared_dir, nodes, *words, f"run_dir={second}")
     for run in (first, second):
         assert wait_for_end(run, timeout_s=1800)["state"] == "finished"
     # Concurrent runs with the same seed on shared nodes do not affect each other's numbers.
     assert exact_rows(first) == exact_rows(second)
-    rows = grpo_rows(first)
+    rows = stage_rows(first)
     rewards = [row["reward/mean"] for row in rows]
     assert len(rewards) == 60
     assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.05
@@ -46,8 +40,7 @@ def test_concurrent_demos_learn_with_equal_metrics(cluster: Cluster, shared_dir:
 
 def test_requeued_run_has_identical_metrics(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
     run = shared_dir / "run"
-    done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES)
     wait_until(lambda: (run / "checkpoints" / "step-42").is_dir(), "a checkpoint", timeout_s=300)
     job = json.loads((run / "job.json").read_text())["job_id"]
     cluster.run(["scancel", "--batch", "--signal=USR2", job])
@@ -61,8 +54,7 @@ def test_reference_and_reward_service_run_on_their_groups(cluster: Cluster, shar
     words = ["cluster.num_nodes=2", "+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1"]
     words += ["policy.node_group=new", "rollout.node_group=new", "reference.node_group=old", "reference.num_workers=1"]
     words += ["+reward=service", "reward.service.node_group=old", "reward.service.address=cluster"]
-    done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
     # Placement does not change the numbers.
     assert exact_rows(run) == exact_rows(whole_run)

@@ -18,7 +18,7 @@ from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun
 from tests.slurm.podman import clean_nodes, containers, make_store
-from tests.slurm.submitting import ROOT, cli, wait_for_end
+from tests.slurm.submitting import ROOT, cli, run_cli, wait_for_end
 from tests.whole_run import OVERRIDES, exact_rows
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -83,8 +83,7 @@ def test_sqsh_has_enroot_layout_and_manifest(built: Built) -> None:
 def test_demo_trains_in_image_on_two_nodes(built: Built, cluster: Cluster) -> None:
     run = built.folder / "run"
     words = ["+cluster=slurm_cpu", "container.runtime=podman", f"container.image={IMAGE}", f"run_dir={run}"]
-    done = cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.node_env)
-    assert done.returncode == 0, done.stderr
+    done = run_cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.node_env)
     assert f"image   {IMAGE}" in done.stderr
     end = wait_for_end(run, timeout_s=900)
     assert end["state"] == "finished", end

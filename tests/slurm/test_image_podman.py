@@ -10,7 +10,7 @@ from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light_python import make_light_python
 from tests.slurm.podman import BUSYBOX, clean_nodes, containers, host_python_mounts, make_store
-from tests.slurm.submitting import cli, quote, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, quote, run_cli, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -33,8 +33,7 @@ def test_wrong_image_is_refused_without_retry(cluster: Cluster, shared_dir: Path
     mounts = [word for word in host_python_mounts() if word.startswith(("/usr:", "/lib"))]
     words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman(BUSYBOX, *mounts), f"run_dir={quote(run)}"]
     words[[word.startswith("cluster.python") for word in words].index(True)] = "cluster.python=/usr/bin/python3"
-    done = cli(cluster, shared_dir, *words, env=podman)
-    assert done.returncode == 0, done.stderr
+    done = run_cli(cluster, shared_dir, *words, env=podman)
     assert f"image   {BUSYBOX}, from podman's store" in done.stderr
     end = wait_for_end(run)
     assert end["state"] == "failed" and end["exit_code"] == 2
@@ -62,6 +61,5 @@ def test_attach_enters_running_container(cluster: Cluster, shared_dir: Path, pod
     assert shell.stdout == "seen\n", shell.stderr
     assert len(containers(cluster, second, podman)) == 1
     assert "trainer of attempt 1 resumes" in cli(cluster, shared_dir, "logs", str(run)).stdout
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     assert containers(cluster, second, podman) == []

@@ -23,7 +23,7 @@ from tests.slurm.cluster import Cluster, ensure_packages, is_possible
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light_python import make_light_python
 from tests.slurm.podman import host_python_mounts
-from tests.slurm.submitting import cli, quote, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, quote, run_cli, wait_for_end, wait_for_step
 from tests.whole_run import OVERRIDES
 
 PLUGIN = os.environ.get("SLURM_RL_PYXIS")
@@ -68,8 +68,7 @@ def image(pyxis_cluster: Cluster) -> list[str]:
     folder = make_shared_dir(pyxis_cluster)
     make_busybox_root(folder / "root.tar")
     words = ["container.runtime=pyxis", f"container.image={folder}/rl.sqsh"]
-    done = cli(pyxis_cluster, folder, "image", "import", f"--from={folder}/root.tar", *words)
-    assert done.returncode == 0, done.stderr
+    run_cli(pyxis_cluster, folder, "image", "import", f"--from={folder}/root.tar", *words)
     return [*words, "+cluster=slurm_cpu"]
 
 
@@ -107,8 +106,7 @@ def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str
     log.write_text("")
     python = make_light_python(folder, real_ray=True)
     words = [*OVERRIDES, *image, f"cluster.python={quote(python)}", mounts(folder), "cluster.num_nodes=2"]
-    done = cli(pyxis_cluster, folder, *words, f"run_dir={run}", "container.setup=['echo set-up-inside']")
-    assert done.returncode == 0, done.stderr
+    run_cli(pyxis_cluster, folder, *words, f"run_dir={run}", "container.setup=['echo set-up-inside']")
     wait_for_step(run)
     uses = Counter(log.read_text().splitlines())
     assert [uses[f"{node} create"] for node in pyxis_cluster.nodes] == [1, 1], uses
@@ -122,8 +120,7 @@ def test_image_is_unpacked_once_per_node(pyxis_cluster: Cluster, image: list[str
     shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", "/bin/busybox", "ls", "-d", folders[0])
     assert shell.stdout.split() == folders, shell.stderr
     assert Counter(log.read_text().splitlines())[f"{second} create"] == 1
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     assert "trainer of attempt 1 resumes" in cli(pyxis_cluster, folder, "logs", str(run)).stdout
     for node in pyxis_cluster.nodes:
         left = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*; enroot list"], node=node)

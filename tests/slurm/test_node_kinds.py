@@ -10,7 +10,7 @@ from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, job_id, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, job_id, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -52,8 +52,7 @@ def test_three_type_job_requeues_cancels_resumes_and_finishes(cluster: Cluster, 
     assert wait_for_end(run)["state"] == "interrupted"
     assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
     wait_for_step(run, attempt=3)
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/started"]
     assert [row["gpus"] for row in started] == [3, 3, 3] and all("start_time" in row for row in started)
     wait_until_clean(cluster)

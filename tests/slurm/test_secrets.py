@@ -9,7 +9,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import wait_until_clean
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import finish, submit, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -56,8 +56,7 @@ def test_secrets_reach_only_trainer(cluster: Cluster, shared_dir: Path) -> None:
     # The trainer must have them.
     trainer = [entry for entry in trainers() if entry.read_bytes().count(b"canary-") >= len(CANARY)]
     assert trainer
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     wait_until_clean(cluster)  # files disappear until then
     assert files_with_canary(shared_dir) == []
     private = [path for path in (run / "submitit").rglob("*.pkl") if path.stat().st_mode & 0o077]

@@ -8,7 +8,7 @@ import yaml
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.accounting import ACCOUNT
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.submitting import cli, queue, wait_for_end
+from tests.slurm.submitting import queue, run_cli, wait_for_end
 from tests.whole_run import OVERRIDES
 
 pytestmark = pytest.mark.slurm
@@ -16,8 +16,7 @@ pytestmark = pytest.mark.slurm
 
 def write_preset(cluster: Cluster, folder: Path, *words: str) -> str:
     """Write a preset to `folder` and return its text."""
-    done = cli(cluster, folder, "site", "--name", "mysite", *words, env={"XDG_CONFIG_HOME": str(folder)})
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_cli(cluster, folder, "site", "--name", "mysite", *words, env={"XDG_CONFIG_HOME": str(folder)})
     assert "slurm   takes a job of it (sbatch --test-only)" in done.stdout
     assert queue(cluster) == "", "nothing is queued"
     return (folder / "slurm_rl" / "cluster" / "mysite.yaml").read_text()
@@ -32,8 +31,7 @@ def test_preset_describes_cluster_and_plans(cluster: Cluster, shared_dir: Path) 
     assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
     assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
     words = ["plan", "--script", "+exp=demo", "+cluster=mysite"]
-    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
-    assert done.returncode == 0, done.stderr
+    done = run_cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
     assert "--partition=main" in done.stdout
 
 
@@ -42,8 +40,7 @@ def test_preset_describes_cluster_and_plans(cluster: Cluster, shared_dir: Path) 
 def test_demo_trains_with_preset(cluster: Cluster, shared_dir: Path) -> None:
     write_preset(cluster, shared_dir)
     words = ["+cluster=mysite", f"run_dir={shared_dir / 'run'}", *OVERRIDES]
-    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
     end = wait_for_end(shared_dir / "run", timeout_s=420)
     assert (end["state"], end["exit_code"]) == ("finished", 0)
 

@@ -10,7 +10,7 @@ from tests.slurm.cluster.accounting import ACCOUNT
 from tests.slurm.cluster.reset import is_idle
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, job_id, queue, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, job_id, queue, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -59,8 +59,7 @@ def test_forbidden_requeue_names_next_command(cluster: Cluster, shared_dir: Path
     assert end["cause"] in cli(cluster, shared_dir, "status", str(run)).stdout
     assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
     wait_for_step(run, attempt=2)
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
 
 
 def test_login_node_without_scontrol_and_sacct_runs_job(accounting_cluster: Cluster) -> None:
@@ -102,5 +101,4 @@ def test_run_root_missing_on_login_node_is_refused(cluster: Cluster, shared_dir:
     [run] = (shared_dir / "runs").iterdir()
     wait_for_step(run)
     assert list(tmp_path.iterdir()) == []
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)

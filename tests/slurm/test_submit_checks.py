@@ -7,7 +7,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.submitting import cli, job_id, queue, refused
+from tests.slurm.submitting import cli, job_id, queue, refused, run_cli
 
 pytestmark = pytest.mark.slurm
 
@@ -53,8 +53,7 @@ def test_gpu_type_uses_spelling_of_site(cluster: Cluster) -> None:
     words = [H100, "cluster.gpu_type=FAKE", "cluster.gpus_per_node=2", "cluster.cpus_per_node=4"]
     words += ["cluster.mem_gb_per_node=1", "+cluster.slurm.extra.hold=true", "run_dir=waits"]
     folder = make_shared_dir(cluster)
-    done = cli(cluster, folder, "+exp=demo", *words)
-    assert done.returncode == 0, done.stderr
+    done = run_cli(cluster, folder, "+exp=demo", *words)
     assert "gpu:fake:2, as this cluster spells gpu:FAKE:2" in done.stderr
     shown = cluster.run(["scontrol", "show", "job", job_id(folder / "waits")]).stdout
     assert "gres:gpu:fake:2" in shown or "gres/gpu:fake:2" in shown, shown

@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, job_id, wait_for_end, wait_for_step
+from tests.slurm.submitting import ROOT, cli, finish, job_id, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -41,8 +41,7 @@ def test_plain_sbatch_uses_allocation_and_resumes(cluster: Cluster, shared_dir: 
     cluster.run(["scontrol", "requeue", job])
     wait_for_step(run, attempt=2)
     assert "running" in cli(cluster, shared_dir, "status", str(run)).stdout
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     first, second = [(run / "attempts" / str(n) / "logs" / "driver.log").read_text() for n in (1, 2)]
     assert "after step 0" in first
     assert "after step 0" not in second
@@ -70,5 +69,4 @@ def test_job_runs_snapshot_not_working_directory(cluster: Cluster, shared_dir: P
     job = sbatch(cluster, shared_dir, "-N2", "--mem=2G", str(script), *overrides(shared_dir))
     run = shared_dir / "runs" / f"plain-{job}"
     wait_for_step(run)
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, queue, quote, refused, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, queue, quote, refused, submit, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -23,8 +23,7 @@ def test_run_in_hostile_folder_finishes(cluster: Cluster, shared_dir: Path) -> N
     assert "resumes after" in cli(cluster, folder, "logs", str(run)).stdout
     shown = cluster.run(["scontrol", "show", "job", "-o"]).stdout
     assert comment.replace("\\\\", "\\") in shown or "it's" in shown
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     assert {path.stem for path in (run / "attempts" / "1" / "logs").glob("node-*.log")} == {"node-0", "node-1"}
     assert list(shared_dir.rglob("pwned")) == []
 

@@ -10,7 +10,7 @@ import pytest
 from tests.other_host import start_on_other_host
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, job_id, queue, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import ROOT, cli, finish, job_id, queue, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 RESUME = "import sys; from slurm_rl.__main__ import main; sys.exit(main(['resume', sys.argv[1]]))"
@@ -47,8 +47,7 @@ def test_verbs_agree_through_run(cluster: Cluster, shared_dir: Path) -> None:
     # The first job may still be completing.
     assert {*queue(cluster).split()[::2]} - {first} == {job_id(run)}
     wait_for_step(run, attempt=2)
-    (run / "finish").touch()
-    assert wait_for_end(run)["state"] == "finished"
+    finish(run)
     # Without a name, and by name and job id from an unrelated folder.
     elsewhere = shared_dir / "elsewhere"
     elsewhere.mkdir()

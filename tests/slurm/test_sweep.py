@@ -13,7 +13,7 @@ from tests.examples.kit import EXAMPLES, read_commands
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.cluster.reset import is_idle
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, job_id, queue, refused, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, job_id, queue, refused, run_cli, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -28,8 +28,7 @@ def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) 
     python = make_light_python(folder)
     words = ("-m", *SMALL, f"cluster.python={python}", f"hydra.sweep.dir={path}", *words)
     env = {"PATH": f"{spy}:{cluster.env['PATH']}"} if spy else None
-    done = cli(cluster, folder, *words, env=env)
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, folder, *words, env=env)
     return path
 
 
@@ -58,8 +57,7 @@ def test_sweep_requeues_cancels_and_lists_results(cluster: Cluster, shared_dir: 
     (shared_dir / "examples").symlink_to(EXAMPLES)
     start, results, report = (words[3:] for words in read_commands("sweep") if words[3] != "plan")
     small = [*ON_SLURM, f"cluster.python={make_light_python(shared_dir)}"]
-    done = cli(cluster, shared_dir, *start, *small, env={"PATH": f"{spy}:{cluster.env['PATH']}"})
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *start, *small, env={"PATH": f"{spy}:{cluster.env['PATH']}"})
     path = shared_dir / "runs" / "rates"
     runs = [path / str(index) for index in range(3)]
     # One --test-only call and one for all runs.

@@ -14,7 +14,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.launched import VERSION
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, finish, submit, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -48,8 +48,7 @@ def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
     wait_for_step(folder)
     num_nodes = read_json(folder / "plan.json")["num_nodes"]
     hosts = [read_json(folder / "attempts" / "1" / f"node-{rank}.json")["host"] for rank in range(num_nodes)]
-    (folder / "finish").touch()
-    assert wait_for_end(folder)["state"] == "finished"
+    finish(folder)
     return hosts
 
 

@@ -16,7 +16,7 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 from tests.slurm.cluster import Cluster
-from tests.slurm.submitting import cli, quote, wait_for_end
+from tests.slurm.submitting import quote, run_cli, wait_for_end
 from tests.tiny_llama import build_tiny_llama
 from tests.train.external.releases import RELEASES
 from tests.train.external.test_verl_data import make_rows
@@ -77,8 +77,7 @@ def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl
     words += [f"cluster.python={quote(verl_python)}", f"external.model={model}", "job.max_failures=0"]
     words += [f"external.argv=[{quote(verl_python)},-m,verl.trainer.main_ppo]"]
     words += ["~external.needs.vllm"]  # verl's environment on a CPU has none
-    done = cli(cluster, shared_dir, *words, *(f"external.args.{name}={value}" for name, value in args.items()))
-    assert done.returncode == 0, done.stderr
+    run_cli(cluster, shared_dir, *words, *(f"external.args.{name}={value}" for name, value in args.items()))
     end = wait_for_end(run.path, timeout_s=1500)
     log = read_logs(run.attempt(1))
     assert "All configuration checks passed successfully" in log, (end, log[-5000:])

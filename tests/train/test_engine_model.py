@@ -1,4 +1,4 @@
-"""The tiny model and its character tokenizer; loading a model, and errors for unsuitable ones."""
+"""Loading a model, and errors for unsuitable ones."""
 
 import json
 import shutil
@@ -26,19 +26,6 @@ def config(path: Path, **fields: object) -> ModelConfig:
     return ModelConfig(path=str(path), **fields)
 
 
-def test_characters_survive_round_trip(tmp_path: Path) -> None:
-    text = " \n\té'\"<>漢🙂ab"
-    build_tiny_model(replace(SMALL, characters=text), 0, tmp_path / "m")
-    tokenizer = load_tokenizer(tmp_path / "m")
-    assert len(tokenizer.encode(text)) == len(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_character_outside_vocabulary_raises(folder: Path) -> None:
-    with pytest.raises(Exception, match="UNK"):
-        load_tokenizer(folder).encode("3?4")
-
-
 def test_seed_decides_bytes_and_leaves_callers_randomness(tmp_path: Path, folder: Path) -> None:
     torch.manual_seed(7)
     expected = torch.rand(1)
@@ -52,19 +39,12 @@ def test_seed_decides_bytes_and_leaves_callers_randomness(tmp_path: Path, folder
 
 def test_built_model_matches_request(folder: Path) -> None:
     model = load_model(folder, config(folder))
-    assert isinstance(model, Qwen3ForCausalLM)
-    assert model.dtype == torch.float32
-    assert model.training
-    assert not model.config.use_cache
-    assert model.config._attn_implementation == "sdpa"
+    assert isinstance(model, Qwen3ForCausalLM) and model.training and not model.config.use_cache
+    assert (model.dtype, model.config._attn_implementation) == (torch.float32, "sdpa")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (1, 1)
-
-
-def test_options_reach_model(folder: Path) -> None:
     model = load_model(folder, config(folder, dtype="bfloat16", attention="eager", gradient_checkpointing=True))
-    assert model.dtype == torch.bfloat16
-    assert model.config._attn_implementation == "eager"
+    assert (model.dtype, model.config._attn_implementation) == (torch.bfloat16, "eager")
     assert model.is_gradient_checkpointing
 
 
@@ -91,11 +71,6 @@ def test_weights_with_other_names_are_refused(folder: Path, copy: Path) -> None:
         load_model(folder, config(folder, init_from=str(copy)))
 
 
-def test_folder_without_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path must be.*got .*Next: correct model\.path"):
-        load_model(tmp_path, config(tmp_path))
-
-
 def test_pickled_weights_are_not_read(folder: Path, copy: Path) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
@@ -113,6 +88,8 @@ def test_tokenizer_without_needed_token_is_refused(copy: Path, token: str) -> No
         load_tokenizer(copy)
 
 
-def test_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+def test_folder_without_model_and_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path must be.*got .*Next: correct model\.path"):
+        load_model(tmp_path, config(tmp_path))
     with pytest.raises(ConfigError, match=r"model\.path must hold a tokenizer"):
         load_tokenizer(tmp_path)

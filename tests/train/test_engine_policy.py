@@ -1,9 +1,8 @@
-"""One rank of the policy engine: packed rows, steps, and checkpoints."""
+"""One rank of the policy engine: steps and checkpoints."""
 
-import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM
 
-from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.models.checkpoint.background import wait_for_files
-from slurm_rl.models.forward import RowReader
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.workers.train_workers import PolicyWorker
 from tests.tiny_models import build_tiny_model
@@ -30,9 +27,11 @@ OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6)
 CPU = torch.device("cpu")
 
 
-def build_engine(folder: Path, temperature: float = 1.0, **fields: object) -> PolicyEngine:
-    config = ModelConfig(path=str(folder), **fields)
-    return PolicyEngine(folder, config, PolicyConfig(num_threads=1), OPTIM, temperature=temperature)
+def build_engine(
+    folder: Path, temperature: float = 1.0, policy: Mapping[str, object] | None = None, **fields: object
+) -> PolicyEngine:
+    config, policy_config = ModelConfig(path=str(folder), **fields), PolicyConfig(num_threads=1, **(policy or {}))
+    return PolicyEngine(folder, config, policy_config, OPTIM, temperature=temperature)
 
 
 def build_sequences(num: int, seed: int = 0) -> list[TrainSequence]:
@@ -57,66 +56,6 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-SHAPE: dict[str, object] = {
-    "vocab_size": 16,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "tie_word_embeddings": True,
-}
-FAMILIES = {
-    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
-    "qwen2": Qwen2Config(**SHAPE),
-    "llama": LlamaConfig(**SHAPE),
-}
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "varlen", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) -> None:
-    """The reference is the plain model on one sequence: full logits, no positions, no packing."""
-    torch.manual_seed(0)
-    config: PretrainedConfig = FAMILIES[family]
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().train()
-    sequences = build_sequences(9)
-    with torch.no_grad():
-        packed = RowReader(model, CPU).compute_logprobs(sequences, 0.7)
-        for sequence, logprobs in zip(sequences, packed, strict=True):
-            ids = torch.from_numpy(sequence.token_ids)
-            table = torch.log_softmax(model(ids[None]).logits[0] / 0.7, -1)
-            expected = table[:-1].gather(1, ids[1:, None])[sequence.trained_from - 1 :, 0]
-            np.testing.assert_allclose(logprobs, expected.numpy(), atol=2e-6)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("entropy_gradient", [True, False])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
-def test_chunked_head_equals_unchunked(chunk_tokens: int, entropy_gradient: bool, tied: bool) -> None:
-    """Logprobs, entropies and every gradient agree to 1e-5."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SHAPE, "tie_word_embeddings": tied}, head_dim=16))
-    batch = build_packed_batch(build_sequences(9))
-    found = []
-    for chunk in (None, chunk_tokens):
-        model.zero_grad()
-        logprobs, entropy = RowReader(model.float(), CPU, chunk_tokens=chunk).forward(
-            batch, 0.7, entropy_gradient=entropy_gradient
-        )
-        assert entropy.requires_grad == entropy_gradient
-        ((logprobs * torch.arange(len(logprobs))).sum() + 3 * entropy.sum()).backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        found.append((logprobs.detach(), entropy.detach(), gradients))
-    (whole, whole_entropy, whole_gradients), (chunked, chunked_entropy, chunked_gradients) = found
-    torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-5)
-    torch.testing.assert_close(chunked_entropy, whole_entropy, rtol=0, atol=1e-5)
-    assert chunked_gradients.keys() == whole_gradients.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in whole_gradients.items():
-        torch.testing.assert_close(chunked_gradients[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.max()))
-    assert "forward" not in model.get_output_embeddings().__dict__
-
-
 @pytest.mark.parametrize("split", [[12], [1] * 12, [5, 0, 7], [0, 12, 0]])
 def test_loss_is_independent_of_micro_batches(folder: Path, split: list[int]) -> None:
     """Metrics and weights after two steps do not depend on the micro-batches."""
@@ -139,7 +78,7 @@ def test_loss_is_independent_of_micro_batches(folder: Path, split: list[int]) ->
 
 def test_micro_batch_without_trained_tokens_adds_nothing(folder: Path) -> None:
     sequences = build_sequences(3)
-    untrained = [dataclasses.replace(s, trained_from=len(s.token_ids)) for s in build_sequences(2, seed=1)]
+    untrained = [replace(s, trained_from=len(s.token_ids)) for s in build_sequences(2, seed=1)]
     engines = build_engine(folder), build_engine(folder)
     with_it = engines[0].train([sequences, untrained], cross_entropy, 1e-2)
     without = engines[1].train([sequences], cross_entropy, 1e-2)
@@ -179,13 +118,17 @@ def train(engine: PolicyEngine, seeds: Sequence[int]) -> list[dict[str, float]]:
     return [engine.train([build_sequences(6, seed), build_sequences(3, seed)], cross_entropy, 1e-2) for seed in seeds]
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, steps: int) -> None:
-    """Also from a checkpoint before the first step, without optimizer moments."""
-    engine = build_engine(folder)
-    train(engine, range(steps))
-    engine.save(tmp_path)
+@pytest.mark.parametrize(("steps", "background"), [(0, False), (3, False), (2, True)])
+def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, steps: int, background: bool) -> None:
+    """Also from a checkpoint without optimizer moments, and from one that is written while training continues."""
+    engine, undisturbed = build_engine(folder), build_engine(folder)
+    for each in (engine, undisturbed):
+        train(each, range(steps))
+    files = engine.save(tmp_path, background=background)
+    assert files == ([tmp_path / "rank-0.pt"] if background else [])
     uninterrupted = train(engine, range(3, 6))
+    assert uninterrupted == train(undisturbed, range(3, 6))
+    wait_for_files(files, 60, threading.Event())
     resumed = build_engine(folder)
     train(resumed, [9])  # its state before the load must not matter
     resumed.load(tmp_path)
@@ -193,21 +136,7 @@ def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, step
     assert_same(state_of(engine), state_of(resumed))
 
 
-def test_background_save_holds_state_of_its_moment(folder: Path, tmp_path: Path) -> None:
-    engine, undisturbed = build_engine(folder), build_engine(folder)
-    for each in (engine, undisturbed):
-        train(each, range(2))
-    files = engine.save(tmp_path, background=True)
-    assert files == [tmp_path / "rank-0.pt"]
-    uninterrupted = train(engine, range(2, 4))  # while the save is being written
-    assert uninterrupted == train(undisturbed, range(2, 4))
-    wait_for_files(files, 60, threading.Event())
-    resumed = build_engine(folder)
-    resumed.load(tmp_path)
-    assert train(resumed, range(2, 4)) == uninterrupted
-
-
-def test_checkpoint_of_other_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_other_model_or_none_is_refused(folder: Path, tmp_path: Path) -> None:
     build_tiny_model(replace(SMALL, hidden_size=64), 0, tmp_path / "other")
     (tmp_path / "saved").mkdir()
     build_engine(tmp_path / "other").save(tmp_path / "saved")
@@ -215,12 +144,9 @@ def test_checkpoint_of_other_model_is_refused(folder: Path, tmp_path: Path) -> N
     before = state_of(engine)
     with pytest.raises(CheckpointError, match=r"with the parameters it was saved with .*Next: resume with the config"):
         engine.load(tmp_path / "saved")
-    assert_same(before, state_of(engine))
-
-
-def test_folder_without_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"layout\.json"):
-        build_engine(folder).load(tmp_path)
+        engine.load(tmp_path)
+    assert_same(before, state_of(engine))
 
 
 def nan_loss(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:

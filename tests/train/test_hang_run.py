@@ -12,10 +12,9 @@ import pytest
 
 from slurm_rl.node.hang_monitor import read_node_reports
 from slurm_rl.plugins.health.evidence import read_evidence
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.train.test_sft_run import WORDS, start
-from tests.whole_run import wait_for
+from tests.train.test_sft_run import WORDS
+from tests.whole_run import events_of, start_run, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -41,16 +40,16 @@ def pid_of(run: RunDir, name: str) -> int:
 def test_stopped_rank_is_named_and_run_continues(tmp_path: Path) -> None:
     """No failures are allowed, so only a hang can start another attempt."""
     run = RunDir(tmp_path / "hung")
-    process = start(run.path, words=(*WORDS, *SOON, "supervised.num_epochs=1000"))
+    process = start_run(run.path, base=(*WORDS, *SOON, "supervised.num_epochs=1000"))
     os.kill(pid_of(run, "rank-1"), signal.SIGSTOP)
-    wait_for(lambda: any(row["kind"] == "rank/hung" for row in read_rows(run.events)), "the verdict")
-    [hung] = [row for row in read_rows(run.events) if row["kind"] == "rank/hung"]
+    wait_for(lambda: bool(events_of(run.path, "rank/hung")), "the verdict")
+    [hung] = events_of(run.path, "rank/hung")
     assert hung["rank"] == "rank-1" and hung["phase"] in ("train", "step"), hung
     assert "suspect: rank-1" in hung["verdict"] and "stopped (SIGSTOP)" in hung["verdict"]
     assert "rank-0" in hung["verdict"]
     stacks = run.attempt(1).logs / "stacks"
     assert "most recent call first" in (stacks / "rank-0.txt").read_text() and not (stacks / "rank-1.txt").exists()
-    wait_for(lambda: len([r for r in read_rows(run.events) if r["kind"] == "trainer/started"]) == 2, "a new attempt")
+    wait_for(lambda: len(events_of(run.path, "trainer/started")) == 2, "a new attempt")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     end = read_json(run.attempt(1).end)
@@ -83,11 +82,10 @@ def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Itera
 def test_throttled_rank_is_named_with_sharded_parameters(tmp_path: Path) -> None:
     """With FSDP2 each pass waits for both ranks, so their passes take the same time."""
     run = RunDir(tmp_path / "slow")
-    process = start(run.path, words=(*WORDS, "supervised.num_epochs=1000", "job.max_failures=0"))
+    process = start_run(run.path, base=(*WORDS, "supervised.num_epochs=1000", "job.max_failures=0"))
 
     def named() -> list[dict[str, object]]:
-        events = [row for row in read_rows(run.events) if row["kind"] == "rank/straggling"]
-        return [row for row in events if row["rank"] == "rank-1"]
+        return [row for row in events_of(run.path, "rank/straggling") if row["rank"] == "rank-1"]
 
     with throttled(pid_of(run, "rank-1")):
         wait_for(lambda: bool(named()), "the straggler")

@@ -14,7 +14,7 @@ from slurm_rl.run_dir.jsonl import read_rows
 from tests.killed_game.game import TIMEOUT_S, Game
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.run_state import RunState
-from tests.train.test_engine_run import find_beats
+from tests.train.test_killed_parts_run import find_beats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LONG = ("trainer.num_steps=12", "eval.interval=6")

@@ -11,20 +11,17 @@ from transformers.utils import logging
 
 from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.config.model import LoraConfig, ModelConfig
-from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.models.load_model import require_whole_files
 from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.models.lora_layers import check_targets
-from slurm_rl.models.policy import PolicyEngine
 from tests.tiny_models import TinyModel, TinyVL, build_tiny_model
 from tests.train.model_families import FAMILIES, build_model
-from tests.train.test_engine_lora import build_sequences, logprobs_of
+from tests.train.test_engine_lora import LORA, build_engine, build_sequences, logprobs_of
 from tests.train.test_engine_policy import cross_entropy
 
 logging.set_verbosity_error()
-LORA = LoraConfig(rank=4, alpha=8.0)
 # With dense layers, which have the names of the experts' matrices.
 MIXTURES = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_moe"]
 VISION = ["qwen2_5_vl", "qwen3_vl"]
@@ -52,11 +49,6 @@ def find_folder(root: Path, family: str) -> Path:
 
         AutoTokenizer.from_pretrained(root / "tiny").save_pretrained(folder)
     return folder
-
-
-def build_engine(folder: Path, lora: LoraConfig) -> PolicyEngine:
-    model = ModelConfig(path=str(folder), lora=lora, dtype="float32")
-    return PolicyEngine(folder, model, PolicyConfig(num_threads=1), OptimConfig(lr=1e-2), temperature=0.8)
 
 
 @pytest.mark.parametrize("family", [*SLOW, "qwen3_moe", "qwen2_5_vl"])

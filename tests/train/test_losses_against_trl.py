@@ -1,4 +1,4 @@
-"""Compare losses and advantages with TRL's GRPOTrainer on the same numbers.
+"""Compare losses and advantages with TRL's GRPOTrainer on the same numbers; docs/from/moving-trl.md has these formulas.
 
 The GRPOTrainer has a model of two thousand parameters. Its `_compute_loss` runs unmodified on our logprobs, and its
 `_generate_and_score_completions` on our rewards. Equivalent settings:
@@ -8,31 +8,33 @@ aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constan
 TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
 loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
 TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_ratio_high
-TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
-                                test_moving_trl.py
+TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from slurm_rl.algorithms.advantages import whiten
-from slurm_rl.algorithms.kl import compute_kl
+from slurm_rl.algorithms.filters import weigh
 from slurm_rl.algorithms.logprobs import compute_token_logprobs
-from slurm_rl.algorithms.losses import ClipRange, LossInputs, aggregation_weights
-from slurm_rl.config.algorithm import AggregationName
-from slurm_rl.config.registry import ADVANTAGES, POLICY_LOSSES
+from slurm_rl.algorithms.packing import build_packed_batch
+from slurm_rl.algorithms.policy_loss import build_policy_loss
+from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.registry import ADVANTAGES
+from slurm_rl.rewards.results import RewardItem, build_result
 from tests.train.trl_kit import (
-    CLIP,
+    CLIP_HIGH,
+    CLIP_LOW,
     LENGTHS,
     MASK,
     MAX_LENGTH,
     Case,
-    build_model,
-    build_tokenizer,
     build_trainer,
     compute_trl_loss,
     make_case,
@@ -40,116 +42,189 @@ from tests.train.trl_kit import (
 
 trl = pytest.importorskip("trl")
 
-
-@pytest.fixture(scope="module")
-def tiny_model() -> Any:
-    return build_model()
+OURS: dict[str, Any] = {"clip_ratio_low": CLIP_LOW, "clip_ratio_high": CLIP_HIGH, "clip_ratio_c": None}
+ALL = torch.ones(len(LENGTHS), dtype=torch.bool)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return build_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def trainer(tiny_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("trl")
-    built = build_trainer("GRPO", tiny_model, tokenizer, path, (1, len(LENGTHS)), use_bias_correction_kl=False)
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    built = build_trainer("GRPO", tmp_path_factory.mktemp("trl"), (1, len(LENGTHS)))
     built.current_gradient_accumulation_steps = 1
     built.model.train()
     return built
 
 
-def compute_our_loss(
+def our_loss(
     case: Case,
-    name: str,
-    mode: AggregationName,
-    constant_length: int | None = None,
-    kl_coefficient: float = 0.0,
-    clip: ClipRange = CLIP,
-) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Return our loss, its gradient by the logprobs [N], and which tokens [N] were clipped."""
-    logprobs = case.logprobs[MASK].requires_grad_()
-    sequence_ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-    inputs = LossInputs(
-        logprobs=logprobs,
-        old_logprobs=case.old_logprobs[MASK],
-        advantages=case.advantages[sequence_ids],
-        sequence_ids=sequence_ids,
-        num_sequences=len(LENGTHS),
-    )
-    token_loss = POLICY_LOSSES[name].load()(inputs, clip)
-    kl = compute_kl(logprobs, case.ref_logprobs[MASK], "k3")
-    weights = torch.from_numpy(aggregation_weights(mode, LENGTHS, constant_length)).float()[sequence_ids]
-    loss = ((token_loss.loss + kl_coefficient * kl) * weights).sum()
-    loss.backward()
-    assert logprobs.grad is not None
-    return loss.item(), logprobs.grad, token_loss.clipped
+    fields: dict[str, Any],
+    *,
+    kind: str | None = None,
+    sampler: torch.Tensor | None = None,
+    entropies: torch.Tensor | None = None,
+    keep: torch.Tensor = ALL,
+) -> tuple[float, torch.Tensor, float]:
+    """Return the loss of `algorithm` from sequences on, its gradient by the logprobs [N], and the clipped tokens.
+
+    Args:
+        fields: of AlgorithmConfig.
+        kind: of the correction.
+        sampler: logprobs [B, T] of the sampling policy.
+        keep: sequences [B] that `algorithm.filters` leaves.
+    """
+    config = AlgorithmConfig.model_validate({**OURS, **fields})
+    sequences = [
+        TrainSequence(
+            token_ids=np.arange(1 + length),
+            trained_from=1,
+            advantages=np.full(length, float(advantage), dtype=np.float32),
+            old_logprobs=case.old_logprobs[row, :length].numpy(),
+            ref_logprobs=case.ref_logprobs[row, :length].numpy() if config.kl.coef else None,
+            sampler_logprobs=None if sampler is None else sampler[row, :length].numpy(),
+        )
+        for row, (length, advantage) in enumerate(zip(LENGTHS, case.advantages, strict=True))
+        if keep[row]
+    ]
+    whole, chosen = case.logprobs.clone().requires_grad_(), MASK & keep[:, None]
+    entropy = torch.zeros(MASK.shape) if entropies is None else entropies
+    batch = build_packed_batch(weigh(sequences, config))
+    loss, sums = build_policy_loss(config, kind)(batch, whole[chosen], entropy[chosen])
+    [gradient] = torch.autograd.grad(loss, whole)
+    return loss.item(), gradient[MASK], sums["policy/clip_fraction"]
 
 
-LOSSES: dict[str, tuple[str, str, str, AggregationName, int | None]] = {
-    "grpo": ("grpo", "token", "grpo", "sequence-mean-token-mean", None),
-    "dapo": ("dapo", "token", "grpo", "token-mean", None),
-    "bnpo": ("bnpo", "token", "grpo", "token-mean", None),
-    "dr_grpo": ("dr_grpo", "token", "grpo", "sequence-mean", MAX_LENGTH),
-    "luspo": ("luspo", "token", "grpo", "sequence-mean", None),
-    "gspo": ("grpo", "sequence", "gspo", "sequence-mean-token-mean", None),
-    "gspo_token": ("grpo", "sequence", "gspo_token", "sequence-mean-token-mean", None),
-    "cispo": ("cispo", "token", "cispo", "token-mean", None),
+def agree(ours: tuple[float, torch.Tensor, float], theirs: tuple[float, torch.Tensor], share: float = 1.0) -> None:
+    """Check that TRL's loss and gradient are `share` times ours."""
+    assert share * ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    torch.testing.assert_close(share * ours[1], theirs[1], rtol=0, atol=1e-5)
+
+
+MEAN_OF_MEANS = {"aggregation": "sequence-mean-token-mean"}
+LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"loss_type": "grpo"}, MEAN_OF_MEANS),
+    "dapo": ({"loss_type": "dapo"}, {}),
+    "bnpo": ({"loss_type": "bnpo"}, {}),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, {"aggregation": "sequence-mean", "aggregation_length": MAX_LENGTH}),
+    "luspo": ({"loss_type": "luspo"}, {"aggregation": "sequence-mean"}),
+    "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"loss": "gspo", **MEAN_OF_MEANS}),
+    "gspo_token": (
+        {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+        {"loss": "gspo_token", **MEAN_OF_MEANS},
+    ),
+    "cispo": ({"loss_type": "cispo", "epsilon_high": CLIP_HIGH + 1}, {"loss": "cispo"}),
+    "cispo, wide": ({"loss_type": "cispo", "epsilon_high": 5.0}, {"loss": "cispo", "clip_ratio_high": 4.0}),
 }
-"""TRL's loss_type and importance_sampling_level; our loss, aggregation and constant length."""
+"""Settings of TRL, and ours."""
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 @pytest.mark.parametrize("row", LOSSES)
 def test_loss_and_gradient(trainer: Any, row: str, kl_coefficient: float, seed: int) -> None:
-    loss_type, level, name, mode, constant_length = LOSSES[row]
-    case = make_case(seed)
-    trl_result, their_gradient = compute_trl_loss(
-        trainer,
-        case,
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        epsilon_low=CLIP.low,
-        epsilon_high=CLIP.high + (row == "cispo"),
-        beta=kl_coefficient,
-    )
-    ours, our_gradient, clipped = compute_our_loss(case, name, mode, constant_length, kl_coefficient)
-    assert ours == pytest.approx(trl_result, abs=1e-5)
-    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
-    assert 0 < clipped.sum() < len(clipped)
+    (theirs, fields), case = LOSSES[row], make_case(seed)
+    expected = compute_trl_loss(trainer, case, beta=kl_coefficient, **theirs)
+    found = our_loss(case, {**fields, "kl": {"coef": kl_coefficient}})
+    agree(found, expected)
+    assert 0 < found[2] < sum(LENGTHS) or row == "cispo, wide"
     metrics = trainer._metrics["train"]
-    if row == "cispo":
+    if fields.get("loss") == "cispo":
         # TRL counts a clip where the advantage is positive.
-        positive = (case.advantages > 0).repeat_interleave(torch.tensor(LENGTHS))
-        assert (clipped * positive).mean().item() == pytest.approx(metrics["cispo_clip_ratio"][0])
-    elif level == "token":
-        assert clipped.mean().item() == pytest.approx(metrics["clip_ratio/region_mean"][0])
+        positive = our_loss(case, fields, keep=case.advantages > 0)[2]
+        assert positive / sum(LENGTHS) == pytest.approx(metrics["cispo_clip_ratio"][0])
+    elif "importance_sampling_level" not in theirs:
+        assert found[2] / sum(LENGTHS) == pytest.approx(metrics["clip_ratio/region_mean"][0])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_dual_clip(trainer: Any, seed: int) -> None:
     """TRL's delta bounds all ratios; above 1 + high it only has an effect for negative advantages."""
-    dual, case = 1.5, make_case(seed)
+    case = make_case(seed)
     case = replace(case, advantages=-case.advantages)  # so that sequences with negative advantage drift up
-    monkeypatch.setattr(trainer.args, "delta", dual)
-    trl_result, their_gradient = compute_trl_loss(
-        trainer,
-        case,
-        loss_type="dapo",
-        importance_sampling_level="token",
-        epsilon_low=CLIP.low,
-        epsilon_high=CLIP.high,
-        beta=0.0,
-    )
-    ours, our_gradient, _ = compute_our_loss(
-        case, "grpo", "token-mean", clip=ClipRange(low=CLIP.low, high=CLIP.high, dual=dual)
-    )
-    without, _, _ = compute_our_loss(case, "grpo", "token-mean")
-    assert ours == pytest.approx(trl_result, abs=1e-5)
-    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
-    assert ours < without
+    ours = our_loss(case, {"clip_ratio_c": 1.5})
+    agree(ours, compute_trl_loss(trainer, case, delta=1.5))
+    assert ours[0] < our_loss(case, {})[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_beta_and_use_bias_correction_kl_equal_kl_bias_correction(trainer: Any, is_corrected: bool, seed: int) -> None:
+    case, fields = make_case(seed), {"kl": {"coef": 0.3, "bias_correction": is_corrected}}
+    theirs = compute_trl_loss(trainer, case, beta=0.3, use_bias_correction_kl=is_corrected)
+    agree(our_loss(case, fields), theirs)
+    other = our_loss(case, {"kl": {"coef": 0.3, "bias_correction": not is_corrected}})
+    assert (other[1] - theirs[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("token_truncate", "token_tis"), ("token_mask", "icepop"), ("sequence_mask", "sequence_mask")]
+)
+@pytest.mark.parametrize("low", [0.0, 0.6])
+def test_vllm_importance_sampling_equals_correction(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, mode: str, kind: str, low: float, seed: int
+) -> None:
+    """TRL computes its factors from its own engine's logprobs."""
+    random = torch.Generator().manual_seed(seed)
+    case = make_case(seed)
+    drift = torch.tensor([0.3, -0.1, 0.2, 0.05, 0.0]).unsqueeze(1)
+    sampler = case.old_logprobs + drift + 0.3 * torch.randn(MASK.shape, generator=random)
+    more = {
+        "use_vllm": True,
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": mode,
+        # The page states that token_tis has no lower bound.
+        "vllm_importance_sampling_clip_min": low if low and kind != "token_tis" else None,
+        "vllm_importance_sampling_clip_max": 1.5,
+    }
+    factors = compute_factors(trainer, monkeypatch, case, sampler, more)
+    theirs = compute_trl_loss(trainer, case, inputs={"importance_sampling_ratio": factors}, **more)
+    agree(our_loss(case, {"correction": {"low": low, "high": 1.5}}, kind=kind, sampler=sampler), theirs)
+
+
+def compute_factors(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, case: Case, sampler: torch.Tensor, settings: dict[str, Any]
+) -> torch.Tensor:
+    """Return TRL's importance sampling ratio, [B, T] or [B, 1], for the engine logprobs `sampler`."""
+    lengths = [max(length, 1) for length in LENGTHS]  # the ratio of an empty completion does not matter
+    ids = [[3] * length for length in lengths]
+    logprobs = [row[:length].tolist() for row, length in zip(sampler, lengths, strict=True)]
+    generated: Any = ([[3]] * len(ids), ids, None, ["w3"] * len(ids), logprobs, {}, None, None)
+    for name, value in {"beta": 0.0, **settings}.items():
+        monkeypatch.setattr(trainer, name, value)
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (case.old_logprobs, None, None))
+    prompts = [{"prompt": "w3 w4", "reward": float(row)} for row in range(len(ids))]
+    factors: torch.Tensor = trainer._generate_and_score_completions(prompts)["importance_sampling_ratio"]
+    return factors
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: int) -> None:
+    case, entropies = make_case(seed), torch.rand(MASK.shape, generator=torch.Generator().manual_seed(seed))
+    more = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": False, "entropy_coef": 0.2}
+    theirs = compute_trl_loss(trainer, case, entropies=entropies, **more)
+    agree(our_loss(case, {"entropy_coef": 0.2}, entropies=entropies), theirs)
+    bonus = our_loss(case, {}, entropies=entropies)[0] - theirs[0]
+    assert bonus == pytest.approx(0.2 * entropies[MASK].mean().item(), abs=1e-5)
+
+
+def test_dapo_minibatches_are_weighted_by_tokens(trainer: Any) -> None:
+    """TRL divides a minibatch by the mean tokens over all minibatches, ours by its own; equal for equal sizes."""
+    case, own = make_case(0), sum(LENGTHS)
+    for total in (2 * own, 3 * own):
+        inputs = {"num_items_in_batch": torch.tensor(total)}
+        theirs = compute_trl_loss(trainer, case, inputs=inputs, steps_per_generation=2)
+        agree(our_loss(case, {}), theirs, share=own / (total / 2))
+
+
+def test_mask_truncated_completions_equals_filter_of_truncated_ones(trainer: Any) -> None:
+    """The second and fourth of five completions are truncated; TRL counts them in the mean over completions."""
+    case, keep = make_case(1), torch.tensor([True, False, True, False, True])
+    mask = (MASK & keep[:, None]).long()
+    inputs = {"completion_mask": mask, "num_items_in_batch": mask.sum()}
+    rows = keep[:, None].expand_as(MASK)[MASK]
+    for loss_type, aggregation, share in (("dapo", "token-mean", 1.0), ("grpo", "sequence-mean-token-mean", 3 / 5)):
+        theirs, gradient = compute_trl_loss(trainer, case, loss_type=loss_type, inputs=inputs)
+        agree(our_loss(case, {"aggregation": aggregation}, keep=keep), (theirs, gradient * rows), share)
 
 
 # Four prompts; the third is always solved, the last by luck.
@@ -162,6 +237,10 @@ def compute_trl_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
     return advantages.reshape(rewards.shape)
 
 
+def compute_advantages(name: str, rewards: torch.Tensor) -> torch.Tensor:
+    return ADVANTAGES[name].load()(rewards, torch.ones_like(rewards, dtype=torch.bool))
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "settings"),
     [
@@ -170,35 +249,45 @@ def compute_trl_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
         ("rloo", "RLOO", {"normalize_advantages": False}),
     ],
 )
-def test_advantages(
-    name: str, kind: str, settings: dict[str, Any], tiny_model: Any, tokenizer: Any, tmp_path: Path
+def test_advantages(name: str, kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    trainer = build_trainer(kind, tmp_path, (4, 4), beta=0.0, **settings)
+    ours = compute_advantages(name, REWARDS)
+    torch.testing.assert_close(ours, compute_trl_advantages(trainer, REWARDS), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rewards"),
+    [
+        ("reinforce_pp", (1, 16), REWARDS),
+        # TRL's scale_rewards="batch" divides by the deviation of raw rewards, REINFORCE++ by that of centred ones.
+        ("reinforce_pp_baseline", (4, 4), REWARDS - REWARDS.mean(1, keepdim=True)),
+    ],
+)
+def test_reinforce_pp_equals_scaling_by_batch(
+    name: str, shape: tuple[int, int], rewards: torch.Tensor, tmp_path: Path
 ) -> None:
-    trainer = build_trainer(kind, tiny_model, tokenizer, tmp_path, (4, 4), beta=0.0, **settings)
-    trl_result = compute_trl_advantages(trainer, REWARDS)
-    ours = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool))
-    torch.testing.assert_close(ours, trl_result, rtol=0, atol=1e-5)
-
-
-def whiten_like_trl(name: str) -> torch.Tensor:
-    """Return our result for completions of one token each, with the deviation over n - 1 as in TRL."""
-    scores = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool)).flatten()
-    count = len(scores)
-    whitened = whiten([score.numpy() for score in scores.split(1)], [True] * count)
-    return torch.tensor(whitened).reshape(REWARDS.shape) * ((count - 1) / count) ** 0.5
-
-
-def test_reinforce_pp_is_one_group_per_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (1, 16), scale_rewards="batch")
-    trl_result = compute_trl_advantages(trainer, REWARDS)
+    """For completions of one token each, with the deviation over n - 1 as in TRL."""
+    trainer = build_trainer("GRPO", tmp_path, shape, scale_rewards="batch")
+    scores = compute_advantages(name, REWARDS).flatten()
+    whitened = torch.tensor(whiten([score.numpy() for score in scores.split(1)], [True] * 16)).reshape(REWARDS.shape)
     # TRL adds 1e-4 to the deviation, which is 0.4.
-    torch.testing.assert_close(whiten_like_trl("reinforce_pp"), trl_result, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        whitened * (15 / 16) ** 0.5, compute_trl_advantages(trainer, rewards), rtol=1e-3, atol=1e-6
+    )
 
 
-def test_reinforce_pp_baseline_scales_centred_rewards_by_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    # TRL's scale_rewards="batch" divides by the deviation of raw rewards, REINFORCE++ by that of centred ones.
-    trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
-    trl_result = compute_trl_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
-    torch.testing.assert_close(whiten_like_trl("reinforce_pp_baseline"), trl_result, rtol=1e-3, atol=1e-6)
+def test_reward_weights_equal_weights_of_verifiers(tmp_path: Path) -> None:
+    right, form = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]
+    trainer = build_trainer("GRPO", tmp_path, (1, 4), beta=0.0)
+    trainer.reward_funcs = [lambda completions, right, **_: right, lambda completions, form, **_: form]
+    trainer.reward_processing_classes, trainer.reward_func_names = [None, None], ["right", "form"]
+    trainer.reward_weights = torch.tensor([0.3, 0.7])
+    pairs = list(zip(right, form, strict=True))
+    prompts = [{"prompt": "w3 w4", "right": a, "form": b} for a, b in pairs]
+    theirs = trainer._generate_and_score_completions(prompts)["advantages"]
+    item, weights = RewardItem(completion="7", answer="7"), {"arithmetic": 0.3, "format": 0.7}
+    values = [build_result(item, {"arithmetic": a, "format": b}, weights).value for a, b in pairs]
+    torch.testing.assert_close(compute_advantages("group_norm", torch.tensor([values]))[0], theirs, rtol=0, atol=1e-5)
 
 
 def test_logprobs_and_entropy() -> None:

@@ -6,8 +6,6 @@ Ctrl-C, tests/slurm/test_ends.py.
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from slurm_rl.node.processes import attempt_mark, find_marked
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.whole_run import exact_rows, wait_for
+from tests.whole_run import exact_rows, finish, start_run, train, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -34,23 +32,6 @@ WORDS = (
 )
 
 
-def start(
-    run: Path, verb: str = "submit", words: tuple[str, ...] = WORDS, path: Path | None = None
-) -> subprocess.Popen[str]:
-    """Args:
-    path: extra folder for imports.
-    """
-    words = (str(run),) if verb == "resume" else (f"run_dir={run}", *words)
-    return subprocess.Popen(
-        [sys.executable, "-m", "slurm_rl", verb, *words],
-        cwd=run.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, (Path(__file__).parents[2], path))))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def has_saved(run: RunDir, attempt: int) -> bool:
     """Return whether the attempt has trained and saved a checkpoint."""
     events = read_rows(run.events)
@@ -62,47 +43,37 @@ def has_saved(run: RunDir, attempt: int) -> bool:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    process = start(folder)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    train(folder, base=WORDS)
     return folder
 
 
-def interrupt(run: RunDir) -> None:
-    process = start(run.path)
+def test_interrupted_sft_has_identical_metrics(whole: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "interrupted")
+    process = start_run(run.path, base=WORDS)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
-
-
-def test_interrupted_sft_has_identical_metrics(whole: Path, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "interrupted")
-    interrupt(run)
-    require_equal(finish(start(run.path, "resume"), run), whole)
+    finish(start_run(run.path, verb="resume"))
+    require_equal(run.path, whole)
 
 
 def test_sft_with_killed_agent_retries_with_identical_metrics(whole: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "killed")
-    process = start(run.path)
+    process = start_run(run.path, base=WORDS)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")
     key = read_json(run.attempt(1).start)["job"]
     mark = attempt_mark(run, key, 1, 0)
     assert len(find_marked(mark)) >= 3, "torchrun and its two ranks"
     os.kill(read_json(run.attempt(1).node(0))["pid"], signal.SIGKILL)
     wait_for(lambda: find_marked(mark) == [], "the ranks to die with torchrun, and torchrun with its agent")
-    require_equal(finish(process, run), whole)
-
-
-def finish(process: subprocess.Popen[str], run: RunDir) -> Path:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    assert not (run.path / "secrets").exists(), "there is no Ray, so there is no token"
-    return run.path
+    finish(process)
+    require_equal(run.path, whole)
 
 
 def require_equal(harmed: Path, whole: Path) -> None:
+    assert not (harmed / "secrets").exists(), "there is no Ray, so there is no token"
     assert exact_rows(harmed) == exact_rows(whole)
     exported = [(folder / "export" / "model.safetensors").read_bytes() for folder in (harmed, whole)]
     assert exported[0] == exported[1]

@@ -12,6 +12,7 @@ TRL DPO   loss_type sigmoid, ipo (all: tests/unit/algorithms)    dpo.loss
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ CHATS = [
     [("user", "30+41"), ("assistant", "71")],
     [("user", "a"), ("assistant", "tion ration"), ("user", "e"), ("assistant", "1"), ("user", "i"), ("assistant", "3")],
 ]
-PAIRS = [
+PAIRS: list[dict[str, Any]] = [
     {"prompt": "3+4=", "chosen": "7", "rejected": "80"},
     {"prompt": "30+41=", "chosen": "71 or 71", "rejected": "1"},
     {"prompt": "9+9=", "chosen": "18", "rejected": "99999"},
@@ -103,9 +104,24 @@ def as_they_are(examples: list[Example], _: PolicyEngine) -> list[Example]:
     return examples
 
 
-def settings(path: Path, size: int, **fields: Any) -> dict[str, Any]:
-    common = {"output_dir": str(path), "report_to": [], "use_cpu": True, "bf16": False, "max_length": 128}
-    return {**common, "per_device_train_batch_size": size, "gradient_checkpointing": False, **fields}
+def build_trainer(
+    kind: str, model: Any, tokenizer: Any, rows: list[dict[str, Any]], path: Path, ref_model: Any = None, **fields: Any
+) -> Any:
+    """Build TRL's `SFT`, `Reward` or `DPO` trainer with one batch of all rows."""
+    config = getattr(trl, f"{kind}Config")(
+        output_dir=str(path),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        max_length=128,
+        per_device_train_batch_size=len(rows),
+        gradient_checkpointing=False,
+        **fields,
+    )
+    more = {} if ref_model is None else {"ref_model": ref_model}
+    return getattr(trl, f"{kind}Trainer")(
+        model=model, args=config, processing_class=tokenizer, train_dataset=datasets.Dataset.from_list(rows), **more
+    )
 
 
 def trl_step(trainer: Any, inputs: dict[str, Any] | None = None) -> tuple[float, float]:
@@ -129,36 +145,24 @@ def agree(ours: dict[str, float], theirs: tuple[float, float]) -> None:
     assert (ours["loss"], ours["grad_norm"]) == pytest.approx(theirs, abs=1e-4, rel=1e-4)
 
 
-@pytest.mark.parametrize("train_on", ["assistant", "all"])
-def test_sft(train_on: Any, folder: Path, tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in CHATS]
-    trainer = trl.SFTTrainer(
-        model=load(folder),
-        args=trl.SFTConfig(**settings(tmp_path, len(rows), assistant_only_loss=train_on == "assistant")),
-        processing_class=load_tokenizer(folder / "model"),
-        train_dataset=datasets.Dataset.from_list(rows),
-    )
-    ours = train_once(make_config(folder, rows, "sft", sft=SFTConfig(train_on=train_on)), as_they_are)
-    agree(ours, trl_step(trainer))
+CHAT_ROWS = [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in CHATS]
+ANSWER_ROWS = [{"prompt": pair["prompt"], "answer": pair["chosen"]} for pair in PAIRS]
+COMPLETION_ROWS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
 
 
-def build_sft_of_completions(folder: Path, path: Path, **fields: Any) -> Any:
-    rows = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
-    return trl.SFTTrainer(
-        model=load(folder),
-        args=trl.SFTConfig(**settings(path, len(rows), **fields)),
-        processing_class=load_tokenizer(folder / "model"),
-        train_dataset=datasets.Dataset.from_list(rows),
-    )
-
-
-def test_sft_of_prompts_and_completions(folder: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": pair["prompt"], "answer": pair["chosen"]} for pair in PAIRS]
-    config = make_config(folder, rows, "sft", sft=SFTConfig(train_on="assistant"), data={"chat_template": False})
-    agree(
-        train_once(config, as_they_are),
-        trl_step(build_sft_of_completions(folder, tmp_path, completion_only_loss=True)),
-    )
+@pytest.mark.parametrize(
+    ("train_on", "rows", "their_rows", "fields"),
+    [
+        ("assistant", CHAT_ROWS, CHAT_ROWS, {"assistant_only_loss": True}),
+        ("all", CHAT_ROWS, CHAT_ROWS, {"assistant_only_loss": False}),
+        ("assistant", ANSWER_ROWS, COMPLETION_ROWS, {"completion_only_loss": True}),
+    ],
+)
+def test_sft(train_on: Any, rows: Any, their_rows: Any, fields: Any, folder: Path, tmp_path: Path) -> None:
+    data = {"chat_template": rows is CHAT_ROWS}
+    ours = train_once(make_config(folder, rows, "sft", sft=SFTConfig(train_on=train_on), data=data), as_they_are)
+    tokenizer = load_tokenizer(folder / "model")
+    agree(ours, trl_step(build_trainer("SFT", load(folder), tokenizer, their_rows, tmp_path, **fields)))
 
 
 @pytest.mark.parametrize(("num_rows", "theirs", "ours"), [(12, 6, 6), (11, 6, 5)])
@@ -166,58 +170,48 @@ def test_num_train_epochs_without_partial_batch(
     num_rows: int, theirs: int, ours: int, folder: Path, tmp_path: Path
 ) -> None:
     """For 11 rows in batches of 4 TRL makes a partial batch per epoch; ours continues into the next epoch."""
-    trainer = build_sft_of_completions(folder, tmp_path, num_train_epochs=2)
+    tokenizer = load_tokenizer(folder / "model")
+    trainer = build_trainer("SFT", load(folder), tokenizer, COMPLETION_ROWS, tmp_path, num_train_epochs=2)
     loader = torch.utils.data.DataLoader(list(range(num_rows)), batch_size=4)  # type: ignore[arg-type]
     assert trainer.set_initial_training_values(trainer.args, loader)[-1] == theirs
     assert count_steps(SupervisedConfig(batch_size=4, num_epochs=2), num_rows) == ours
 
 
-@pytest.mark.parametrize(("margins", "centering"), [(None, 0.0), (MARGINS, 0.3)])
-def test_reward_model(margins: list[float] | None, centering: float, folder: Path, tmp_path: Path) -> None:
+def compare_reward_models(config: RunConfig, tokenizer: Any, rows: Any, path: Path, **fields: Any) -> None:
+    """Export our model with its random head for TRL, and compare a step of both."""
     from transformers import AutoModelForSequenceClassification
 
+    model = str(config.model.path)
+    build_engine(config, model, build_objective(config, model), RankInfo()).export(path / "scorer")
+    scorer = AutoModelForSequenceClassification.from_pretrained(path / "scorer", dtype=torch.float32)
+    agree(train_once(config, as_they_are), trl_step(build_trainer("Reward", scorer, tokenizer, rows, path, **fields)))
+
+
+@pytest.mark.parametrize(("margins", "centering"), [(None, 0.0), (MARGINS, 0.3)])
+def test_reward_model(margins: list[float] | None, centering: float, folder: Path, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [dict(pair) for pair in PAIRS]
     for row, margin in zip(rows, margins or [], strict=False):
         row["margin"] = margin
     data = {"margin_key": "margin" if margins else None}
     config = make_config(folder, rows, "rm", data=data, rm=RMConfig(center_rewards_coef=centering))
-    build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), RankInfo()).export(
-        tmp_path / "scorer"
-    )
-    whole = [
-        {**row, "chosen": row["prompt"] + row["chosen"], "rejected": row["prompt"] + row["rejected"]} for row in rows
-    ]
-    trainer = trl.RewardTrainer(
-        model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
-        args=trl.RewardConfig(**settings(tmp_path, len(rows), center_rewards_coefficient=centering or None)),
-        processing_class=load_tokenizer(folder / "model"),
-        train_dataset=datasets.Dataset.from_list([{k: v for k, v in row.items() if k != "prompt"} for row in whole]),
-    )
-    agree(train_once(config, as_they_are), trl_step(trainer))
+    theirs = [{**row, **{key: row["prompt"] + row[key] for key in ("chosen", "rejected")}} for row in rows]
+    for row in theirs:
+        del row["prompt"]
+    tokenizer = load_tokenizer(folder / "model")
+    compare_reward_models(config, tokenizer, theirs, tmp_path, center_rewards_coefficient=centering or None)
 
 
 def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
     """Both read the score at the last token of the template, here a space after the end of the turn."""
-    from transformers import AutoModelForSequenceClassification
-
     roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
     rows = [{key: [{"role": roles[key], "content": text}] for key, text in pair.items()} for pair in PAIRS]
-    tokenizer = load_tokenizer(folder / "model")
+    model = Path(shutil.copytree(folder / "model", tmp_path / "chats"))
+    tokenizer = load_tokenizer(model)
     tokenizer.chat_template = TEMPLATE.replace("<eos>", "<eos> ")
-    tokenizer.save_pretrained(folder / "chats")
-    for name in ("config.json", "model.safetensors"):
-        (folder / "chats" / name).write_bytes((folder / "model" / name).read_bytes())
+    tokenizer.save_pretrained(model)
     config = make_config(folder, rows, "rm", data={"chat_template": True})
-    path = str(folder / "chats")
-    config = config.model_copy(update={"model": ModelConfig(path=path)})
-    build_engine(config, path, build_objective(config, path), RankInfo()).export(tmp_path / "scorer")
-    trainer = trl.RewardTrainer(
-        model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
-        args=trl.RewardConfig(**settings(tmp_path, len(rows))),
-        processing_class=tokenizer,
-        train_dataset=datasets.Dataset.from_list(rows),
-    )
-    agree(train_once(config, as_they_are), trl_step(trainer))
+    config = config.model_copy(update={"model": ModelConfig(path=str(model))})
+    compare_reward_models(config, tokenizer, rows, tmp_path)
 
 
 VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
@@ -233,9 +227,7 @@ VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
 }
 
 
-def add_reference(
-    config: RunConfig, folder: Path, cache: Path
-) -> Callable[[list[Example], PolicyEngine], list[Example]]:
+def add_reference(config: RunConfig, folder: Path, cache: Path) -> Prepare:
     """Return a function that adds the other model's reference logprobs as the config requests."""
     path = str(folder / "reference")
 
@@ -255,13 +247,8 @@ def test_dpo(name: str, folder: Path, tmp_path: Path) -> None:
     dpo, theirs = VARIANTS[name]
     config = make_config(folder, PAIRS, "dpo", dpo=dpo)
     ours = train_once(config, add_reference(config, folder, tmp_path / "cache"))
-    trainer = trl.DPOTrainer(
-        model=load(folder),
-        ref_model=load(folder, "reference"),
-        args=trl.DPOConfig(**settings(tmp_path, len(PAIRS), **theirs)),
-        processing_class=load_tokenizer(folder / "model"),
-        train_dataset=datasets.Dataset.from_list(PAIRS),
-    )
+    tokenizer, other = load_tokenizer(folder / "model"), load(folder, "reference")
+    trainer = build_trainer("DPO", load(folder), tokenizer, PAIRS, tmp_path, ref_model=other, **theirs)
     inputs = next(iter(trainer.get_train_dataloader()))
     if dpo.reference == "none":
         trainer.precompute_ref_logps = True

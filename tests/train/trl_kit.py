@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_rl.algorithms.losses import ClipRange
-
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-CLIP = ClipRange(low=0.2, high=0.4, dual=None)
+CLIP_LOW, CLIP_HIGH = 0.2, 0.4
 MAX_LENGTH = 6
 # Long, full, single and empty completions; a mean over the last one would divide by zero.
 LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
@@ -58,9 +56,7 @@ def build_tokenizer() -> Any:
     )
 
 
-def build_trainer(
-    kind: str, tiny_model: Any, tokenizer: Any, path: Path, shape: tuple[int, int], **settings: Any
-) -> Any:
+def build_trainer(kind: str, path: Path, shape: tuple[int, int], **settings: Any) -> Any:
     """Build TRL's `GRPO` or `RLOO` trainer with batches of P prompts and G completions."""
     num_prompts, group_size = shape
     config = getattr(trl, f"{kind}Config")(
@@ -75,9 +71,9 @@ def build_trainer(
         **settings,
     )
     return getattr(trl, f"{kind}Trainer")(
-        model=tiny_model,
+        model=build_model(),
         args=config,
-        processing_class=tokenizer,
+        processing_class=build_tokenizer(),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["w3 w4"] * num_prompts}),
         reward_funcs=lambda completions, reward, **_: reward,
     )
@@ -97,6 +93,21 @@ def make_case(seed: int) -> Case:
     )
 
 
+DEFAULTS: dict[str, Any] = {
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "epsilon_low": CLIP_LOW,
+    "epsilon_high": CLIP_HIGH,
+    "delta": None,
+    "beta": 0.0,
+    "use_bias_correction_kl": False,
+    "use_vllm": False,
+    "_entropy_bonus_enabled": False,
+    "steps_per_generation": 1,
+}
+"""Settings of the trainer unless a test sets others."""
+
+
 def compute_trl_loss(
     trainer: Any,
     case: Case,
@@ -110,10 +121,10 @@ def compute_trl_loss(
     Args:
         entropies: of the tokens [B, T]; None: 0.
         inputs: added to, or replacing, the inputs of `_compute_loss` from the case.
-        settings: attributes of the trainer, or of its arguments.
+        settings: attributes of the trainer, or of its arguments, other than DEFAULTS.
     """
     logprobs = case.logprobs.clone().requires_grad_()
-    for name, value in settings.items():
+    for name, value in (DEFAULTS | settings).items():
         owner = trainer if hasattr(trainer, name) else trainer.args
         assert hasattr(owner, name), f"TRL renamed {name}"
         setattr(owner, name, value)

@@ -58,3 +58,9 @@ def unpack(root: Path, name: str) -> Path:
     for moved in folder.glob("*.data/*lib/*"):
         moved.rename(folder / moved.name)
     return folder
+
+
+def list_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:
+    """Return the dotted names of a tree's sections and leaves."""
+    below = (list_keys(value, f"{prefix}{key}.") for key, value in tree.items() if isinstance(value, dict))
+    return {f"{prefix}{key}" for key in tree}.union(*below)

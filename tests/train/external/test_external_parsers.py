@@ -1,8 +1,9 @@
-"""OpenRLHF's argparse and verl's Hydra schema accept every command line that we build.
+"""OpenRLHF's argparse and verl's Hydra schema accept our command lines and the names in docs/from/moving-*.md.
 
 The released packages are never imported here.
 """
 
+import ast
 import json
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from slurm_rl.config.load import conf_dir
-from tests.train.external.releases import build
+from tests.docs.markdown import DOCS, code_spans, read_tables
+from tests.train.external.releases import RELEASES, build
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl")
@@ -21,13 +23,8 @@ EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") i
 
 
 def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:
-    release = "dotted" if "--ckpt.path" in argv else "flat"
-    command = [
-        sys.executable,
-        str(FOLDER / "parse_openrlhf.py"),
-        str(packages / release),
-        *argv[argv.index("-m") + 1 :],
-    ]
+    release = packages / ("dotted" if "--ckpt.path" in argv else "flat")
+    command = [sys.executable, str(FOLDER / "parse_openrlhf.py"), str(release), *argv[argv.index("-m") + 1 :]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -57,9 +54,6 @@ def test_override_of_any_argument_reaches_openrlhf(packages: Path) -> None:
     assert (seen["vllm"]["num_engines"], seen["rollout"]["temperature"]) == (3, 0.7)
     assert seen["algo"]["kl"] | {"init_coef": 0.001, "use_loss": True, "estimator": "k3"} == seen["algo"]["kl"]
     assert seen["data"]["max_len"] == 32000 and seen["rollout"]["max_new_tokens"] == 8000
-
-
-def test_openrlhf_refuses_unknown_arguments(packages: Path) -> None:
     _, argv = build("openrlhf_dpo_llama3_8b", "external.args.no.such.flag=1")
     with pytest.raises(AssertionError, match=r"unrecognized arguments: --no\.such\.flag"):
         parse_openrlhf(packages, argv)
@@ -69,7 +63,6 @@ def compose_verl(packages: Path, argv: list[str]) -> Any:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    assert argv[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(packages / "verl/verl/trainer/config"), version_base=None):
         return compose("ppo_trainer", overrides=argv[3:])
@@ -78,18 +71,16 @@ def compose_verl(packages: Path, argv: list[str]) -> Any:
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("verl")])
 def test_verl_accepts_overrides(name: str, packages: Path) -> None:
     args, argv = build(name)
+    assert argv[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
     seen = compose_verl(packages, argv)
     assert (seen.trainer.nnodes, seen.trainer.n_gpus_per_node, seen.trainer.resume_mode) == (2, 8, "disable")
-    for key in (
-        "actor_rollout_ref.actor.ppo_mini_batch_size",
-        "critic.optim.lr",
-        "critic.model.path",
-        "trainer.logger",
-    ):
-        assert OmegaConf.select(seen, key) == args[key], key
+    keys = ("actor_rollout_ref.actor.ppo_mini_batch_size", "critic.optim.lr", "critic.model.path", "trainer.logger")
+    assert {key: OmegaConf.select(seen, key) for key in keys} == {key: args[key] for key in keys}
 
 
 def test_override_of_any_argument_reaches_verl(packages: Path) -> None:
+    from hydra.errors import ConfigCompositionException
+
     words = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "trainer.total_training_steps=7"]
     words += ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "reward.custom_reward_function.path=/x/reward.py"]
     argv = build("verl_ppo_gsm8k", *(f"external.args.{word}" for word in words), resume=True)[1]
@@ -99,10 +90,26 @@ def test_override_of_any_argument_reaches_verl(packages: Path) -> None:
     assert seen.trainer.resume_mode == "resume_path"
     assert seen.trainer.resume_from_path == "/run/checkpoints/global_step_7"
     assert seen.reward.custom_reward_function.path == "/x/reward.py"
-
-
-def test_verl_refuses_unknown_overrides(packages: Path) -> None:
-    from hydra.errors import ConfigCompositionException
-
     with pytest.raises(ConfigCompositionException, match="no_such_key"):
         compose_verl(packages, build("verl_ppo_gsm8k", "external.args.trainer.no_such_key=1")[1])
+
+
+def page_names(page: str, release: str) -> set[str]:
+    """Return the names in the tables of a page, which must name the tested release."""
+    assert RELEASES[release].replace("==", " ").lower() in (DOCS / page).read_text().lower()
+    return {word for row in read_tables(DOCS / page) for word in code_spans(row[0])}
+
+
+def test_openrlhf_has_flags_of_its_page(packages: Path) -> None:
+    known: set[str] = set()
+    for file in (packages / "dotted/openrlhf/cli").glob("train_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                known |= {str(arg.value).lstrip("-") for arg in node.args if isinstance(arg, ast.Constant)}
+    assert page_names("from/moving-openrlhf.md", "dotted") - known == set()
+
+
+def test_verl_has_keys_of_its_page(packages: Path) -> None:
+    config, missing = compose_verl(packages, []), object()
+    names = page_names("from/moving-verl.md", "verl")
+    assert [word for word in names if OmegaConf.select(config, word, default=missing) is missing] == []

@@ -18,10 +18,11 @@ from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.external_argv import RunValues, build_external_argv
 from slurm_rl.plugins.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv
-from tests.train.external.releases import unpack
+from tests.train.external.releases import list_keys, unpack
 
 PARSER = Path(__file__).parent / "parse_xpk.py"
 TARGET = XpkTarget("tpus", "v5p-128", "gcr.io/p/maxtext:1", "p", num_slices=2, priority="high")
+WORDS = ("+cluster=nvidia_h100", "checkpoint.upload_url='gs://b/r'")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("maxtext_*.yaml"))
 
 
@@ -37,15 +38,8 @@ def parse_xpk(root: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_xpk_accepts_workload_commands(root: Path) -> None:
-    words = [
-        "+cluster=nvidia_h100",
-        "+exp=maxtext_gspo_llama3_70b",
-        "checkpoint.upload_url='gs://b/r'",
-        "job.max_failures=3",
-    ]
-    config = load_config(words)
-    env = ["--env-file=/dev/fd/63"]
-    done = parse_xpk(root, [*build_xpk_argv(config, TARGET), *env])
+    config = load_config([*WORDS, "+exp=maxtext_gspo_llama3_70b", "job.max_failures=3"])
+    done = parse_xpk(root, [*build_xpk_argv(config, TARGET), "--env-file=/dev/fd/63"])
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
     assert (seen["workload"], seen["cluster"], seen["tpu_type"]) == ("maxtext-gspo-llama3-70b", "tpus", "v5p-128")
@@ -60,18 +54,8 @@ def test_xpk_accepts_workload_commands(root: Path) -> None:
 
 def test_xpk_refuses_unknown_tpu(root: Path) -> None:
     target = XpkTarget("tpus", "v99-1", "image", None)
-    words = ["+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", "checkpoint.upload_url='gs://b/r'"]
-    done = parse_xpk(root, build_xpk_argv(load_config(words), target))
+    done = parse_xpk(root, build_xpk_argv(load_config([*WORDS, "+exp=maxtext_grpo_llama3_70b"]), target))
     assert done.returncode == 2 and "invalid choice: 'v99-1'" in done.stderr
-
-
-def list_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:
-    """Return the dotted keys of a YAML file's sections and leaves."""
-    return {
-        found
-        for key, value in tree.items()
-        for found in {f"{prefix}{key}"} | (list_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
-    }
 
 
 def maxtext_keys(package: Path, file: str) -> set[str]:

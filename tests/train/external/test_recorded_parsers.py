@@ -8,7 +8,6 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from slurm_rl.plan.external_argv import flatten
 from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.train.external.record import FOLDER, RECORDERS
-from tests.train.external.releases import build, unpack
+from tests.train.external.releases import build, list_keys, unpack
 
 RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RECORDERS}
 # One value per type, to build the recorded config.
@@ -70,9 +69,6 @@ def test_override_of_any_argument_reaches_nemo_rl() -> None:
     seen = parse_nemo_rl(build("nemo_rl_grpo_math_1b", *(f"external.args.{word}" for word in words))[1])
     assert (seen.policy.generation.temperature, seen.grpo.max_num_steps) == (0.7, 9)
     assert seen.loss_fn.reference_policy_kl_penalty == 0
-
-
-def test_nemo_rl_refuses_unknown_overrides() -> None:
     with pytest.raises(Exception, match="no_such_key"):
         parse_nemo_rl(build("nemo_rl_grpo_math_1b", "external.args.grpo.no_such_key=1")[1])
 
@@ -81,16 +77,7 @@ def test_nemo_rl_page_names_its_keys() -> None:
     """The keys of its SFT and DPO, in other files, were compared by hand."""
     named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in code_spans(cells[0])]
     names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
-    known = set(list_keys(RECORDED["nemo_rl"]["keys"]))
-    assert len(names) > 60 and [name for name in names if name not in known] == []
-
-
-def list_keys(types: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of sections and leaves."""
-    for key, below in types.items():
-        yield f"{prefix}{key}"
-        if isinstance(below, dict):
-            yield from list_keys(below, f"{prefix}{key}.")
+    assert len(names) > 60 and set(names) - list_keys(RECORDED["nemo_rl"]["keys"]) == set()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +86,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack(tmp_path_factory.mktemp("prime"), "prime")
 
 
-def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
+def parse_prime_rl(package: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Parse the command line of our preset with other arguments."""
+    _, argv = build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words), nodes=1, **options)
     record = RECORDED["prime_rl"]
     assert argv[:2] == ["rl", "@"] and argv[2].endswith(f"/{record['config']}")
     example = package.parent / "example.json"
@@ -111,21 +100,13 @@ def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_prime_rl_accepts_arguments_over_its_example(package: Path, resume: bool) -> None:
-    done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume, nodes=1, step="step_7")[1])
+    done = parse_prime_rl(package, resume=resume, step="step_7")
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout)
-    assert seen["deployment"] == {
-        "type": "single_node",
-        "gpus_per_node": 8,
-        "num_train_gpus": 4,
-        "num_infer_gpus": 4,
-    }
-    assert (seen["output_dir"], seen["run"]["name"], seen["clean"]) == (
-        "/run/checkpoints",
-        "prime_rl_reverse_text",
-        True,
-    )
-    assert (seen["ckpt"]["interval"], seen["max_steps"]) == (5, 20)
+    gpus = {"gpus_per_node": 8, "num_train_gpus": 4, "num_infer_gpus": 4}
+    assert seen["deployment"] == {"type": "single_node", **gpus}
+    assert (seen["output_dir"], seen["run"]["name"]) == ("/run/checkpoints", "prime_rl_reverse_text")
+    assert (seen["clean"], seen["ckpt"]["interval"], seen["max_steps"]) == (True, 5, 20)
     # Set by its example and not by the preset.
     assert seen["trainer"] == {"optim": {"lr": 3e-6}} and seen["seq_len"] == 2048
     assert seen["resume"] == ({"step": 7, "dir": None} if resume else None)
@@ -133,9 +114,7 @@ def test_prime_rl_accepts_arguments_over_its_example(package: Path, resume: bool
 
 def test_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
     words = ["max_steps=3", "ckpt.keep_last=2", "deployment.num_train_gpus=2", "log.level=debug"]
-    done = parse_prime_rl(
-        package, build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words), nodes=1)[1]
-    )
+    done = parse_prime_rl(package, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout)
     assert (seen["max_steps"], seen["ckpt"]["keep_last"], seen["log"]["level"]) == (3, 2, "debug")
@@ -145,5 +124,5 @@ def test_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
 @pytest.mark.parametrize("word", ["no_such_key=1", "deployment.num_train_gpus=many", "ckpt.keep_last=0"])
 def test_prime_rl_refuses_unknown_arguments(package: Path, word: str) -> None:
     name = word.partition("=")[0].rpartition(".")[2]
-    done = parse_prime_rl(package, build("prime_rl_reverse_text", f"external.args.{word}", nodes=1)[1])
+    done = parse_prime_rl(package, word)
     assert done.returncode != 0 and name in done.stdout + done.stderr

@@ -13,14 +13,13 @@ from slurm_rl.config.load import conf_dir
 from tests.train.external.releases import build
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("trl_*.yaml"))
-CPU_ARGUMENTS = ["use_cpu=true"]  # this machine may have no GPU
 
 
 def build_trl(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of the experiment, and the module with its command line."""
-    args, argv = build(
-        name, *(f"external.args.{word}" for word in (*CPU_ARGUMENTS, *words)), resume=resume, step="checkpoint-7"
-    )
+    # This machine may have no GPU.
+    overrides = [f"external.args.{word}" for word in ("use_cpu=true", *words)]
+    args, argv = build(name, *overrides, resume=resume, step="checkpoint-7")
     assert argv[:2] == ["python3", "-m"]
     return args, argv[2:]
 
@@ -63,7 +62,4 @@ def test_override_of_any_argument_reaches_trl(seen: dict[str, Any]) -> None:
     found = seen["override"]
     assert (found["beta"], found["loss_type"], found["use_vllm"]) == (0.04, "dapo", True)
     assert found["reward_funcs"] == ["accuracy_reward"] and found["num_generations"] == 8
-
-
-def test_trl_refuses_unknown_arguments(seen: dict[str, Any]) -> None:
     assert "no_such_flag" in seen["unknown"]["error"]

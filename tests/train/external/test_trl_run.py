@@ -1,8 +1,6 @@
 """TRL's own SFT script under our torchrun: two local ranks, stopped, and resumed from its own checkpoint."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ import pytest
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.tiny_models import TinyModel
-from tests.whole_run import wait_for
+from tests.whole_run import run_cli, start_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[3]
 NUM_STEPS = 400
 
 
@@ -47,39 +44,26 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def cli(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_rl", *words], env=env, capture_output=True, text=True, timeout=1000
-    )
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
 def losses(run: Path) -> dict[int, float]:
     state: dict[str, Any] = json.loads((run / f"checkpoints/checkpoint-{NUM_STEPS}/trainer_state.json").read_text())
     return {row["step"]: row["loss"] for row in state["log_history"] if "loss" in row}
 
 
-def read_log(run: Path) -> str:
-    return "\n".join(path.read_text()[-3000:] for path in run.glob("attempts/*/logs/driver.log"))
-
-
-def test_trl_saves_at_stop_and_resumes_identically(words: list[str], tmp_path: Path) -> None:
+def test_trl_saves_at_stop_and_resumes_identically(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = cli(*words, f"run_dir={whole}", check=False)
-    assert done.returncode == 0, done.stderr + read_log(whole)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen([sys.executable, "-m", "slurm_rl", *words, f"run_dir={cut}"], env=env) as running:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run_cli(tmp_path, *words, f"run_dir={whole}")
+    with start_run(cut, base=words) as running:
         wait_for((cut / "checkpoints/checkpoint-20/trainer_state.json").is_file, "a checkpoint", running)
-        cli("cancel", str(cut))
-        running.wait(200)
+        run_cli(tmp_path, "cancel", str(cut))
+        running.communicate(timeout=200)
     saved = [int(path.name.partition("-")[2]) for path in (cut / "checkpoints").glob("checkpoint-*")]
     assert saved and max(saved) < NUM_STEPS, "stopped before its end"
     # The remains of a killed save.
     (cut / "checkpoints/checkpoint-9999").mkdir()
-    done = cli("resume", str(cut), check=False)
-    assert done.returncode == 0, done.stderr + read_log(cut)
+    run_cli(tmp_path, "resume", str(cut))
     started = [row["checkpoint"] for row in read_rows(RunDir(cut).events) if row["kind"] == "external/started"]
     assert started == [None, f"checkpoint-{max(saved)}"]
     assert len(losses(whole)) == NUM_STEPS and losses(cut) == pytest.approx(losses(whole), rel=1e-4)
