@@ -8,6 +8,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+from slurm_rl.config.load import conf_dir
 from tests.docs.markdown import DOCS, pages, read_prose
 from tests.lock import ROOT
 
@@ -17,38 +18,19 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.md"))
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
-def build_site(docs: Path, site: Path, **settings: object) -> None:
-    """Build like `mkdocs build --strict`: a warning is an error."""
-    config = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(docs), site_dir=str(site), strict=True, **settings)
-    build(config)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
-    folder = tmp_path_factory.mktemp("site")
-    build_site(DOCS, folder)
-    return folder
-
-
-def test_site_builds_strictly(site: Path) -> None:
-    assert (site / "index.html").is_file() and (site / "search/search_index.json").is_file()
-
-
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    for page in site.rglob("*.html"):
+def test_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """As by `mkdocs build --strict`, a warning is an error."""
+    build(load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(DOCS), site_dir=str(tmp_path), strict=True))
+    assert (tmp_path / "index.html").is_file() and (tmp_path / "search/search_index.json").is_file()
+    for page in tmp_path.rglob("*.html"):
         fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text())
         assert fetched == [], page.name
 
 
-def test_readme_has_at_most_90_lines() -> None:
+def test_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_page_is_short(page: Path) -> None:
-    if not str(page.relative_to(DOCS)).startswith(_ANY_LENGTH):
-        assert len(page.read_text().splitlines()) <= 150
+    short = [page for page in DOCS.rglob("*.md") if not str(page.relative_to(DOCS)).startswith(_ANY_LENGTH)]
+    assert [page.name for page in short if len(page.read_text().splitlines()) > 150] == []
 
 
 @pytest.mark.parametrize("page", [*pages(), *EXAMPLES], ids=lambda page: str(page.relative_to(ROOT)))
@@ -72,3 +54,19 @@ def test_pages_are_in_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r"([\w/-]+\.md)", str(yaml.safe_load(text)["nav"])))
     assert named == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+PAGES = {"algorithm": "algorithms.md", "reward": "rewards.md", "data": "data.md"}
+
+
+@pytest.mark.parametrize("group", PAGES)
+def test_page_lists_presets_of_group(group: str) -> None:
+    text = (DOCS / PAGES[group]).read_text()
+    presets = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    assert presets and [name for name in presets if f"`{name}`" not in text and f"+{group}={name}`" not in text] == []
+
+
+def test_page_lists_external_experiments() -> None:
+    text = (DOCS / "other-trainers.md").read_text()
+    experiments = (path for path in (conf_dir() / "exp").glob("*.yaml") if "/external/" in path.read_text())
+    assert [path.stem for path in experiments if f"`+exp={path.stem}`" not in text] == []

@@ -1,6 +1,5 @@
 """One writer of each kind of file, and the check of its result."""
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -10,14 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import slurm_rl
-from slurm_rl.config.load import load_config
-from slurm_rl.config.run import RunConfig
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.envs.facts import Facts
+from slurm_rl.launch.controller.controller import Controller
+from slurm_rl.launch.controller.create import create_run
+from slurm_rl.launch.controller.record import record_job
+from slurm_rl.launch.here import LocalAllocation
+from slurm_rl.models.checkpoint import background as waiting
+from slurm_rl.models.checkpoint import step_saver
+from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report, write_whole
+from slurm_rl.models.checkpoint.remote import RemoteFolder
+from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
+from slurm_rl.models.checkpoint.step_saver import StepSaver
+from slurm_rl.models.checkpoint.store import CheckpointStore, written_beside
+from slurm_rl.node.processes import start_child
+from slurm_rl.plugins.image.formats import write_beside
+from slurm_rl.plugins.prepare.dataset import write_rows
+from slurm_rl.plugins.prepare.make_dataset import open_folder
+from slurm_rl.plugins.prepare.manifest import Manifest, load_manifest
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rollout.response import Response
+from slurm_rl.rollout.turn_log import BatchLog, TurnLog
+from slurm_rl.rollout.turn_log_format import Row, render_row
+from slurm_rl.run_dir.io_errors import annotate_path
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
-from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_last
+from slurm_rl.run_dir.run_dir import RunDir, append_event, hold, read_json, write_json, write_last
+from slurm_rl.run_dir.run_lock import LockHolder, read_lock
+from slurm_rl.trainers.common.metrics_log import MetricsLogger, keep_rows_up_to
+from tests.plans import demo_config, demo_plan
 
 
 @dataclass(frozen=True)
@@ -43,20 +66,6 @@ def writer(prepare: Prepare) -> Prepare:
     return prepare
 
 
-@functools.cache
-def demo_config() -> RunConfig:
-    return load_config(["+exp=demo", "logging.wandb.mode=disabled"])
-
-
-@functools.cache
-def _any_plan() -> JobPlan:
-    return build_plan(demo_config(), "/runs/a", SubmitFacts("/python", 4, "1"))
-
-
-def demo_plan(run: RunDir) -> JobPlan:
-    return replace(_any_plan(), run_dir=str(run.path))
-
-
 def old_or_new(path: Path, old: bytes = b"") -> Callable[[], bool]:
     """Return the check of a file that is written by a rename."""
     return lambda: not path.exists() or path.read_bytes() == old or path.read_bytes().endswith(b"\n")
@@ -65,8 +74,6 @@ def old_or_new(path: Path, old: bytes = b"") -> Callable[[], bool]:
 @writer
 def new_run(folder: Path) -> Case:
     """config.yaml plan.json code/."""
-    from slurm_rl.launch.controller.create import create_run
-
     package = folder.parent / "package" / "slurm_rl"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("x = 1\n")
@@ -87,8 +94,6 @@ def new_run(folder: Path) -> Case:
 @writer
 def job_record(folder: Path) -> Case:
     """job.json."""
-    from slurm_rl.launch.controller.record import record_job
-
     run = RunDir(folder)
     return Case(
         lambda: record_job(run, "local", "7"),
@@ -100,15 +105,16 @@ def job_record(folder: Path) -> Case:
 @writer
 def attempt_start(folder: Path) -> Case:
     """attempts/<n>/start.json .reserve secrets/."""
-    from slurm_rl.launch.controller.controller import Controller
-    from slurm_rl.launch.here import LocalAllocation
-
     run = RunDir(folder)
     plan = demo_plan(run)
     write_json(run.plan, plan.to_json())
     controller = Controller(run, plan, LocalAllocation(run, plan))
-    started = lambda: [n for n in run.attempt_numbers() if run.attempt(n).start.is_file()]  # noqa: E731
-    return Case(controller._begin_attempt, lambda: run.attempt(max(started())).logs.is_dir() and run.reserve.is_file())
+
+    def is_written() -> bool:
+        newest = max(n for n in run.attempt_numbers() if run.attempt(n).start.is_file())
+        return run.attempt(newest).logs.is_dir() and run.reserve.is_file()
+
+    return Case(controller._begin_attempt, is_written)
 
 
 @writer
@@ -126,8 +132,6 @@ def last_words(folder: Path) -> Case:
 @writer
 def logs(folder: Path) -> Case:
     """attempts/<n>/logs/."""
-    from slurm_rl.node.processes import start_child
-
     log = folder / "driver.log"
 
     def write() -> None:
@@ -140,8 +144,6 @@ def logs(folder: Path) -> Case:
 @writer
 def lease(folder: Path) -> Case:
     """lease/<epoch>.json."""
-    from slurm_rl.run_dir.run_dir import hold
-    from slurm_rl.run_dir.run_lock import LockHolder, read_lock
 
     def is_held() -> bool:
         return read_lock(folder / "lease").holder is not None
@@ -174,8 +176,6 @@ def events(folder: Path) -> Case:
 @writer
 def metrics(folder: Path) -> Case:
     """metrics.jsonl tensorboard/."""
-    from slurm_rl.trainers.common.metrics_log import MetricsLogger
-
     run = RunDir(folder)
     append_row(run.metrics, {"step": 0, "stage": "grpo"})
     steps = lambda: [row["step"] for row in read_rows(run.metrics)]  # noqa: E731
@@ -198,8 +198,6 @@ def metrics(folder: Path) -> Case:
 @writer
 def rewind(folder: Path) -> Case:
     """metrics.jsonl samples.jsonl, rewound."""
-    from slurm_rl.trainers.common.metrics_log import keep_rows_up_to
-
     path = folder / "metrics.jsonl"
     for step in range(4):
         append_row(path, {"step": step})
@@ -208,10 +206,6 @@ def rewind(folder: Path) -> Case:
 
 
 def _group() -> Any:
-    from slurm_rl.data.groups import Group, Trajectory
-    from slurm_rl.data.tokenize import EncodedPrompt
-    from slurm_rl.rewards.results import RewardItem, RewardResult
-
     prompt = EncodedPrompt(index=3, token_ids=[5, 12], text="3+", answer="7")
     result = RewardResult(item=RewardItem(completion="7", answer="7"), value=1.0, parts={})
     return Group(prompt, [Trajectory([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
@@ -220,12 +214,6 @@ def _group() -> Any:
 @writer
 def journal(folder: Path) -> Case:
     """journal/ and its copy in a checkpoint."""
-    from slurm_rl.data.groups import SamplingSpec
-    from slurm_rl.envs.facts import Facts
-    from slurm_rl.rollout.response import Response
-    from slurm_rl.rollout.turn_log import BatchLog, TurnLog
-    from slurm_rl.rollout.turn_log_format import Row, render_row
-
     spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
     line = render_row(Row(0, 0, 0, reply=Response.pack(_group().completions[0])))
 
@@ -266,12 +254,6 @@ def background_checkpoint(folder: Path) -> Case:
 
 
 def _checkpoint(folder: Path, *, background: bool) -> Case:
-    from slurm_rl.models.checkpoint import background as waiting
-    from slurm_rl.models.checkpoint import step_saver
-    from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report, write_whole
-    from slurm_rl.models.checkpoint.step_saver import StepSaver
-    from slurm_rl.models.checkpoint.store import CheckpointStore
-
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
     run, writer = RunDir(folder), ThreadPoolExecutor(1)
 
@@ -308,8 +290,6 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
 @writer
 def torch_save(folder: Path) -> Case:
     """checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save."""
-    from slurm_rl.run_dir.io_errors import annotate_path
-
     path = folder / "mp_rank_00_model_states.pt"
 
     def write() -> None:
@@ -322,10 +302,6 @@ def torch_save(folder: Path) -> Case:
 @writer
 def export(folder: Path) -> Case:
     """export/ model/ reference/."""
-    from safetensors.torch import load_file, save_file
-
-    from slurm_rl.models.checkpoint.store import written_beside
-
     target = folder / "export"
 
     def write() -> None:
@@ -341,8 +317,6 @@ def export(folder: Path) -> Case:
 
 
 def _commit_one(folder: Path) -> Any:
-    from slurm_rl.models.checkpoint.store import CheckpointStore
-
     store = CheckpointStore(folder)
     (store.begin(1) / "a.bin").write_bytes(bytes(20_000))
     store.commit(1, {})
@@ -352,8 +326,6 @@ def _commit_one(folder: Path) -> Any:
 @writer
 def remote_copy(folder: Path) -> Case:
     """checkpoint.upload_url, a folder."""
-    from slurm_rl.models.checkpoint.remote import RemoteFolder
-
     store = _commit_one(folder.parent / "local")
     remote = RemoteFolder(f"file://{folder}", key=lambda: "k" * 32, retry_s=())
     # A half copy has no marker.
@@ -367,10 +339,6 @@ def remote_copy(folder: Path) -> Case:
 @writer
 def fetched_copy(folder: Path) -> Case:
     """restored copies."""
-    from slurm_rl.models.checkpoint.remote import RemoteFolder
-    from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
-    from slurm_rl.models.checkpoint.store import CheckpointStore
-
     remote = RemoteFolder(f"file://{folder.parent}/bucket", key=lambda: "k" * 32, retry_s=())
     remote.upload("step-1", _commit_one(folder.parent / "far").root / "step-1")
     run = RunDir(folder)
@@ -383,10 +351,6 @@ def fetched_copy(folder: Path) -> Case:
 @writer
 def prepared_rows(folder: Path) -> Case:
     """prepare: rows and manifest."""
-    from slurm_rl.plugins.prepare.dataset import write_rows
-    from slurm_rl.plugins.prepare.make_dataset import open_folder
-    from slurm_rl.plugins.prepare.manifest import Manifest, load_manifest
-
     place = folder / "gsm8k"
 
     def write() -> None:
@@ -404,8 +368,6 @@ def prepared_rows(folder: Path) -> Case:
 @writer
 def image(folder: Path) -> Case:
     """images and their manifests."""
-    from slurm_rl.plugins.image.formats import write_beside
-
     path = folder / "rl.sqsh"
     content = bytearray(96)
     content[:4], content[28:30], content[40:48] = b"hsqs", (4).to_bytes(2, "little"), (96).to_bytes(8, "little")

@@ -1,3 +1,4 @@
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,9 @@ WORDS = ["+exp=demo", "+eval.sets.sums.data=addition", "data.train=''"]
 class Submitted(list[RunConfig]):
     """Submitted evaluation configs, and the callback that writes the model."""
 
-    write_model: Callable[[Path], object] | None = None
+    write_model: Any = None
 
-    def start_run(self, config: RunConfig, tell: object, write_model: Callable[[Path], object] | None = None) -> None:
+    def start_run(self, config: RunConfig, tell: object, write_model: Any = None) -> None:
         self.append(config)
         self.write_model = write_model
 
@@ -61,17 +62,6 @@ def make_run(folder: Path, *words: str, exported: bool = False) -> Path:
         (folder / "export").mkdir()
         (folder / "export/config.json").write_text("{}")
     return folder
-
-
-def test_eval_run_only_evaluates(submitted: Submitted) -> None:
-    assert main(["eval", *WORDS]) == 0
-    assert submitted[0].eval.only and list(submitted[0].eval.sets) == ["sums"]
-
-
-def test_run_directory_means_its_export(submitted: Submitted, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "sft", exported=True)
-    assert main(["eval", *WORDS, "model=hf", f"model.path={run}"]) == 0
-    assert submitted[0].model.path == f"{run}/export"
 
 
 def test_eval_converts_checkpoint_into_its_own_run_directory(
@@ -119,7 +109,6 @@ def test_eval_of_run_inherits_its_settings(
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
-        ([], "rollout.max_tokens", 9),
         (["rollout.max_tokens=3"], "rollout.max_tokens", 3),
         (["+reward=math"], "reward.verifiers", {"math": 1.0}),
         (["+reward.verifiers.math=1"], "reward.verifiers", {"math": 1.0}),
@@ -127,26 +116,25 @@ def test_eval_of_run_inherits_its_settings(
     ],
 )
 def test_eval_overrides_win_over_run(
-    words: list[str],
-    key: str,
-    value: object,
-    submitted: Submitted,
-    converted: list[tuple[int, Path]],
-    tmp_path: Path,
+    words: list[str], key: str, value: object, submitted: Submitted, converted: object, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "grpo", *TRAINED)
     assert main(["eval", str(run), SET, *words]) == 0
-    found: Any = submitted[0].model_dump(mode="json")
-    for part in key.split("."):
-        found = found[part]
-    assert found == value
+    assert functools.reduce(getattr, key.split("."), submitted[0]) == value
 
 
-def test_eval_finds_run_by_name(submitted: Submitted, tmp_path: Path) -> None:
+def test_eval_finds_run_by_name_job_or_path(
+    submitted: Submitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path / "shared/sort-1", *TRAINED, exported=True)
     remember(run, ["7"])
     assert main(["eval", "sort-1", SET]) == 0 and main(["eval", "7", SET]) == 0
-    assert [one.model.path for one in submitted] == [f"{run}/export"] * 2
+    assert main(["eval", *WORDS, "model=hf", f"model.path={run}"]) == 0
+    assert [one.model.path for one in submitted] == [f"{run}/export"] * 3
+    assert main(["eval", *WORDS]) == 0
+    assert submitted[3].eval.only and list(submitted[3].eval.sets) == ["sums"]
+    assert main(["eval", *WORDS, "--step", "20"]) == 2
+    assert "--step needs a run" in capsys.readouterr().err and len(submitted) == 4
 
 
 def test_start_run_removes_run_with_unwritable_model(tmp_path: Path) -> None:
@@ -158,11 +146,6 @@ def test_start_run_removes_run_with_unwritable_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         start_run(config, lambda line: None, fail)
     assert not (tmp_path / "eval").exists()
-
-
-def test_missing_step_is_refused(submitted: Submitted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", *WORDS, "--step", "20"]) == 2
-    assert "--step needs a run" in capsys.readouterr().err and not submitted
 
 
 @pytest.mark.parametrize(

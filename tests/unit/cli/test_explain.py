@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
@@ -59,6 +58,9 @@ def test_rejected_choice_is_refused_with_stated_numbers() -> None:
         explain(*QWEN, *words, "policy.logprob_chunk_tokens=null")
 
 
+CHECKPOINTED = ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -66,34 +68,17 @@ def test_rejected_choice_is_refused_with_stated_numbers() -> None:
         (["rollout.colocate=true"], "weight transfer by ipc: engines share the policy's GPUs"),
         (["rollout.weight_transfer=ray"], "weight transfer by ray: as set"),
         (["rollout.top_p=0.9"], "differently in the engine, top_p, top_k, min_p or repetition_penalty"),
-        (["policy.num_workers=2"], "2 policy workers: policy.num_workers"),
         (["policy.num_workers=2", "rollout.num_engines=2"], "idle 4 GPUs have no work"),
         (["rollout.tensor_parallel_size=2"], "2 engines of 2 GPUs: rollout.tensor_parallel_size"),
-        (["algorithm.kl.coef=0.1"], "reference in the policy workers: algorithm.kl.coef=0.1"),
         (["algorithm.kl.coef=0.1", "reference.num_workers=2"], "reference on 2 dedicated GPUs"),
-        (["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"], "fastest choice fits"),
-        (
-            ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=null"],
-            "the one choice left open fits",
-        ),
+        (CHECKPOINTED, "fastest choice fits"),
+        ([*CHECKPOINTED, "policy.logprob_chunk_tokens=null"], "the one choice left open fits"),
         (["cluster.slurm.partition=gpu", "job.time_limit=90"], "partition gpu: 1 node of 8 nvidia GPUs"),
         (["job.time_limit=90", "job.max_failures=0"], "failure ends it"),
     ],
 )
 def test_reasons_follow_their_causes(words: list[str], said: str) -> None:
     assert said in " ".join(explain("model.path=Qwen/Qwen3-1.7B", *QWEN[1:], *words).split())
-
-
-def test_invalid_config_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
-        (["+exp=demo", *H100, "rollout.tensor_parallel_size=3"], "got"),
-        (["+exp=demo", "optim.lrr=1"], "did you mean optim.lr?"),
-        (["model.path=/m"], "must be given"),
-    ):
-        assert main(["plan", *words]) == 2, words
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert said in shown.err
 
 
 if __name__ == "__main__":

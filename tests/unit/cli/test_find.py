@@ -47,41 +47,18 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_find_run_returns_last_submission_in_any_folder(tmp_path: Path) -> None:
-    make_run(tmp_path / "scratch/old")
-    newest = make_run(tmp_path / "shared/new")
-    assert find_run([]).path == newest
-
-
-def test_find_run_prefers_newer_run_below_runs(tmp_path: Path, cwd: Path) -> None:
-    make_run(tmp_path / "shared/recorded")
-    local = make_run(cwd / "runs/local", age_s=-5, sent=False)
-    assert find_run([]).path == local
-
-
-def test_find_run_prefers_resumed_run(tmp_path: Path) -> None:
-    old = make_run(tmp_path / "a/old", "1", age_s=500)
-    make_run(tmp_path / "a/new", "2")
-    remember(old, ["3"])
-    assert find_run([]).path == old and read_recent()[0].jobs == ("3",)
-
-
-def test_find_run_skips_deleted_run(tmp_path: Path) -> None:
-    kept = make_run(tmp_path / "a/kept")
+def test_find_run_returns_newest_submission_in_any_folder(tmp_path: Path, cwd: Path) -> None:
+    with pytest.raises(RunDirError, match=r"no run was found.*Next: name its directory, or start one"):
+        find_run([])
+    old = make_run(tmp_path / "scratch/old", "1", age_s=500)
+    newest = make_run(tmp_path / "shared/new", "2")
     remember(tmp_path / "a/deleted", ["9"])
-    assert find_run([]).path == kept
-
-
-@pytest.mark.parametrize("word", ["sort-1", "7"])
-def test_resolve_finds_run_by_name_and_by_job_id(tmp_path: Path, word: str) -> None:
-    run = make_run(tmp_path / "shared/sort-1", "7")
-    make_run(tmp_path / "shared/sort-2", "8")
-    assert resolve(word) == run and find_run([word]).path == run
-
-
-def test_resolve_finds_job_of_run_below_runs(cwd: Path) -> None:
-    run = make_run(cwd / "runs/a", "12", sent=False)
-    assert resolve("12").absolute() == run
+    assert find_run([]).path == newest
+    remember(old, ["3"])  # resumed
+    assert find_run([]).path == old and read_recent()[0].jobs == ("3",)
+    local = make_run(cwd / "runs/local", "12", age_s=-5, sent=False)
+    assert find_run([]).path == local and resolve("12").absolute() == local
+    assert [resolve(word) for word in ("new", "2")] == [newest] * 2 and find_run(["2"]).path == newest
 
 
 def test_resolve_finds_sweeps_and_their_runs(tmp_path: Path) -> None:
@@ -91,17 +68,13 @@ def test_resolve_finds_sweeps_and_their_runs(tmp_path: Path) -> None:
     assert resolve("40_9") == Path("40_9")
 
 
-def test_commands_without_name_use_last_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_name_use_last_sweep_or_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a/run")
     sweep = make_sweep(tmp_path / "shared/lr", "40")
-    assert find_target([]) == sweep
-    assert main(["status"]) == 0
+    assert find_target([]) == sweep and main(["status"]) == 0
     assert f"sweep   {sweep}" in capsys.readouterr().out
     with pytest.raises(RunDirError, match=r"name one of its runs, as in .*lr/0"):
         find_run([])
-
-
-def test_commands_without_name_use_last_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "shared/two"
     make_run(folder / "sft", sent=False)
     (folder / PIPELINE_FILE).write_text("sft: +exp=sft_tiny\n")
@@ -119,22 +92,14 @@ def test_commands_suggest_similar_run(tmp_path: Path, verb: str, capfd: pytest.C
     assert f"did you mean {run}?" in capfd.readouterr().err
 
 
-def test_find_run_reports_no_run() -> None:
-    with pytest.raises(RunDirError, match=r"no run was found.*Next: name its directory, or start one"):
-        find_run([])
-
-
-def test_cancel_by_job_id_ends_its_run(
+def test_cancel_calls_launcher_if_last_run_does_not_respond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path / "shared/local", "4711")
-    monkeypatch.setattr(cancel, "cancel_runs", lambda runs: len(list(runs)))
-    assert main(["cancel", "4711"]) == 0
-    assert f"stopping after a save: {run}" in capfd.readouterr().err
-
-
-def test_cancel_calls_launcher_if_last_run_does_not_respond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = make_run(tmp_path / "shared/hanging", "5"), list[Path]()
+    with monkeypatch.context() as responding:
+        responding.setattr(cancel, "cancel_runs", lambda runs: len(list(runs)))
+        assert main(["cancel", "5"]) == 0
+    assert f"stopping after a save: {run}" in capfd.readouterr().err
     monkeypatch.setattr(cancel, "run_in_child", lambda work, path: None)
     monkeypatch.setattr(cancel, "cancel_unseen", lambda run: asked.append(run.path) or ["process 5"])
     assert main(["cancel"]) == 0 and main(["cancel", "hanging"]) == 0
@@ -150,7 +115,7 @@ def test_remember_writes_private_bounded_file(tmp_path: Path) -> None:
     assert len(entries) == 100 and entries[0]["jobs"] == ["104"]
 
 
-@pytest.mark.parametrize("text", ["", "[", "3", "[3]", '[{"path": 3}]', '[{"path": "a", "jobs": 1, "time": "x"}]'])
+@pytest.mark.parametrize("text", ["[", "3", "[3]", '[{"path": 3}]', '[{"path": "a", "jobs": 1, "time": "x"}]'])
 def test_read_recent_ignores_damaged_file(text: str, tmp_path: Path) -> None:
     state_file().parent.mkdir(parents=True)
     state_file().write_text(text)
@@ -158,10 +123,8 @@ def test_read_recent_ignores_damaged_file(text: str, tmp_path: Path) -> None:
     remember(tmp_path, ["1"])
     assert [known.path for known in read_recent()] == [str(tmp_path)]
 
-
-def test_remember_ignores_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(file))
-    remember(tmp_path, ["1"])
+    state_file().unlink()
+    state_file().parent.rmdir()
+    state_file().parent.touch()
+    remember(tmp_path, ["1"])  # the folder cannot be written
     assert read_recent() == []

@@ -51,13 +51,13 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
     ("words", "said"),
     [
         (["--help"], "amd_mi300"),
-        (["plan", "--script", "+exp=demo", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
         (["plan", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
         (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
         (["run-in-job", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
+        (["report", "run"], "run: unknown"),
         (["prepare", "--help"], "mathv60k"),
     ],
 )

@@ -24,7 +24,6 @@ def test_stage_follows_previous_and_has_its_folder(tmp_path: Path) -> None:
 
 WRONG = {
     "": "must be a mapping of stages",
-    "- a": "must be a mapping of stages",
     "a: [b]": "one line of overrides",
     "a b: seed=1": "a stage's name",
     "a: run_dir=x": "run_dir is set by the pipeline",

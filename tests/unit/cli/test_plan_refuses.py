@@ -10,16 +10,16 @@ from slurm_rl.__main__ import main
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Enter a folder with a model without pad token and an invalid image file."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "tokenizer_config.json").write_text("[")
-    (tmp_path / "reward.py").write_text("def score(queries, prompts, labels): ...\n")
-    (tmp_path / "rl.sqsh").write_bytes(b"no squashfs")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "plan.json").write_text("{}")
+    for name, text in {
+        "model/tokenizer_config.json": "{}",
+        "broken/tokenizer_config.json": "[",
+        "reward.py": "def score(queries, prompts, labels): ...\n",
+        "rl.sqsh": "no squashfs",
+        "full/notes.txt": "",
+        "run/plan.json": "{}",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
@@ -31,7 +31,6 @@ REFUSED = {
     "a data file that is not there": ["+data=gsm8k", "data.train=/nowhere.jsonl", "data.max_prompt_tokens=16"],
     "a reward function that is not in its file": ["reward.function=reward.py:other"],
     "an image that is none": ["container.runtime=pyxis", "container.image={folder}/rl.sqsh"],
-    "an image that is not there": ["container.runtime=pyxis", "container.image={folder}/other.sqsh"],
     "a run directory with a run": ["run_dir={folder}/run"],
     "a run directory with other files": ["run_dir={folder}/full"],
     "a run directory below a file": ["run_dir={folder}/reward.py/run"],
@@ -51,20 +50,14 @@ def test_plan_refuses_in_words_of_submit(name: str, folder: Path, capsys: pytest
     assert sorted(folder.rglob("*")) == before, "neither leaves anything"
 
 
-def test_json_refusals_are_not_in_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", "+exp=demo", "reward.function=reward.py:other"]) == 2
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["launcher"] == "local"
-    assert "must define other" in shown.err
-
-
 def test_refusals_are_listed_together(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+exp=demo", "run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
     assert main(["plan", *words]) == 2
     told = capsys.readouterr().err
-    assert "3 errors:" in told
-    for said in ("new or empty folder", "model.init_from must be a folder", "must define other"):
+    for said in ("3 errors:", "new or empty folder", "model.init_from must be a folder", "must define other"):
         assert said in told
+    assert main(["plan", "--json", *words]) == 2
+    assert json.loads(capsys.readouterr().out)["launcher"] == "local", "no refusal in the plan"
 
 
 def test_valid_config_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +73,51 @@ def test_plan_calls_no_scheduler(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("slurm_rl.launch.ray.launcher.open_dashboard", fail)
     assert main(["plan", "+exp=demo", "+cluster=slurm_cpu"]) == 0
     assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)
+
+
+ROWS = "data.num_eval=0"
+PPO = "+algorithm=ppo"
+CASES = {
+    "grpo": ((), "trainer.num_steps=5", "optim", 5),
+    "grpo-critic-warmup": ((PPO, "critic.warmup_steps=2"), "trainer.num_steps=5", "optim", 3),
+    "critic": ((PPO,), "trainer.num_steps=5", "critic.optim", 5),
+    "warmup": ((), "warmup.num_steps=5", "warmup.optim", 5),
+    # `addition` has 10,000 rows.
+    "sft": (("exp=sft_tiny", ROWS, "supervised.num_epochs=1"), "supervised.batch_size=2000", "optim", 5),
+    "rm": (("exp=rm_tiny", ROWS, "supervised.num_epochs=1"), "supervised.batch_size=2000", "optim", 5),
+    "dpo": (("exp=dpo_tiny", ROWS), "supervised.max_steps=5", "optim", 5),
+}
+"""Overrides of the run, the override that shortens it, the optimizer, and the steps of its schedule."""
+OPTIMIZERS = ("optim", "critic.optim", "warmup.optim")
+
+
+@pytest.mark.parametrize(("warmup", "is_long"), [(0, True), (-1, False)], ids=["as-long-as-the-run", "shorter"])
+@pytest.mark.parametrize("name", CASES)
+def test_plan_with_long_warmup_warns(
+    name: str,
+    warmup: int,
+    is_long: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, short, key, num_steps = CASES[name]
+    first = () if any(word.startswith("exp=") for word in words) else ("exp=demo",)
+    others = () if name in ("sft", "rm", "dpo") else [f"{it}.warmup_steps=0" for it in OPTIMIZERS if it != key]
+    assert main(["plan", *first, *words, *others, short, f"{key}.warmup_steps={num_steps + warmup}"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    if not is_long:
+        assert lines == []
+        return
+    [line] = lines
+    assert line.startswith(f"warning: {key}.warmup_steps should be less than the steps of its schedule")
+    assert f"got {num_steps} and " in line and f"={num_steps}. Next: lower {key}.warmup_steps" in line
+
+
+def test_plan_with_warmup_of_500_in_5_steps_names_share_of_lr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "+exp=demo", "optim.warmup_steps=500", "trainer.num_steps=5"]) == 0
+    assert "only rises, to 1% of optim.lr; got 500 and trainer.num_steps=5." in capsys.readouterr().err

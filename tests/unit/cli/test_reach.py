@@ -10,28 +10,29 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli import attach
-from slurm_rl.config.load import load_config
 from slurm_rl.node.ports import derive_port_block
 from slurm_rl.node.ray_cluster import build_ray_start_argv
 from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.plan.attach import build_attach
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.run_dir.run_secret import create_token
+from tests.plans import plan_of
 
-FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 PORTS = derive_port_block("77", 1, 0)
 ENV = {"RAY_ADDRESS": "10.0.0.1:10200", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray-token-1"}
 
 
-def plan_of(*words: str, run_dir: str = "/shared/runs/a b") -> JobPlan:
-    experiment = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
-    return build_plan(load_config([*experiment, "name=golden", *words]), run_dir, FACTS)
+def ray_start(plan: JobPlan) -> list[str]:
+    tmp_dir = Path("/tmp/x")
+    return build_ray_start_argv(
+        plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=tmp_dir, head=None
+    )
 
 
 def shell_in(runtime: str, image: str) -> list[str]:
-    plan = plan_of("+cluster=nvidia_h100", f"container.runtime={runtime}", f"container.image={image}")
+    words = ["+cluster=nvidia_h100", f"container.runtime={runtime}", f"container.image={image}"]
+    plan = plan_of(*words, run_dir="/runs/a b")
     found = build_attach(plan, ["/bin/bash"], job_key="77", attempt=2, host="n3", env=ENV, pid=4242, user=(1000, 1000))
     assert found.env["RAY_ADDRESS"] == ENV["RAY_ADDRESS"]
     assert not any(ENV["RAY_ADDRESS"] in word for word in found.argv), "values stand in no argv"
@@ -42,24 +43,18 @@ def shell_in(runtime: str, image: str) -> list[str]:
 
 def test_shell_without_container_is_overlapping_step() -> None:
     found = build_attach(plan_of("+cluster=nvidia_h100"), ["bash"], job_key="77", attempt=1, host="n0", pid=1, env={})
-    assert found.argv[-1] == "bash"
-    assert "--overlap" in found.argv
-    assert found.env["PYTHONPATH"] == "/shared/runs/a b/code"
+    assert found.argv[-1] == "bash" and "--overlap" in found.argv
+    assert found.env["PYTHONPATH"] == "/runs/a/code"
 
 
-def test_shell_enters_container_by_name() -> None:
-    argv = shell_in("podman", "registry.example/rl:1")
-    assert argv[:2] == ["podman", "exec"]
-    assert argv[-2:] == ["srl-77-2", "/bin/bash"]
-    assert "--env=RAY_ADDRESS" in argv
-    assert shell_in("docker", "registry.example/rl:1")[:2] == ["docker", "exec"]
-
-
-def test_shell_of_other_runtimes_opens_image_with_mounts() -> None:
+def test_shell_enters_container_by_name_or_opens_image_with_mounts() -> None:
+    for runtime in ("podman", "docker"):
+        argv = shell_in(runtime, "registry.example/rl:1")
+        assert argv[:2] == [runtime, "exec"] and argv[-2:] == ["srl-77-2", "/bin/bash"]
+        assert "--env=RAY_ADDRESS" in argv
     argv = shell_in("apptainer", "/images/rl.sif")
-    assert argv[:2] == ["apptainer", "exec"]
-    assert any("/shared/runs/a b" in word for word in argv)
-    assert argv[-2:] == ["/images/rl.sif", "/bin/bash"]
+    assert argv[:2] == ["apptainer", "exec"] and argv[-2:] == ["/images/rl.sif", "/bin/bash"]
+    assert any("/runs/a b" in word for word in argv)
 
 
 def test_shell_under_pyxis_enters_container_by_process() -> None:
@@ -116,7 +111,10 @@ def test_shell_of_local_run_has_its_environment(live: RunDir) -> None:
     assert found["TORCHDYNAMO_DISABLE"] == "1"
 
 
-def test_shell_of_local_run_needs_its_machine(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_of_local_run_needs_its_machine_and_known_node(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for node in ("1", "-1"):
+        assert main(["attach", f"--node={node}", str(live.path)]) == 2
+        assert "rank of a node" in capsys.readouterr().err
     assert main(["attach", str(live.path)]) == 2
     assert "run the same command there: ssh n0" in capsys.readouterr().err
 
@@ -134,25 +132,15 @@ def test_tunnel_of_local_run_needs_no_ssh_from_here(
 
 
 def test_tunnel_goes_to_head_node(live: RunDir) -> None:
-    lines = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu"), live.attempt(1), 9000)
-    [command] = [line.partition("from here")[2] for line in lines if "from here" in line]
-    assert shlex.split(command)[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{PORTS.dashboard}", "n0"]
-
-
-def test_dashboard_port_may_be_configured(live: RunDir) -> None:
-    plan = plan_of("+cluster=slurm_cpu", "ray.dashboard_port=8265")
-    lines = attach.describe_dashboard(live, plan, live.attempt(1), 9000)
-    assert any("127.0.0.1:9000:127.0.0.1:8265" in line for line in lines)
-    start = build_ray_start_argv(
-        plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
-    )
-    assert "--dashboard-port=8265" in start
-
-
-@pytest.mark.parametrize("words", [["+exp=sft_tiny"], ["ray.dashboard=false"]])
-def test_missing_dashboard_is_named(live: RunDir, words: list[str]) -> None:
-    [line] = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000)
-    assert line.startswith("dashboard    none")
+    port = plan_of("+cluster=slurm_cpu", "ray.dashboard_port=8265")
+    assert "--dashboard-port=8265" in ray_start(port)
+    for plan, number in ((plan_of("+cluster=slurm_cpu"), PORTS.dashboard), (port, 8265)):
+        lines = attach.describe_dashboard(live, plan, live.attempt(1), 9000)
+        [command] = [line.partition("from here")[2] for line in lines if "from here" in line]
+        assert shlex.split(command)[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{number}", "n0"]
+    for word in ("+exp=sft_tiny", "ray.dashboard=false"):
+        [line] = attach.describe_dashboard(live, plan_of("+cluster=slurm_cpu", word), live.attempt(1), 9000)
+        assert line.startswith("dashboard    none")
 
 
 def test_ended_run_is_refused(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,36 +150,20 @@ def test_ended_run_is_refused(live: RunDir, capsys: pytest.CaptureFixture[str]) 
         assert "must be running" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("node", ["1", "-1"])
-def test_unknown_node_is_bad_input(live: RunDir, capsys: pytest.CaptureFixture[str], node: str) -> None:
-    assert main(["attach", f"--node={node}", str(live.path)]) == 2
-    assert "rank of a node" in capsys.readouterr().err
-
-
 def test_debug_adds_debugger_recorder_and_logs_with_reasons() -> None:
     plan = plan_of("+cluster=amd_mi300", "job.debug=true")
-    assert plan.env["RAY_DEBUG_POST_MORTEM"] == "1"
-    assert plan.env["NCCL_DEBUG"] == "INFO"
+    assert plan.env["RAY_DEBUG_POST_MORTEM"] == "1" and plan.env["NCCL_DEBUG"] == "INFO"
     assert int(plan.env["TORCH_NCCL_TRACE_BUFFER_SIZE"]) > 2000
     added = set(plan.env) - set(plan_of("+cluster=amd_mi300").env)
     assert all(plan.env_reasons[name].startswith("debug: ") for name in added)
     assert "NCCL_DEBUG" not in plan_of("job.debug=true").env, "there is no NCCL on a CPU"
+    under_torchrun = plan_of("job.debug=true", "+exp=sft_tiny").env
+    assert under_torchrun["PYTHONFAULTHANDLER"] == "1"
+    assert not any(name.startswith(("RAY_", "VLLM_")) for name in under_torchrun)
 
 
 def test_legacy_debugger_is_reachable_from_other_nodes() -> None:
-    def argv(plan: JobPlan) -> list[str]:
-        return build_ray_start_argv(
-            plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
-        )
-
     legacy = plan_of("job.debug=true", "job.debugger=legacy")
-    assert legacy.env["RAY_DEBUG"] == "legacy"
-    assert "RAY_DEBUG_POST_MORTEM" not in legacy.env
-    assert "--ray-debugger-external" in argv(legacy)
-    assert "--ray-debugger-external" not in argv(plan_of("job.debug=true"))
-
-
-def test_debug_under_torchrun_omits_ray() -> None:
-    plan = plan_of("job.debug=true", "+exp=sft_tiny")
-    assert plan.env["PYTHONFAULTHANDLER"] == "1"
-    assert not any(name.startswith(("RAY_", "VLLM_")) for name in plan.env)
+    assert legacy.env["RAY_DEBUG"] == "legacy" and "RAY_DEBUG_POST_MORTEM" not in legacy.env
+    assert "--ray-debugger-external" in ray_start(legacy)
+    assert "--ray-debugger-external" not in ray_start(plan_of("job.debug=true"))

@@ -4,9 +4,8 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.output import to_printable
-from slurm_rl.config.load import load_config
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir, write_json
+from tests.plans import demo_plan
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\x00"
 
@@ -14,9 +13,7 @@ EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\x00"
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "run")
-    write_json(
-        run.plan, build_plan(load_config(["+exp=demo"]), str(run.path), SubmitFacts("/python", 4, "1")).to_json()
-    )
+    write_json(run.plan, demo_plan(run).to_json())
     write_json(run.job, {"launcher": "local", "job_id": f"1{EVIL}"})
     write_json(run.end, {"state": f"failed{EVIL}", "exit_code": 1, "cause": EVIL, "step": -1})
     logs = run.attempt(1).logs

@@ -17,41 +17,28 @@ from slurm_rl.plan.job import PLAN_VERSION
 
 VERBS = load_verbs().by_name
 ROOT = Path(__file__).parents[3]
-HEAVY = "torch ray vllm deepspeed transformers wandb numpy tensorboard accelerate datasets submitit"
 TAKE_OVERRIDES = [verb for verb, row in VERBS.items() if "overrides" in row.arguments]
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_verbs_answer_help(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "some-run", flag]) == 0
+def test_verbs_answer_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "some-run", "--help"]) == 0
     shown = capsys.readouterr()
-    assert shown.err == ""
-    assert shown.out.startswith(f"usage: python -m slurm_rl {verb} ")
+    assert main([verb, "some-run", "-h"]) == 0
+    assert capsys.readouterr() == shown
+    assert shown.err == "" and shown.out.startswith(f"usage: python -m slurm_rl {verb} ")
     row = VERBS[verb]
     assert f"python -m slurm_rl {row.example}\n" in shown.out
-    for name in (name for flag in row.list_flags() for name in flag.option_strings):
-        assert name in shown.out
-    assert not [flag.option_strings for flag in row.list_flags() if not flag.help]
+    for flag in row.list_flags():
+        assert flag.help and [name for name in flag.option_strings if name not in shown.out] == []
+    assert callable(load_function(row.get_default("run")))
 
 
-def test_list_of_verbs_and_presets_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_without_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
-
-
-def test_help_of_all_verbs_needs_no_heavy_package() -> None:
-    script = f"""
-import sys
-for name in {HEAVY.split()!r}: sys.modules[name] = None
-from slurm_rl import __version__
-from slurm_rl.__main__ import main
-from slurm_rl.cli.parser import load_verbs
-sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in load_verbs().by_name)]))
-"""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"slurm_rl {__version__}\n"
 
 
 def test_verb_table_needs_only_standard_library() -> None:
@@ -65,11 +52,6 @@ def test_verb_table_needs_only_standard_library() -> None:
 def test_help_after_dashes_belongs_to_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(tmp_path), "--", "ls", "--help"]) == 2
     assert "must contain plan.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_verbs_have_modules(verb: str) -> None:
-    assert callable(load_function(VERBS[verb].get_default("run")))
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -89,25 +71,18 @@ def test_examples_of_verbs_parse(verb: str) -> None:
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
         (["logs", "--json"], "--json is of plan and status and report and doctor"),
-        (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),
-        (["plan", "-5"], "a flag of `plan`"),
         (["attach", "--dashboard", "--port=0"], "from 1 to 65535; got 0"),
-        (["convert", "--max-shard-gb=nan"], "above 0; got nan"),
         (["status", "--min", "--max"], "not allowed with argument"),
-        (["plan", "--as=xpk", "--priority=urgent"], "invalid choice: 'urgent'"),
         (["cancel", "--", "now"], "takes no command after --"),
         (["--cluster=slurm_cpu"], "write +cluster=slurm_cpu, without dashes"),
-        (["plan", "--optim.lr=1e-4"], "write optim.lr=1e-4, without dashes"),
         (["plan", "+exp=dmo"], "exp has no preset of this name; got dmo"),
         (["plan", "+exp=demo", "cluster.slurm.time=1"], "set job.time_limit"),
         (["statsu"], "did you mean status?"),
         (["trainer.num_steps=1", "plan"], "it comes first: python -m slurm_rl plan"),
         (["plan", "plan"], "only one verb per command"),
         (["status", "logs"], "only one verb per command"),
-        (["plan", "x"], "got 'x'"),
-        (["plan", ""], "got ''"),
         (["logs", ""], "a path must not be empty"),
         (["logs", "seed=1"], "and no overrides"),
         (["logs", "a", "b"], "name one run directory"),
@@ -115,8 +90,6 @@ def test_examples_of_verbs_parse(verb: str) -> None:
         (["image"], "one of build, import; got none"),
         (["plan", "--as=dstak"], "invalid choice: 'dstak'"),
         (["--dir", "x"], "is for a pipeline file"),
-        (["plan", "--json", "--script"], "not allowed with argument"),
-        (["prepare", "gms8k"], "did you mean gsm8k?"),
         (["prepare"], "got none"),
         (["plan", "name=\udcff"], "must be UTF-8"),
         (["status", "a\0b"], "NUL characters"),
@@ -128,9 +101,7 @@ def test_wrong_words_name_right_ones(
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith("slurm_rl: ")
-    assert said in shown.err
-    assert shown.out == ""
+    assert shown.err.startswith("slurm_rl: ") and said in shown.err and shown.out == ""
 
 
 def lines_without_the_needed_flag() -> list[list[str]]:
@@ -147,11 +118,6 @@ def lines_without_the_needed_flag() -> list[list[str]]:
 def test_flag_without_its_requirement_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert f"{words[1]} needs --" in capsys.readouterr().err.replace("needs -m", "needs --")
-
-
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"slurm_rl {__version__}\n"
 
 
 def make_run(folder: Path) -> Path:
@@ -177,31 +143,23 @@ def test_word_that_is_not_run_is_explained(tmp_path: Path, capsys: pytest.Captur
         assert said in capsys.readouterr().err, verb
 
 
-def test_unexpected_error_writes_traceback_to_file(
+def test_os_error_is_one_sentence_and_other_error_writes_traceback_to_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    errors = [ZeroDivisionError("of the test"), OSError(13, "Permission denied", "/shared/run")]
+
     def fail(words: list[str]) -> int:
-        raise ZeroDivisionError("of the test")
+        raise errors.pop()
 
     monkeypatch.setattr("slurm_rl.plugins.report.command.find_target", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["report"]) == 1
+    assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
+    assert main(["report"]) == 1
     [kept] = tmp_path.iterdir()
     told = capsys.readouterr().err
-    assert str(kept) in told
-    assert "ZeroDivisionError: of the test" in told
-    assert "Traceback" not in told
-    assert "in fail" in kept.read_text()
-    assert kept.stat().st_mode & 0o777 == 0o600
-
-
-def test_os_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(words: list[str]) -> int:
-        raise OSError(13, "Permission denied", "/shared/run")
-
-    monkeypatch.setattr("slurm_rl.plugins.report.command.find_target", fail)
-    assert main(["report"]) == 1
-    assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
+    assert str(kept) in told and "ZeroDivisionError: of the test" in told and "Traceback" not in told
+    assert "in fail" in kept.read_text() and kept.stat().st_mode & 0o777 == 0o600
 
 
 def test_config_shows_presets_of_site(

@@ -156,6 +156,19 @@ def test_unavailable_hub_name_is_data_error(monkeypatch: pytest.MonkeyPatch) -> 
         load_rows("nobody/nothing", COLUMNS)
 
 
+def test_hub_name_and_revision_are_passed_to_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def load_dataset(*args: object, **words: object) -> datasets.Dataset:
+        asked.append((*args, words))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config = COLUMNS.model_copy(update={"revision": "v9", "subset": "main"})
+    assert len(load_rows("org/name", config, split="test")) == len(ROWS)
+    assert asked == [("org/name", "main", {"split": "test", "revision": "v9"})]
+
+
 @pytest.mark.parametrize(("write", "library"), [(write_parquet, "pyarrow"), (write_saved, "datasets")])
 def test_missing_library_is_named(
     write: Callable[..., Path], library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

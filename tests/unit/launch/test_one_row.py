@@ -50,6 +50,9 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_launcher_row_serves_submit_status_logs_and_cancel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a", "name=unwanted"]) == 2
+    assert "the toy must like the name; got unwanted" in capsys.readouterr().err
+    assert not Path("a").exists()
     assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a"]) == 0
     assert "toy     welcome" in capsys.readouterr().err
     assert read_json(RunDir("a").job) == {"launcher": "toy", "job_id": "t7", "address": "toy://box"}
@@ -61,9 +64,3 @@ def test_launcher_row_serves_submit_status_logs_and_cancel(capsys: pytest.Captur
     assert main(["cancel", "a"]) == 0
     assert main(["status", "a"]) == 0
     assert "state   dead" in capsys.readouterr().out
-
-
-def test_launcher_row_refuses_with_own_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["+exp=demo", "cluster.launcher=toy", "run_dir=a", "name=unwanted"]) == 2
-    assert "the toy must like the name; got unwanted" in capsys.readouterr().err
-    assert not Path("a").exists()

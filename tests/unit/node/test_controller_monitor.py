@@ -13,7 +13,7 @@ from slurm_rl.node.rendezvous import HeadRecord, publish_head
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, write_json
 from slurm_rl.run_dir.run_lock import BEAT_S, LockHolder
-from tests.storage.writers import demo_plan
+from tests.plans import demo_plan
 
 HOLDER = LockHolder("slurm", "7", 0, "n1", "", 9, 9)
 
@@ -47,7 +47,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_controller_monitor_reports_lost_node_once(scene: Scene) -> None:
+def test_controller_monitor_reports_lost_node_once_and_its_recovery(scene: Scene) -> None:
     scene.beat()
     scene.monitor.check(100.0)
     scene.server.close()
@@ -60,6 +60,10 @@ def test_controller_monitor_reports_lost_node_once(scene: Scene) -> None:
     scene.monitor.check(200.0)
     [row] = scene.events()
     assert (row["kind"], row["host"], row["attempt"]) == ("controller/silent", "n1", 1)
+    scene.beat()
+    for moment in (210.0, 230.0):
+        scene.monitor.check(moment)
+    assert [row["kind"] for row in scene.events()] == ["controller/silent", "controller/recovered", "controller/silent"]
 
 
 @pytest.mark.parametrize("case", ["heartbeats", "head listens", "controller ended", "rank 0", "rank 1"])
@@ -75,16 +79,6 @@ def test_controller_monitor_without_loss_reports_nothing(tmp_path: Path, case: s
             scene.beat()
         scene.monitor.check(100.0 + seconds)
     assert scene.events() == []
-
-
-def test_controller_monitor_reports_recovery(scene: Scene) -> None:
-    scene.server.close()
-    for moment in (100.0, 120.0):
-        scene.monitor.check(moment)
-    scene.beat()
-    for moment in (130.0, 150.0):
-        scene.monitor.check(moment)
-    assert [row["kind"] for row in scene.events()] == ["controller/silent", "controller/recovered", "controller/silent"]
 
 
 def test_status_names_silent_controller(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

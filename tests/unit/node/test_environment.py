@@ -2,17 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.node.environment import child_environment, find_accelerator, read_device_uuids
 from slurm_rl.node.ports import derive_port_block
 from slurm_rl.node.rank_discovery import NodeRole
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.plans import plan_of
 
 
 def environment_of(run: Path, *words: str, rank: int = 0) -> dict[str, str]:
-    config = load_config(["+exp=demo", "+cluster=slurm_cpu", *words])
-    plan = build_plan(config, str(run), SubmitFacts("python", 2, "test"))
+    plan = plan_of("+cluster=slurm_cpu", *words, run_dir=run)
     ports = derive_port_block("7", 1, rank)
     return child_environment(RunDir(run), plan, 1, NodeRole(rank, 2, "7"), ports, "mark", run / "tmp")
 
@@ -37,26 +35,17 @@ def test_child_environment_drops_torchs_default_cache(
     assert env["TMPDIR"] == str(tmp_path / "tmp")
 
 
-def make_node(topology: Path, index: int, simd_count: int, unique_id: int, minor: int) -> None:
-    folder = topology / str(index)
-    folder.mkdir(parents=True)
-    text = f"simd_count {simd_count}\nunique_id {unique_id}\ndrm_render_minor {minor}\n"
-    (folder / "properties").write_text(text)
-
-
 def test_read_device_uuids_returns_accessible_gpus_in_order(tmp_path: Path) -> None:
     topology, dri = tmp_path / "nodes", tmp_path / "dri"
     dri.mkdir()
-    make_node(topology, 0, 0, 0, 0)
-    for index, minor in ((2, 128), (10, 136), (9, 129)):
-        make_node(topology, index, 304, 0xABC0 + index, minor)
+    for index, num_simds, minor in ((0, 0, 0), (2, 304, 128), (10, 304, 136), (9, 304, 129)):
+        (topology / str(index)).mkdir(parents=True)
+        text = f"simd_count {num_simds}\nunique_id {0xABC0 + index}\ndrm_render_minor {minor}\n"
+        (topology / str(index) / "properties").write_text(text)
     for minor in (128, 136):
         (dri / f"renderD{minor}").touch()
-    assert read_device_uuids(topology, dri) == ["GPU-000000000000abc2", "GPU-000000000000abca"]
-
-
-def test_read_device_uuids_without_driver_is_empty(tmp_path: Path) -> None:
     assert read_device_uuids(tmp_path / "absent", tmp_path) == []
+    assert read_device_uuids(topology, dri) == ["GPU-000000000000abc2", "GPU-000000000000abca"]
 
 
 def test_find_accelerator_counts_device_files(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from slurm_rl.node.stall_detector import Stack, compare_stacks, parse_stack, rea
 from slurm_rl.plugins.health.evidence import find_bad, read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
-from tests.storage.writers import demo_plan
+from tests.plans import demo_plan
+from tests.slurm.cluster.waiting import wait_until
 
 # After a few fast calls, the rank waits, or works until it is stopped.
 RANK = """
@@ -52,13 +53,6 @@ while True:
         time.sleep(float(sys.argv[2]))
         heartbeat.note_speed(time.perf_counter() - start, 1000)
 """
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def read_one(folder: Path, later: float = 0.0) -> Beat:
     return beat
 
 
-def test_heartbeat_shows_innermost_phase(own: Heartbeat, tmp_path: Path) -> None:
+def test_heartbeat_shows_innermost_phase_of_threads(own: Heartbeat, tmp_path: Path) -> None:
     assert read_one(tmp_path).phase == ""
     with own.phase("step"):
         with own.phase("train"):
@@ -31,7 +31,16 @@ def test_heartbeat_shows_innermost_phase(own: Heartbeat, tmp_path: Path) -> None
             assert (beat.name, beat.pid, beat.phase) == ("rank-0", os.getpid(), "train")
             assert 100.0 <= beat.age_s < 160.0
         assert read_one(tmp_path).phase == "step"
+        other_thread = own.phase("step")
+        other_thread.__enter__()
+    assert read_one(tmp_path).phase == "step"
+    other_thread.__exit__(None, None, None)
     assert read_one(tmp_path).phase == ""
+    if (pid := os.fork()) == 0:
+        with own.phase("forked"):
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert read_one(tmp_path).phase == "", "a child does not write its parent's heartbeat"
 
 
 def test_heartbeat_measures_intervals_by_phase(own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,24 +55,6 @@ def test_heartbeat_measures_intervals_by_phase(own: Heartbeat, tmp_path: Path, m
     with own.phase("train"):
         [beat] = read_beats(tmp_path, clock[0])
     assert (beat.num_calls, beat.longest_s) == (3, 3.0)
-
-
-def test_heartbeat_counts_threads_in_one_phase(own: Heartbeat, tmp_path: Path) -> None:
-    first, second = own.phase("generate"), own.phase("generate")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert read_one(tmp_path).phase == "generate"
-    second.__exit__(None, None, None)
-    assert read_one(tmp_path).phase == ""
-
-
-def test_heartbeat_is_not_written_by_forked_child(own: Heartbeat, tmp_path: Path) -> None:
-    if (pid := os.fork()) == 0:
-        with own.phase("forked"):
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert read_one(tmp_path).phase == ""
 
 
 def test_stack_dump_is_enabled_in_forked_child(own: Heartbeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,16 +112,15 @@ def test_phase_without_agent_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_heartbeat_takes_microseconds(own: Heartbeat) -> None:
     """12 phases with 60 beats take about 200 microseconds; the bound is ten times higher."""
-
-    def one_step() -> float:
+    seconds = []
+    for _ in range(200):
         start = time.perf_counter()
         for _ in range(12):
             with own.phase("train"):
                 for _ in range(5):
                     own.beat()
-        return time.perf_counter() - start
-
-    assert min(one_step() for _ in range(200)) < 2e-3
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2e-3
 
 
 @pytest.mark.parametrize(
@@ -155,7 +145,6 @@ USUAL, SLOW, ONCE_FAST = (1.0, 1.1, 1.0, 1.2, 1.0), (1.5, 1.6, 1.5, 1.4, 9.0), (
     ("speeds", "stragglers"),
     [
         ({"policy-0": USUAL, "policy-1": SLOW}, {"policy-1": 0.714}),
-        ({**{f"policy-{n}": USUAL for n in range(4)}, "policy-4": SLOW}, {"policy-4": 0.714}),
         ({"policy-0": USUAL, "policy-1": ONCE_FAST}, {}),  # its work differs, not its speed
         ({"policy-0": USUAL, "policy-1": SLOW[:4]}, {}),  # too few steps
         ({"policy-0": USUAL, "critic-0": SLOW}, {}),  # different work

@@ -5,15 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.node import processes
 from slurm_rl.node.processes import MARK, die_with_parent, end_marked, find_marked, mark_env
+from tests.slurm.cluster.waiting import wait_until
 
 # No exec after the line of output: during an exec the mark cannot be read.
 PATIENT = "echo ready; while :; do sleep 0.05; done"
@@ -38,13 +38,6 @@ def start(script: str, mark_value: str | None = None) -> subprocess.Popen[str]:
     return process
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
-
-
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -55,17 +48,11 @@ def is_alive(pid: int) -> bool:
 def test_end_marked_finds_daemon(mark: str) -> None:
     parent = start("setsid sh -c 'sleep 300 >/dev/null 2>&1 & echo started'", mark)
     parent.wait(timeout=60)
-    wait_until(lambda: len(find_marked(mark)) == 1)
+    wait_until(lambda: len(find_marked(mark)) == 1, "the end of setsid")
     (daemon,) = find_marked(mark)
     assert daemon != parent.pid and os.getsid(daemon) != os.getsid(0)
     assert end_marked(mark, grace_s=30) == []
     assert not is_alive(daemon)
-
-
-def test_end_marked_kills_processes_that_ignore_sigterm(mark: str) -> None:
-    stubborn = start(STUBBORN, mark)
-    assert stubborn.pid in end_marked(mark, grace_s=0.3)
-    assert find_marked(mark) == []
 
 
 def test_end_marked_continues_stopped_process(mark: str, tmp_path: Path) -> None:
@@ -77,25 +64,27 @@ def test_end_marked_continues_stopped_process(mark: str, tmp_path: Path) -> None
     assert note.exists()
 
 
-def test_end_marked_ends_children_born_meanwhile(mark: str) -> None:
+def test_end_marked_ends_late_children_and_those_ignoring_sigterm(mark: str) -> None:
     start("trap 'setsid sleep 300 & exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     end_marked(mark, grace_s=30)
+    assert find_marked(mark) == []
+    stubborn = start(STUBBORN, mark)
+    assert stubborn.pid in end_marked(mark, grace_s=0.3)
     assert find_marked(mark) == []
 
 
 def test_end_marked_spares_other_processes(mark: str) -> None:
+    # Another value, the same text in another variable, and a longer value.
     neighbours = [start(f"echo ready; {MARK}=x exec sleep 300")]
-    # The same text elsewhere, a longer value, and another name.
-    neighbours.append(start(f"echo ready; OTHER='{MARK}={mark}' exec sleep 300"))
-    neighbours.append(start("echo ready; exec sleep 300", f"{mark}0"))
+    neighbours += [start(f"echo ready; OTHER='{MARK}={mark}' exec sleep 300")]
+    neighbours += [start("echo ready; exec sleep 300", f"{mark}0")]
     start("echo ready; exec sleep 300", mark)
-    try:
-        end_marked(mark, grace_s=30)
-        assert all(neighbour.poll() is None for neighbour in neighbours)
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+    end_marked(mark, grace_s=30)
+    alive = [neighbour.poll() is None for neighbour in neighbours]
+    for neighbour in neighbours:
+        neighbour.kill()
+        neighbour.wait()
+    assert alive == [True] * 3
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
@@ -114,7 +103,7 @@ def test_send_spares_reused_pid(mark: str, has_pidfd: bool, monkeypatch: pytest.
 
 def test_end_marked_reaps_zombies(mark: str) -> None:
     zombie = start("echo ready", mark)
-    wait_until(lambda: not is_alive(zombie.pid))
+    wait_until(lambda: not is_alive(zombie.pid), "its end")
     assert find_marked(mark) == []
     child = start("echo ready; exec sleep 300", mark)
     end_marked(mark, grace_s=30)
@@ -144,7 +133,7 @@ def test_mark_survives_setproctitle(mark: str) -> None:
     pytest.importorskip("setproctitle")
     code = "import setproctitle as s, time; s.setproctitle('ray::IDLE'); print('ready', flush=True); time.sleep(300)"
     process = start(f'exec {sys.executable} -c "{code}"', mark)
-    wait_until(lambda: find_marked(mark) == [process.pid])
+    wait_until(lambda: find_marked(mark) == [process.pid], "the new title")
     end_marked(mark, grace_s=30)
 
 
@@ -180,9 +169,6 @@ time.sleep(300)
     assert is_alive(child)
     parent.kill()
     parent.wait()
-    wait_until(lambda: not is_alive(child))
-
-
-def test_die_with_parent_kills_late_child() -> None:
-    late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)
+    wait_until(lambda: not is_alive(child), "its end")
+    late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)  # the parent has ended before the child starts
     assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=60) == -signal.SIGKILL

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.private_folder import choose_tmp_dir, make_private_folder, remove_tmp_dir, remove_tmp_dirs, tmp_stem
 from slurm_rl.node.ray_cluster import keep_ray_logs
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.run_secret import create_token
 from tests.other_user import STRANGER, as_stranger
+from tests.plans import demo_plan
 
 
 def test_remove_tmp_dir_repeats_after_late_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +31,7 @@ def test_remove_tmp_dir_repeats_after_late_write(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(shutil, "rmtree", remove_and_write)
     remove_tmp_dir(folder)
-    assert not folder.exists()
-    assert not late
+    assert not folder.exists() and not late
 
 
 @pytest.fixture
@@ -59,6 +57,13 @@ def test_make_private_folder_is_private_and_reusable(place: Path) -> None:
     (folder / "kept").touch()
     make_private_folder(folder)
     assert (folder / "kept").is_file()
+    folder.chmod(0o777)
+    as_stranger((folder / "planted").touch)
+    make_private_folder(folder)
+    assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    place.chmod(0o777)  # not sticky
+    with pytest.raises(BringUpError, match="every user rename"):
+        make_private_folder(place / "srl-0-2")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +94,7 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def plan(run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch) -> JobPlan:
     monkeypatch.chdir(place)  # pytest's paths are too long for Ray
-    plan = build_plan(load_config(["+exp=demo"]), str(run.path), SubmitFacts("/python", 4, "1"))
-    return replace(plan, tmp_root=".")
+    return replace(demo_plan(run), tmp_root=".")
 
 
 def test_choose_tmp_dir_derives_from_secret_token(run: RunDir, plan: JobPlan, place: Path) -> None:
@@ -138,32 +142,16 @@ def test_choose_tmp_dir_refuses_long_path(run: RunDir, plan: JobPlan) -> None:
         choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp/too"), 1)
 
 
-def test_make_private_folder_replaces_open_folder(place: Path) -> None:
-    folder = place / "srl-0-1"
-    folder.mkdir()
-    folder.chmod(0o777)
-    as_stranger((folder / "planted").touch)
-    make_private_folder(folder)
-    assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_make_private_folder_needs_sticky_parent(place: Path) -> None:
-    place.chmod(0o777)
-    with pytest.raises(BringUpError, match="every user rename"):
-        make_private_folder(place / "srl-0-1")
-
-
 def test_keep_ray_logs_copies_regular_files_only(place: Path, tmp_path: Path) -> None:
     tmp_dir, kept = place / "srl-0-1", tmp_path / "kept"
     make_private_folder(tmp_dir)
     logs = tmp_dir / "r" / "session_2026" / "logs"
     logs.mkdir(parents=True)
-    (logs / "gcs.out").write_text("log")
-    (logs / "private.out").write_text("private log")
+    for name, text in {"gcs.out": "log", "private.out": "private log", "empty.out": ""}.items():
+        (logs / name).write_text(text)
     (logs / "private.out").chmod(0o600)
     (logs / "link.out").symlink_to("/etc/passwd")
     os.mkfifo(logs / "pipe.out")
-    (logs / "empty.out").touch()
     (logs / "large.out").write_bytes(bytes(2_000_001))
     (logs / "events").mkdir()
     (tmp_dir / "r" / "session_2027").symlink_to(logs.parent)
@@ -171,13 +159,11 @@ def test_keep_ray_logs_copies_regular_files_only(place: Path, tmp_path: Path) ->
     assert {path.name: path.read_text() for path in kept.iterdir()} == {"gcs.out": "log", "private.out": "private log"}
     assert stat.S_IMODE((kept / "private.out").stat().st_mode) == 0o600
 
-
-def test_keep_ray_logs_ignores_folder_of_other_user(place: Path, tmp_path: Path) -> None:
     def plant() -> None:
-        logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
-        logs.mkdir(parents=True)
-        (logs / "gcs.out").write_text("theirs")
+        theirs = place / "srl-0-2" / "r" / "session_2026" / "logs"
+        theirs.mkdir(parents=True)
+        (theirs / "gcs.out").write_text("theirs")
 
     as_stranger(plant)
-    keep_ray_logs(place / "srl-0-1", tmp_path / "kept")
-    assert not (tmp_path / "kept").exists()
+    keep_ray_logs(place / "srl-0-2", tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -4,21 +4,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node import torchrun
 from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
 from slurm_rl.node.rank_discovery import NodeRole
 from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun, start_torchrun
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.task import Rendezvous, TorchrunPlan
-from slurm_rl.run_dir.run_dir import RunDir, write_json
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, write_json
+from tests.plans import plan_of
+from tests.slurm.cluster.waiting import wait_until
 
 # Output of torch 2.13.
 LOG = """
@@ -40,7 +39,7 @@ Root Cause (first observed failure):
   exitcode  : {code} (pid: 4243)
   error_file: <N/A>
 """
-PLAN = build_plan(load_config(["+exp=demo"]), "/r", SubmitFacts("/env/bin/python", 2, "1"))
+PLAN = plan_of(python="/env/bin/python")
 HEAD, OTHER = NodeRole(0, 2, "7"), NodeRole(1, 2, "7")
 
 # A fake torchrun: two children, with or without a signal handler.
@@ -72,13 +71,11 @@ def test_describe_torchrun_end_names_first_failure(tmp_path: Path, code: str, ex
 FAILED, SAVED = {"outcome": "failed", "exit_code": 1}, {"outcome": "checkpointed", "exit_code": 75}
 
 
-def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, *, is_late: bool) -> int:
-    attempt = RunDir(tmp_path).attempt(1)
-    attempt.logs.mkdir(parents=True)
-    attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
-    if outcome is not None:
-        write_json(attempt.outcome, outcome)
-    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, is_late=is_late)
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    found = RunDir(tmp_path).attempt(1)
+    found.logs.mkdir(parents=True)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -89,33 +86,26 @@ def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] 
         (OTHER, "", SAVED, False, 0),
         (OTHER, "1", FAILED, True, 0),
         (OTHER, "-15", FAILED, True, 0),
-    ],
-)
-def test_judge_torchrun_returns_status(
-    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object], is_late: bool, status: int
-) -> None:
-    assert judge(tmp_path, role, code, outcome, is_late=is_late) == status
-
-
-@pytest.mark.parametrize(
-    ("role", "code", "outcome", "is_late", "error"),
-    [
         (HEAD, "-9", FAILED, False, "rank 3 was killed by SIGKILL"),
         (OTHER, "-9", FAILED, True, "rank 3 was killed by SIGKILL"),
         (OTHER, "1", FAILED, False, "rank 3 ended with exit status 1 [torchrun-1.log]"),
         (HEAD, "", None, False, "rank 0 must report how"),
     ],
 )
-def test_judge_torchrun_raises_for_failed_rank(
-    tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, is_late: bool, error: str
+def test_judge_torchrun_returns_status_or_names_failed_rank(
+    attempt: AttemptDir, role: NodeRole, code: str, outcome: object, is_late: bool, status: int | str
 ) -> None:
-    with pytest.raises(TrainingError, match=re.escape(error)):
-        judge(tmp_path, role, code, outcome, is_late=is_late)
+    attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
+    if outcome is not None:
+        write_json(attempt.outcome, outcome)
+    if isinstance(status, int):
+        assert judge_torchrun(PLAN, attempt, role, 1 if code else 0, is_late=is_late) == status
+    else:
+        with pytest.raises(TrainingError, match=re.escape(status)):
+            judge_torchrun(PLAN, attempt, role, 1 if code else 0, is_late=is_late)
 
 
-def test_judge_torchrun_names_python_without_torch(tmp_path: Path) -> None:
-    attempt = RunDir(tmp_path).attempt(1)
-    attempt.logs.mkdir(parents=True)
+def test_judge_torchrun_names_python_without_torch(attempt: AttemptDir) -> None:
     words = "Error while finding module specification for 'torch.distributed.run'"
     attempt.log("driver").write_text(f"{words} (ModuleNotFoundError: No module named 'torch')\n")
     with pytest.raises(BringUpError, match=r"/env/bin/python must have.*No module named 'torch'.*set cluster.python"):
@@ -154,16 +144,12 @@ def test_rank_signals_terminate_ranks_without_handler(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def run_rank(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    script = folder / "program.py"
-    script.write_text(program)
-    argv = [sys.executable, "-m", "slurm_rl.node.rank", str(script), "one", "two"]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-
-
-@pytest.mark.parametrize(("code", "expected"), [("75", 0), ("0", 0), ("None", 0), ("3", 3), ("'why'", 1)])
+@pytest.mark.parametrize(("code", "expected"), [("75", 0), ("None", 0), ("3", 3), ("'why'", 1)])
 def test_rank_maps_saved_exit_to_success(code: str, expected: int, tmp_path: Path) -> None:
-    done = run_rank(f"import sys; print(sys.argv[1:], __name__); sys.exit({code})", tmp_path)
+    script = tmp_path / "program.py"
+    script.write_text(f"import sys; print(sys.argv[1:], __name__); sys.exit({code})")
+    argv = [sys.executable, "-m", "slurm_rl.node.rank", str(script), "one", "two"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.stdout == "['one', 'two'] __main__\n"
     assert done.returncode == expected
 
@@ -179,24 +165,16 @@ def test_rank_dies_with_torchrun(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
-    wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, "its end")
 
 
 @pytest.mark.parametrize(("num_threads", "expected"), [(None, "4"), (3, "3")])
 def test_start_torchrun_shares_cores(
-    num_threads: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_threads: int | None, expected: str, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     monkeypatch.setattr(torchrun, "start_child", lambda argv, env, *rest: seen.append(dict(env)))
     plan = replace(PLAN, torchrun=TorchrunPlan(2, num_threads))
-    attempt = RunDir(tmp_path).attempt(1)
     start_torchrun(plan, attempt, HEAD, Rendezvous("n1", 29400, 10.0), {"PATH": "/bin"})
     assert seen == [{"PATH": "/bin", "OMP_NUM_THREADS": expected}]

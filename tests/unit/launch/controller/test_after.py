@@ -46,23 +46,18 @@ def test_slurm_dependency_waits_for_unfinished_job(first: RunDir) -> None:
     assert with_dependency({"nodes": 1}, str(first.path)) == {"nodes": 1}, "there is nothing to wait for"
 
 
-@pytest.mark.parametrize(("state", "said"), [("failed", "is failed: the disk is full"), (None, "has not ended")])
-def test_controller_waits_for_predecessor(first: RunDir, state: str, said: str) -> None:
-    if state:
-        record_end(first, state, 1, "the disk is full")
-    with pytest.raises(RunDirError, match=f"{first.path} {said}.*python -m slurm_rl resume {first.path}"):
+def test_unfinished_predecessor_is_refused_without_queue_and_at_start(first: RunDir) -> None:
+    here, on_slurm = (load_config(words_after(first, *words)) for words in ([], ["+cluster=slurm_cpu"]))
+    with pytest.raises(ConfigError, match="there is no queue to wait in"):
+        check_inputs(here, lambda line: None)
+    with pytest.raises(RunDirError, match=f"{first.path} has not ended"):
+        require_finished(first)
+    record_end(first, "failed", 1, "the disk is full")
+    with pytest.raises(RunDirError, match="the disk is full"):
+        check_inputs(on_slurm, lambda line: None)
+    said = f"{first.path} is failed: the disk is full.*python -m slurm_rl resume {first.path}"
+    with pytest.raises(RunDirError, match=said):
         require_finished(first)
     record_end(first, "finished", 0, "")
     require_finished(first)
-
-
-def test_launcher_without_waiting_is_refused(first: RunDir) -> None:
-    config = load_config(words_after(first))
-    with pytest.raises(ConfigError, match="there is no queue to wait in"):
-        check_inputs(config, lambda line: None)
-    record_end(first, "failed", 1, "the disk is full")
-    on_slurm = load_config(words_after(first, "+cluster=slurm_cpu"))
-    with pytest.raises(RunDirError, match="the disk is full"):
-        check_inputs(on_slurm, lambda line: None)
-    record_end(first, "finished", 0, "")
-    check_inputs(config, lambda line: None)
+    check_inputs(here, lambda line: None)

@@ -1,21 +1,24 @@
 """Checkpoints that the head cannot upload to checkpoint.upload_url are copied by another node."""
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.errors import SubmitError
+from slurm_rl.launch.controller import results, supervisor
 from slurm_rl.launch.controller.agents import start_copy_here
 from slurm_rl.launch.controller.allocation import Allocation, Nodes
+from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.launch.controller.results import copy_behind
 from slurm_rl.node.agent import copy_out
 from slurm_rl.node.processes import start_child
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
+from tests.plans import plan_of as make_plan
 
 
 class Machines(Allocation):
@@ -50,8 +53,8 @@ def run_of(attempt: AttemptDir) -> RunDir:
 
 def plan_of(attempt: AttemptDir, bucket: Path) -> JobPlan:
     run = run_of(attempt)
-    config = load_config(["+exp=command", f"checkpoint.upload_url='file://{bucket}'"])
-    plan = build_plan(config, str(run.path), SubmitFacts(sys.executable, 2, "0"))
+    url = f"checkpoint.upload_url='file://{bucket}'"
+    plan = make_plan("+exp=command", url, run_dir=run.path, python=sys.executable)
     (run.path / "code").symlink_to(Path(__file__).parents[4])
     return plan
 
@@ -115,3 +118,58 @@ def test_copy_start_failure_is_reported(attempt: AttemptDir, error: Exception) -
 def test_silent_copy_is_named_with_log(attempt: AttemptDir) -> None:
     copy_behind(run_of(attempt), Machines("sh", "-c", "exit 3"), attempt, lambda: False)
     assert "ended with status 3" in causes(attempt)[0] and "final-copy.log" in causes(attempt)[0]
+
+
+def make_run(folder: Path, *, has_ended: bool = True) -> RunDir:
+    run = RunDir(folder / "run")
+    run.path.mkdir(parents=True)
+    append_event(run, "attempt/started", attempt=1)
+    append_event(run, "attempt/ended", attempt=1, outcome="finished")
+    if has_ended:
+        write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "returned", "is_written"),
+    [
+        (EXIT_FINISHED, EXIT_FINISHED, True),
+        (EXIT_INTERRUPTED, EXIT_INTERRUPTED, True),
+        (supervisor.EXIT_KILLED, EXIT_FAILED, True),
+        (EXIT_NOT_OURS, EXIT_NOT_OURS, False),
+    ],
+)
+def test_drive_writes_summary_and_report_at_end(
+    status: int, returned: int, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, nothing = make_run(tmp_path), type("Nothing", (), {"__getattr__": lambda self, name: self})
+    monkeypatch.setattr(supervisor.Supervisor, "main", lambda self: status)
+    monkeypatch.setattr(supervisor, "lead_in_force", lambda *args, **kwargs: 0.0)
+    plan: Any = nothing()
+    assert supervisor.drive(run, plan, plan) == returned
+    assert run.summary.is_file() is run.report.is_file() is is_written
+    if is_written:
+        assert read_json(run.summary)["state"] == "finished"
+
+
+def test_write_results_skips_requeued_job_and_names_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    requeued = make_run(tmp_path / "requeued", has_ended=False)
+    results.write_results(requeued)
+    assert not requeued.summary.exists() and not requeued.report.exists()
+    run = make_run(tmp_path)
+    run.report.mkdir()
+    results.write_results(run)
+    [event] = [row for row in read_rows(run.events) if row["kind"] == "report/failed"]
+    assert "IsADirectoryError" in event["cause"]
+    said = capfd.readouterr()
+    assert f"Next: python -m slurm_rl report {run.path}" in said.out + said.err
+
+
+def test_write_results_stops_at_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    monkeypatch.setattr(results, "_write", lambda run: time.sleep(60))
+    results.write_results(run, timeout_s=0.2)
+    said = capfd.readouterr()
+    assert "it took longer than 0.2 s" in said.out + said.err

@@ -1,34 +1,20 @@
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError
 from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.controller import Controller
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
 from slurm_rl.run_dir.run_lock import LockHolder
-
-RESUME = "this job is not restarted. Next: python -m slurm_rl resume "
-
-
-class Finished:
-    """Nodes with a finished trainer."""
-
-    returncode = 0
-
-    def poll(self) -> int:
-        return 0
-
-    def send_signal(self, sig: int, /) -> None: ...
-    def terminate(self) -> None: ...
+from tests.plans import plan_of
 
 
 class Few(Allocation):
@@ -39,27 +25,17 @@ class Few(Allocation):
     def __init__(self, run: RunDir, outcome: str | None = None) -> None:
         self.run_dir, self.outcome = run, outcome
 
-    @property
-    def notice(self) -> str | None:
-        return "the machine is taken back"
+    notice = "the machine is taken back"
 
     def holder(self) -> LockHolder:
         return LockHolder.of_this_process("local", "7")
-
-    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
-        return {}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
         if self.outcome is None:
             raise BringUpError("all 3 nodes must join")
         write_json(attempt.outcome, {"outcome": self.outcome, "exit_code": 0})
         signal.raise_signal(signal.SIGUSR2)
-        return Finished()
-
-    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None: ...
-
-    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        return end
+        return subprocess.Popen(["true"])
 
 
 @pytest.fixture
@@ -72,20 +48,18 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 
 def plan(run: RunDir) -> JobPlan:
-    return build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
+    return plan_of("job.max_failures=3", run_dir=run.path)
 
 
-def test_too_few_nodes_fail_requeue(run: RunDir) -> None:
-    assert Controller(run, plan(run), Few(run)).main() == 1
+@pytest.mark.parametrize(
+    ("outcome", "status", "state", "why"),
+    [(None, 1, "failed", "all 3 nodes must join; "), ("checkpointed", 130, "interrupted", "")],
+)
+def test_lack_of_nodes_or_notice_ends_run(run: RunDir, outcome: str | None, status: int, state: str, why: str) -> None:
+    assert Controller(run, plan(run), Few(run, outcome)).main() == status
     end = read_json(run.end)
-    assert end["state"] == "failed"
-    assert end["cause"].startswith(f"all 3 nodes must join; {RESUME}")
-
-
-def test_notice_interrupts_requeue(run: RunDir) -> None:
-    assert Controller(run, plan(run), Few(run, "checkpointed")).main() == 130
-    end = read_json(run.end)
-    assert (end["state"], end["cause"].startswith(RESUME)) == ("interrupted", True)
+    resume = "this job is not restarted. Next: python -m slurm_rl resume "
+    assert end["state"] == state and end["cause"].startswith(why + resume)
 
 
 @pytest.mark.parametrize(

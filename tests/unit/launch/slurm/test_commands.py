@@ -1,15 +1,30 @@
 """Cases of commands.py that a real Slurm cannot produce; tests/slurm has the others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.gres import parse_gpus
+from slurm_rl.__main__ import main
 from slurm_rl.errors import SubmitError
+from slurm_rl.launch.controller.record import Job
 from slurm_rl.launch.slurm import command_line, commands
+from slurm_rl.launch.slurm.admission import check_version
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launch.slurm.partitions import NodeGroup, PartitionInfo, parse_partitions
-from slurm_rl.launch.slurm.states import JobState
+from slurm_rl.launch.slurm.commands import JobInfo
+from slurm_rl.launch.slurm.launcher import SlurmLauncher, _read_state
+from slurm_rl.launch.slurm.partitions import (
+    NodeGroup,
+    PartitionInfo,
+    parse_boot_times,
+    parse_nodes,
+    parse_partitions,
+    spell_gpus,
+)
+from slurm_rl.launch.slurm.states import STATES, JobState
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir.run_dir import RunDir
+from tests.plans import plan_of
 
 
 @pytest.fixture
@@ -26,18 +41,10 @@ def put(folder: Path, program: str, body: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.usefixtures("fake_bin")
-def test_missing_program_names_remedy() -> None:
-    with pytest.raises(SubmitError, match=r"sbatch must be on PATH.*login node.*cluster=local"):
-        commands.submit(["job.sh"])
-
-
 @pytest.mark.parametrize(
     ("printed", "job_id"),
     [
         ("12", "12"),
-        ("12;west", "12"),
-        ("welcome!\n12", "12"),
         ("12\nbye", "12"),
         ("job 7 of 9\n 12;west \n\nbye 8", "12"),
     ],
@@ -47,16 +54,26 @@ def test_job_id_is_parsed(fake_bin: Path, printed: str, job_id: str) -> None:
     assert commands.submit(["job.sh"]) == job_id
 
 
-@pytest.mark.parametrize("printed", ["", "Submitted batch job 12", "12 jobs"])
-def test_missing_id_warns_of_second_submission(fake_bin: Path, printed: str) -> None:
-    put(fake_bin, "sbatch", f"echo '{printed}'")
-    with pytest.raises(SubmitError, match=r"(?s)must print a job id.*squeue --me"):
-        commands.submit(["job.sh"])
-
-
-def test_silent_failure_has_message(fake_bin: Path) -> None:
-    put(fake_bin, "sbatch", "exit 7")
-    with pytest.raises(SubmitError, match="exit code 7 and no message"):
+@pytest.mark.parametrize(
+    ("program", "body", "says"),
+    [
+        ("other", "", r"sbatch must be on PATH.*login node.*cluster=local"),
+        ("sbatch", "exit 7", "exit code 7 and no message"),
+        # Output of slurm-client without a cluster.
+        (
+            "sbatch",
+            "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
+            "source.*login node",
+        ),
+        *(
+            ("sbatch", f"echo '{text}'", "(?s)must print a job id.*squeue --me")
+            for text in ("", "Submitted job 12", "1 b")
+        ),
+    ],
+)
+def test_submit_without_job_id_names_remedy(fake_bin: Path, program: str, body: str, says: str) -> None:
+    put(fake_bin, program, body)
+    with pytest.raises(SubmitError, match=says):
         commands.submit(["job.sh"])
 
 
@@ -67,18 +84,10 @@ def test_hanging_command_is_unavailable(fake_bin: Path, monkeypatch: pytest.Monk
         commands.cancel(["1"])
 
 
-def test_missing_cluster_is_permanent_error(fake_bin: Path) -> None:
-    """Output of slurm-client without a cluster."""
-    put(fake_bin, "squeue", "echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1")
-    with pytest.raises(SubmitError, match=r"Could not establish a configuration source.*login node"):
-        commands.query_jobs(["1"])
-
-
 @pytest.mark.parametrize(
     "words",
     [
         "scontrol: error: Unable to contact slurm controller (connect failure)",
-        "Unexpected message received for job 7",
         "slurm_load_jobs error: Socket timed out on send/recv operation",
     ],
 )
@@ -105,32 +114,9 @@ def test_squeue_suffices_without_accounting(fake_bin: Path, has_sacct: bool) -> 
 
 
 def test_outer_job_leaves_no_trace() -> None:
-    outer = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_NTASKS_PER_NODE": "8",
-        "SBATCH_WAIT": "1",
-        "SQUEUE_STATES": "PD",
-        "PMIX_RANK": "0",
-    }
+    outer = dict.fromkeys(("SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_WAIT", "SQUEUE_STATES", "PMIX_RANK"), "1")
     kept = {"SLURM_CONF": "/etc/slurm/slurm.conf", "SBATCH_ACCOUNT": "lab", "HOME": "/home/ada", "SLURMISH": "x"}
     assert command_line.clean_env({**outer, **kept}) == kept
-
-
-@pytest.mark.parametrize(
-    ("gres", "gpus"),
-    [
-        ("(null)", {}),
-        ("gpu", {"": 1}),
-        ("gpu:8", {"": 8}),
-        ("gpu:a100:4(S:0-1)", {"a100": 4}),
-        ("gpu:a100:4(S:0,2),gpu:v100:2(S:1)", {"a100": 4, "v100": 2}),
-        ("nvme:1,gpu:mi300x:8,craynetwork:4", {"mi300x": 8}),
-        ("gpu:a100", {"a100": 1}),
-        ("gpu_mem:80,shard:gpu:4", {}),
-    ],
-)
-def test_gpus_of_node(gres: str, gpus: dict[str, int]) -> None:
-    assert parse_gpus(gres) == gpus
 
 
 def test_partitions_list_their_node_types() -> None:
@@ -140,3 +126,108 @@ def test_partitions_list_their_node_types() -> None:
         PartitionInfo("cpu", False, 1440, (NodeGroup(3, 64, 256000),)),
         PartitionInfo("old", False, 30, (NodeGroup(1, 4, 5),)),
     ]
+
+
+def make_plan(gres: str) -> JobPlan:
+    plan = plan_of("+cluster=slurm_cpu")
+    return replace(plan, sbatch={**plan.sbatch, "gres": gres})
+
+
+@pytest.mark.parametrize(
+    ("gres", "spelled"),
+    [
+        ("gpu:h100:8", "gpu:H100:8"),
+        ("nvme:1,gpu:h100:2,gpu:v100:1", "nvme:1,gpu:H100:2,gpu:V100:1"),
+        ("gpu:h100", "gpu:H100"),
+        ("gpu:b200:8", "gpu:b200:8"),
+        ("gpu:8", "gpu:8"),
+    ],
+)
+def test_gres_uses_spelling_of_partition(gres: str, spelled: str) -> None:
+    chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
+    assert spell_gpus(make_plan(gres).sbatch, chosen)["gres"] == spelled
+
+
+def test_parse_nodes_reads_states_and_boot_times() -> None:
+    nodes = parse_nodes(
+        "n1|idle|4|1|gpu:2|a\nn2|mixed*|4|1|gpu:2|a\nn3|drained|4|1|gpu:2|a\nn4|allocated|4|1|(null)|b\n"
+    )
+    assert [name for name, node in nodes.items() if node.is_in_service] == ["n1", "n4"]
+    assert (nodes["n4"].size, nodes["n4"].features) == ("4|1|(null)", "b")
+    shown = (
+        "NodeName=n1 Arch=x\n   BootTime=2026-11-22T08:57:21 SlurmdStartTime=x\n\nNodeName=n2 Arch=x\n   State=DOWN\n"
+    )
+    shown += "   BootTime=None\n\nNodeName=n3 x\n   BootTime=2026-11-22T08:57:22\n"
+    found = parse_boot_times(shown)
+    assert sorted(found) == ["n1", "n3"]
+    assert found["n3"] - found["n1"] == 1.0
+    sample = Path(__file__).parents[3] / "samples" / "scontrol-show-node.h100-23.11.txt"
+    assert parse_boot_times(sample.read_text(encoding="utf-8")) == {}
+
+
+def test_old_version_is_named() -> None:
+    with pytest.raises(SubmitError, match=r"--segment is an option of Slurm 24\.05 and later; got 23\.11"):
+        check_version({"nodes": 4, "segment": 2}, (23, 11))
+    with pytest.raises(SubmitError, match=r"--requeue=expedite is an option of Slurm 25\.11"):
+        check_version({"requeue": "expedite"}, (24, 11))
+    with pytest.raises(SubmitError, match=r"20\.11 or later.*got 19\.05"):
+        check_version({}, (19, 5))
+    check_version({"segment": 2, "requeue": True}, (24, 5))
+    check_version({"requeue": "expedite", "spread-segments": True}, (25, 11))
+
+
+def test_meanings_have_distinct_words() -> None:
+    assert set(STATES) == set(JobState) - {JobState.UNKNOWN}
+    words = " ".join(STATES.values()).split()
+    assert len(set(words)) == len(words)
+
+
+def test_held_job_names_next_action(tmp_path: Path) -> None:
+    """A batch step that a node refused; only this command ends it."""
+    job = Job(RunDir(tmp_path), "slurm", "7")
+    held = JobInfo("7", JobState.PENDING, "PENDING", "launch failed requeued held", "", None, None)
+    assert _read_state(job, held).detail == "launch failed requeued held, next: scontrol release 7"
+    assert "release" not in _read_state(job, replace(held, reason="Priority")).detail
+
+
+WORDS = ["submit", "+exp=demo", "+cluster=slurm_cpu"]
+RUN, SWEEP = ["run_dir=out"], ["-m", "hydra.sweep.dir=out", "seed=1,2"]
+TIMEOUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+NO_CONTROLLER = "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a working directory with an empty PATH and a cluster that accepts every plan."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(SlurmLauncher, "check", lambda self, plan: (plan, []))
+    monkeypatch.setattr(command_line, "TIMEOUT_S", 2.0)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [
+        ("echo queued", True),
+        (TIMEOUT, True),
+        ("exec /bin/sleep 20", True),
+        ("exit 1", False),
+        (NO_CONTROLLER, False),
+    ],
+)
+@pytest.mark.parametrize("words", [RUN, SWEEP])
+def test_submit_keeps_directory_of_possibly_queued_job(
+    folder: Path, words: list[str], body: str, is_kept: bool
+) -> None:
+    put(folder / "bin", "sbatch", body)
+    assert main([*WORDS, *words]) in (1, 2)
+    assert (folder / "out").exists() == is_kept
+
+
+def test_submit_reads_job_id_among_lines_of_wrapper(folder: Path) -> None:
+    put(folder / "bin", "sbatch", "echo 'welcome'; echo 41; echo 'charged to: lab'")
+    assert main([*WORDS, *RUN]) == 0
+    assert '"41"' in (folder / "out" / "job.json").read_text()

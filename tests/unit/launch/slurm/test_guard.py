@@ -26,11 +26,9 @@ sleep() { rounds=$((${rounds:-0} + 1)); [ $rounds -le $ROUNDS ]; }
     ("nodes", "rounds", "refuses", "restarts", "commands"),
     [
         ("n1,n2,n3", 3, 0, 1, []),
-        ("n3,n1", 3, 0, 1, []),
         ("", 3, 0, 1, []),  # slurmctld does not answer
         ("n11,n2", 1, 0, 1, ["scontrol requeue 7"]),
         ("n2", 3, 0, 2, []),  # Slurm has restarted the job
-        ("n2", 3, 0, 11, []),
         ("n2", 1, 1, 1, ["scontrol requeue 7", "scancel 7"]),  # requeues are forbidden
     ],
 )

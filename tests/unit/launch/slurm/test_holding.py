@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slurm_rl.cli import foreground
-from slurm_rl.config.load import load_config
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.launch import here as local_allocation
 from slurm_rl.launch import jobs
@@ -21,19 +20,19 @@ from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.launch.controller.supervisor import own_epoch
 from slurm_rl.launch.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launch.jobs import held_to_resume
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import run_dir, run_lock
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, hold, read_json, write_json
 from slurm_rl.run_dir.run_lock import LockHolder
+from tests.plans import demo_plan
 
 OTHER = replace(LockHolder.of_this_process("local", "5"), machine="another", host="n2")
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> JobPlan:
-    return build_plan(load_config(["+exp=demo"]), str(tmp_path / "run"), SubmitFacts("/python", 4, "1"))
+    return demo_plan(RunDir(tmp_path / "run"))
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.load import load_config
-from slurm_rl.launch.controller.agents import explain, settle_late_agents, settle_silent_agent
+from slurm_rl.launch.controller.agents import agent_environment, explain, settle_late_agents, settle_silent_agent
 from slurm_rl.launch.controller.ends import find_causes, read_end
 from slurm_rl.launch.controller.watch import AttemptWatch
 from slurm_rl.launch.slurm import allocation
@@ -18,10 +17,11 @@ from slurm_rl.launch.slurm.commands import JobInfo
 from slurm_rl.launch.slurm.launcher import explain_silent_job
 from slurm_rl.launch.slurm.srun import settle_silent_tasks
 from slurm_rl.launch.slurm.states import JobState
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.container import with_setup
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import wrap_agent
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json, write_json
+from tests.plans import plan_of
 
 
 @pytest.fixture
@@ -33,9 +33,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 @pytest.fixture(scope="module")
 def plan() -> JobPlan:
-    return build_plan(
-        load_config(["+exp=demo", "+cluster=slurm_cpu"]), "/runs/a", SubmitFacts("/env/bin/python", 2, "1")
-    )
+    return plan_of("+cluster=slurm_cpu", python="/env/bin/python")
 
 
 def test_failing_setup_line_ends_command_and_is_named() -> None:
@@ -71,28 +69,20 @@ def test_silent_task_is_named_by_node(plan: JobPlan, attempt: AttemptDir) -> Non
     assert cause.startswith("n2: /env/bin/python must be there on every node")
 
 
-# Output of pyxis 0.24.
 NO_SOURCE = """slurmstepd-c1: error: pyxis: --container-mounts: source path does not exist: /nowhere/data
-slurmstepd-c1: error: pyxis: couldn't create enroot start configuration script
 slurmstepd-c1: error: pyxis: printing enroot log file:
 slurmstepd-c1: error: pyxis:     [INFO] Extracting squashfs filesystem...
-slurmstepd-c1: error: pyxis:     Parallel unsquashfs: Using 2 processors
-slurmstepd-c1: error: pyxis:     10 inodes (17 blocks) to write
 slurmstepd-c1: error: pyxis:     
 slurmstepd-c1: error: pyxis:     created 4 files
-slurmstepd-c1: error: pyxis:     created 0 hardlinks
 slurmstepd-c1: error: pyxis: container was not started successfully by another task
 slurmstepd-c1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
 slurmstepd-c1: error: Failed to invoke spank plugin stack
 """
 NO_REGISTRY = """slurmstepd-a1: error: pyxis: child 413 failed with error code: 6
 slurmstepd-a1: error: pyxis: failed to import docker image: localhost/nowhere:1
-slurmstepd-a1: error: pyxis: printing enroot log file:
 slurmstepd-a1: error: pyxis:     [INFO] Querying registry for permission grant
 slurmstepd-a1: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io
-slurmstepd-a1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
 slurmstepd-a1: error: Failed to invoke spank plugin stack
-slurmstepd-a1: error: pyxis: child 436 failed with error code: 1
 """
 
 
@@ -111,8 +101,8 @@ def test_unstartable_image_is_named_with_runtime_message(
     attempt: AttemptDir, runtime: str, words: str, said: str, is_input: bool
 ) -> None:
     """A program missing from the image is not retried."""
-    told = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/images/rl.sqsh"]
-    plan = build_plan(load_config(told), "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+    told = ["+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/images/rl.sqsh"]
+    plan = plan_of(*told, python="/env/bin/python")
     for task in (0, 1):
         attempt.log(f"task-{task}").write_text(words)
     attempt.log("srun").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
@@ -145,10 +135,8 @@ def test_reported_cause_of_agent_is_kept(plan: JobPlan, attempt: AttemptDir) -> 
     assert not attempt.node(0).is_file()
     settle_silent_agent(plan, attempt, 0, "here", log, 3)
     settle_silent_agent(plan, attempt, 0, "elsewhere", log, 4)
-    assert (read_json(attempt.node(0))["host"], "exit status 3" in read_json(attempt.node(0))["error"]) == (
-        "here",
-        True,
-    )
+    record = read_json(attempt.node(0))
+    assert record["host"] == "here" and "exit status 3" in record["error"]
 
 
 @pytest.mark.parametrize("element", [None, "3"])
@@ -172,3 +160,26 @@ def test_started_controller_gets_no_cause_from_log(
     fields = allocation.SlurmAllocation(run, plan).prepare(run.attempt(1))
     write_json(run.attempt(1).start, {"job": "15", "epoch": 1, **fields})
     assert explain_silent_job(run, job) is None
+
+
+def path_for(plan: JobPlan, given: dict[str, str]) -> str | None:
+    return agent_environment(plan, given, wrap_agent(plan, 1, "7", (0, 0))).get("PYTHONPATH")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "/runs/a/code"),
+        ({"PYTHONPATH": ""}, "/runs/a/code"),
+        ({"PYTHONPATH": "/site/modules"}, "/runs/a/code:/site/modules"),
+        ({"PYTHONPATH": "/runs/a/code:/site/modules"}, "/runs/a/code:/site/modules"),
+    ],
+)
+def test_without_container_sites_python_path_stays_behind_ours(given: dict[str, str], expected: str) -> None:
+    assert path_for(plan_of("+cluster=slurm_cpu"), given) == expected
+
+
+def test_python_path_of_site_stays_outside_container() -> None:
+    plan = plan_of("+cluster=slurm_cpu", "container.image=/images/rl.sif", "container.runtime=apptainer")
+    assert "/site/modules" not in str(agent_environment(plan, {}, wrap_agent(plan, 1, "7", (0, 0))))
+    assert path_for(plan, {"PYTHONPATH": "/site/modules"}) != "/runs/a/code:/site/modules"

@@ -1,5 +1,6 @@
 import itertools
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -9,35 +10,18 @@ from slurm_rl.launch.slurm.hosts import order_by_topology, parse_topology
 SAMPLE = Path(__file__).parents[3] / "samples" / "scontrol-show-topology.txt"
 
 
-def samples() -> dict[str, str]:
-    """Return recorded outputs of Slurm by their first comment."""
-    found: dict[str, str] = {}
-    title = ""
-    for line in SAMPLE.read_text().splitlines():
-        if line.startswith("#"):
-            title, found[line] = line, ""
-        else:
-            found[title] += line + "\n"
-    return found
-
-
 def sample(words: str) -> str:
-    return next(text for title, text in samples().items() if words in title)
+    """Return the recorded output of Slurm with these words in its first line, a comment."""
+    parts = re.split(r"^(?=#)", SAMPLE.read_text(), flags=re.MULTILINE)
+    return next(part.partition("\n")[2] for part in parts if words in part.partition("\n")[0])
 
 
-def test_tree_has_leaves_and_parents() -> None:
+def test_parse_topology_reads_trees_and_blocks() -> None:
     topology = parse_topology(sample("topology/tree"))
     assert topology["n1"] == ("top", "s1") and topology["n8"] == ("top", "s2") and len(topology) == 8
-
-
-def test_blocks_have_aggregated_parents() -> None:
-    topology = parse_topology(sample("topology/block"))
-    assert topology["n3"] == ("b[1-2]", "b2")
+    assert parse_topology(sample("topology/block"))["n3"] == ("b[1-2]", "b2")
     ips = parse_topology(sample("GB300"))
     assert ips["10.140.88.115"][-1] == "gb300_b0" and len(ips) == 4
-
-
-def test_missing_topology_keeps_order() -> None:
     assert parse_topology(sample("no topology plugin")) == {}
     assert order_by_topology(["n3", "n1"], {}) == ["n3", "n1"]
 
@@ -63,8 +47,7 @@ def test_spare_nodes_have_fewest_neighbours() -> None:
     assert order_by_topology(fit, topology)[4:] == ["n3", "n4", "n1"]
 
 
-def test_nodes_outside_topology_keep_order() -> None:
-    topology = {"n1": ("s1",), "n3": ("s1",)}
-    assert set(order_by_topology(["n1", "cloud", "n3"], topology)[:2]) <= {"n1", "n3", "cloud"}
-    ordered = order_by_topology(["n1", "cloud", "n3"], topology)
+def test_nodes_outside_topology_separate_no_neighbours() -> None:
+    ordered = order_by_topology(["n1", "cloud", "n3"], {"n1": ("s1",), "n3": ("s1",)})
+    assert set(ordered) == {"n1", "n3", "cloud"}
     assert abs(ordered.index("n1") - ordered.index("n3")) == 1

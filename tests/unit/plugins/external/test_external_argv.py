@@ -1,15 +1,18 @@
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
-from slurm_rl.config.external import ExternalConfig
+from slurm_rl.config.external import ExternalConfig, LayoutName
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, newest_step_by_name
 from slurm_rl.plan.external_argv import RunValues, build_external_argv
+from tests.unit.plugins.external.layout_files import half, whole, write
 
 RUN = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/ckpt", export="/run/out")
-PRESETS = ["openrlhf", "openrlhf_flat", "verl", "maxtext"]
 
 
 def build(run: RunValues = RUN, **fields: Any) -> list[str]:
@@ -42,12 +45,15 @@ def test_plan_fills_in_planned_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "quarter"), [(1, ["1", "2", "2"]), (2, ["1", "4", "4"]), (4, ["1", "8", "8"]), (8, ["2", "8", "16"])]
+    ("nodes", "gpus_per_node", "quarter"),
+    [(1, 8, "1 2 2"), (2, 8, "1 4 4"), (4, 8, "1 8 8"), (8, 8, "2 8 16"), (4, 0, "1 0 0")],
 )
-def test_part_of_gpus_is_within_node_or_full_nodes(nodes: int, quarter: list[str]) -> None:
+def test_part_of_gpus_is_within_node_or_full_nodes(nodes: int, gpus_per_node: int, quarter: str) -> None:
     args = {name: f"${{plan:{name},4}}" for name in ("nodes", "gpus_per_node", "gpus")}
-    run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="", export="")
-    assert build(run, args=args)[1::2] == quarter
+    run = RunValues(nodes=nodes, gpus_per_node=gpus_per_node, checkpoints="", export="")
+    assert build(run, args=args, style="overrides") == [
+        f"{name}={number}" for name, number in zip(args, quarter.split(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("nodes", "gpus_per_node"), [(1, 2), (3, 2), (6, 8)])
@@ -57,33 +63,12 @@ def test_indivisible_gpus_are_refused_with_both_numbers(nodes: int, gpus_per_nod
         build(run, args={"a": "${plan:gpus,4}"})
 
 
-def test_cluster_without_gpus_has_no_parts() -> None:
-    run = RunValues(nodes=4, gpus_per_node=0, checkpoints="", export="")
-    assert build(run, args={"n": "${plan:nodes,4}", "g": "${plan:gpus,4}"}, style="overrides") == ["n=1", "g=0"]
-
-
 @pytest.mark.parametrize(
     "text", ["${plan:gpu}", "${plan:}", "${plan:checkpoints,4}", "${plan:gpus,0}", "${plan:gpus,x}"]
 )
 def test_unknown_placeholder_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must ask for nodes, .* got \$\{plan:"):
         build(args={"a": text})
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_override_reaches_set_and_unset_arguments(preset: str) -> None:
-    before = compose(f"external={preset}", "external.args.no.such_flag=3")
-    assert {"--no.such_flag", "no.such_flag=3"} & set(before)
-    # The presets set everything that the run needs.
-    assert any("/run/ckpt" in word for word in before)
-
-
-def test_override_wins_over_preset() -> None:
-    words = ["exp=openrlhf_ppo_llama3_8b", "external.args.actor.adam.lr=1e-3", "external.args.ds.zero_stage=null"]
-    argv = compose(*words, "external.model=org/m", "external.args.actor.num_nodes=1")
-    assert argv[argv.index("--actor.adam.lr") + 1] == "0.001" and "5e-07" not in argv
-    assert "--ds.zero_stage" not in argv and argv[argv.index("--actor.model_name_or_path") + 1] == "org/m"
-    assert argv.count("--actor.num_nodes") == 1
 
 
 @pytest.mark.parametrize(
@@ -97,30 +82,23 @@ def test_override_wins_over_preset() -> None:
 def test_later_attempt_resumes(preset: str, first: str | None, later: str) -> None:
     argv, again = compose(f"external={preset}"), compose(f"external={preset}", resume=True)
     assert later in again and later not in argv
-    assert first is None or (first in argv and first not in again)
-
-
-def test_later_attempt_names_checkpoint() -> None:
-    (path,) = [word for word in compose("external=verl", resume=True) if "resume_from_path" in word]
-    assert path == 'trainer.resume_from_path="/run/ckpt/${checkpoint:name}"'
+    if first is not None:
+        assert first in argv and first not in again
+        assert 'trainer.resume_from_path="/run/ckpt/${checkpoint:name}"' in again
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"args": {"a": "${checkpoint:name}"}, "layout": "trl"},
-            "is allowed only in external.resume.* got external.args",
-        ),
-        (
-            {"argv": ["x", "${checkpoint:name}"], "layout": "trl"},
-            "is allowed only in external.resume.* got external.argv",
-        ),
+        ({"args": {"a": "${checkpoint:name}"}, "layout": "trl"}, "only in external.resume.* got external.args"),
+        ({"argv": ["x", "${checkpoint:name}"], "layout": "trl"}, "only in external.resume.* got external.argv"),
         ({"resume": {"a": "${checkpoint:name}"}}, "external.layout must be set"),
+        ({"args": {"a.b": 1, "a": {"b": 2}}}, r"must be given once.*got a\.b, with dots and as a tree"),
+        ({"argv": ["torchrun", "--standalone"]}, r"num_nodes must be 1 for torchrun.* got 2.*external\.start"),
         ({"resume": {"a": ["b", "${checkpoint:path}"]}, "layout": "trl"}, "must be name or step; got path"),
     ],
 )
-def test_unfillable_checkpoint_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradicting_arguments_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(**fields)
 
@@ -132,36 +110,24 @@ def test_command_is_run_unchanged() -> None:
         ExternalConfig.model_validate({"argv": []})
 
 
-def test_argument_in_dotted_and_nested_form_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"must be given once.*got a\.b, with dots and as a tree"):
-        build(args={"a.b": 1, "a": {"b": 2}})
-
-
-def test_key_of_former_mapping_names_new_place() -> None:
-    with pytest.raises(ConfigError, match=r"own names; got external\.lr\. Next: external\.args\.<name>=<value>"):
-        load_config(["+cluster=nvidia_a100", "exp=verl_ppo_gsm8k", "external.lr=1e-6"])
-    with pytest.raises(ConfigError, match=r"own names; got external\.program\. Next: external\.args"):
-        load_config(["+cluster=nvidia_a100", "external=verl", "+external.program=verl"])
-
-
-def test_task_has_own_section_only() -> None:
-    with pytest.raises(ConfigError, match=r"got task=verl with none\. Next: external=verl"):
-        load_config(["task=verl"])
-    with pytest.raises(ConfigError, match=r"got task=grpo with one\. Next: task=command"):
-        load_config(["external=verl", "task=grpo"])
-
-
-def test_torchrun_without_ray_takes_one_node() -> None:
-    with pytest.raises(ConfigError, match=r"num_nodes must be 1 for torchrun --standalone.* got 2.*external\.start"):
-        build(argv=["torchrun", "--standalone", "my.py"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["exp=verl_ppo_gsm8k", "external.lr=1e-6"], r"got external\.lr\. Next: external\.args\.<name>=<value>"),
+        (["external=verl", "+external.program=verl"], r"got external\.program\. Next: external\.args"),
+        (["task=verl"], r"got task=verl with none\. Next: external=verl"),
+        (["external=verl", "task=grpo"], r"got task=grpo with one\. Next: task=command"),
+    ],
+)
+def test_wrong_section_or_key_names_next_action(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(["+cluster=nvidia_a100", *words])
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"args": {"logger": {"wandb": {"key": "canary"}}}},
-        {"args": {"use_wandb": "canary"}},
-        {"resume": {"use_wandb": "canary"}},
         {"args": {"hf_access_token": "canary"}, "style": "overrides"},
         {"argv": ["x", "hf_access_token=canary"]},
         {"argv": ["x", "--use_wandb", "canary"]},
@@ -171,3 +137,59 @@ def test_secret_is_not_argument(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="every user of a node can read command lines") as caught:
         build(**fields)
     assert "canary" not in str(caught.value)
+
+
+def test_configurable_names_have_layouts() -> None:
+    assert set(get_args(LayoutName)) == LAYOUTS.keys()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_newest_complete_checkpoint_is_chosen(layout: str, tmp_path: Path) -> None:
+    newest = LAYOUTS[layout].newest
+    assert newest(tmp_path) is None, "an empty folder"
+    assert newest(tmp_path / "absent") is None
+    write(tmp_path, half(layout, 5))
+    assert newest(tmp_path) is None, "killed in its first save"
+    # 10 after 9: numeric order, not text order.
+    for step in (5, 9, 10):
+        write(tmp_path, whole(layout, step))
+    write(tmp_path, half(layout, 15))
+    found = newest(tmp_path)
+    assert found is not None and found.step == 10 and (tmp_path / found.name).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "step"),
+    [
+        # The writer was killed between open and write of the tracker: verl's own `auto` fails.
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text(""), 10),
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").unlink(), None),
+        ("verl", lambda root: (root / "latest_checkpointed_iteration.txt").write_text("5\n"), 5),
+        ("openrlhf", lambda root: (root / "_actor/latest").write_text("global_step5"), 5),
+        ("trl", lambda root: (root / "checkpoint-10/trainer_state.json").write_text('{"global'), 5),
+        ("trl", lambda root: (root / "checkpoint-10/checkpoint-is-incomplete.txt").write_text("at step 10"), 5),
+        ("prime_rl", lambda root: (root / "run/checkpoints/step_10/orchestrator/progress.pt").unlink(), 5),
+        ("steps", lambda root: (root / "step-11").write_text("no folder"), 10),
+    ],
+)
+def test_partial_and_copied_checkpoints_are_recognized(
+    layout: str, change: Callable[[Path], object], step: int | None, tmp_path: Path
+) -> None:
+    for number in (5, 10):
+        write(tmp_path, whole(layout, number))
+    change(tmp_path)
+    found = LAYOUTS[layout].newest(tmp_path)
+    assert (found.step if found else None) == step
+
+
+def test_openrlhf_single_model_layout_is_supported(tmp_path: Path) -> None:
+    write(tmp_path, {"global_step4/x": "", "latest": "global_step4"})
+    assert LAYOUTS["openrlhf"].newest(tmp_path) == Found("global_step4", 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_progress_counts_names_of_layouts(layout: str, tmp_path: Path) -> None:
+    assert newest_step_by_name(tmp_path) == -1
+    write(tmp_path, whole(layout, 7))
+    write(tmp_path, {"other-9/x": "", "step-x/x": "", "checkpoint-12a/x": ""})
+    assert newest_step_by_name(tmp_path) == 7

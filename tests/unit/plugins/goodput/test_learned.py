@@ -137,12 +137,3 @@ def test_extended_limit_is_detected_before_stop(tmp_path: Path, clock: Any) -> N
     assert limit.look() is None
     clock.now = 4881.0
     assert limit.look() == "job.time_limit is near"
-
-
-def test_limit_is_polled_once_per_minute(tmp_path: Path, clock: Any) -> None:
-    allocation = Allocation(1e9, signals_limit=False)
-    limit = watch(RunDir(tmp_path), allocation, learns=False)
-    for tenth in range(1800):
-        clock.now = 1000.0 + tenth / 10
-        assert limit.look() is None
-    assert allocation.asked == 3

@@ -23,20 +23,43 @@ def seconds(ledger: Ledger) -> dict[str, Any]:
     return {name: pytest.approx(value / 16) for name, value in ledger.buckets.items() if value}
 
 
-def undisturbed() -> Story:
+def test_undisturbed_run() -> None:
     story = Story().event(0, "job/submitted").start(105, start_time=100)
     story.event(108, "preflight/passed", attempt=1, seconds=2.0).event(120, "trainer/started")
     story.rows(130, 1, 9).row(220, 5, 9, "eval").row(225, 5, 9, "save").event(230, "checkpoint/saved", step=9)
-    return story.event(233, "trainer/finished").end(239, "finished").event(240, "job/ended", state="finished")
-
-
-def test_undisturbed_run() -> None:
-    ledger = read(undisturbed())
-    expected = {"gate": 2, "bring_up": 28, "trained": 90, "evaluated": 5, "saving": 5, "teardown": 10}
-    assert seconds(ledger) == expected
+    story.event(233, "trainer/finished").end(239, "finished").event(240, "job/ended", state="finished")
+    ledger = read(story)
+    assert seconds(ledger) == {"gate": 2, "bring_up": 28, "trained": 90, "evaluated": 5, "saving": 5, "teardown": 10}
     assert (ledger.queue_s, ledger.held_s, ledger.charges) == (100.0, 140 * 16, ())
     assert ledger.goodput == pytest.approx(90 / 140)
     assert ledger.ettr == pytest.approx(90 / 240)
+
+
+def saved(step: int, last: int) -> Story:
+    """Return a run with steps of 10 s until the last one, and a checkpoint at second 30."""
+    return Story().start(0).rows(10, 1, last).event(30, "checkpoint/saved", step=step)
+
+
+@pytest.mark.parametrize(
+    ("story", "buckets"),
+    [
+        # A hang is charged until its detection.
+        (
+            saved(step=2, last=2).event(90, "rank/hung", rank=3).end(95, "failed"),
+            {"trained": 20, "hung": 60, "teardown": 5},
+        ),
+        # The engines start after the warm-up.
+        (
+            Story().start(0).row(10, 10, 1, "warmup").row(35, 5, 1, "eval").row(40, 10, 2).end(50, "finished"),
+            {"trained": 20, "evaluated": 5, "bring_up": 25},
+        ),
+        # Steps of a run that died count up to its checkpoint; those of an active one up to the last event.
+        (saved(step=3, last=5).end(60, "failed"), {"trained": 30, "redone": 20}),
+        (saved(step=3, last=5), {"trained": 50}),
+    ],
+)
+def test_seconds_are_in_their_buckets(story: Story, buckets: dict[str, float]) -> None:
+    assert seconds(read(story)) == {"bring_up": 10} | buckets
 
 
 def test_lost_node_is_charged_for_repeated_steps_and_bring_up() -> None:
@@ -45,15 +68,9 @@ def test_lost_node_is_charged_for_repeated_steps_and_bring_up() -> None:
     story.end(100, "lost").start(101).event(105, "preflight/passed", attempt=2, seconds=3.0)
     story.event(110, "trainer/resumed", step=5).rows(120, 6, 10).end(175, "finished").event(176, "job/ended")
     ledger = read(story)
-    assert seconds(ledger) == {
-        "trained": 50 + 50,
-        "bring_up": 10 + 16,
-        "gate": 3,
-        "saving": 2,
-        "redone": 30,
-        "cut": 3,
-        "teardown": 5 + 1 + 5 + 1,
-    }
+    assert seconds(ledger) == (
+        {"trained": 50 + 50, "bring_up": 10 + 16, "gate": 3, "saving": 2, "redone": 30, "cut": 3, "teardown": 6 + 6}
+    )
     [charge] = ledger.charges
     assert (charge.cause.kind, charge.cause.name, charge.attempts) == ("node", "n2", 1)
     assert {k: v / 16 for k, v in charge.buckets.items()} == {"redone": 30, "cut": 3, "bring_up": 16, "gate": 3}
@@ -115,35 +132,10 @@ def test_attempt_that_dies_in_bring_up_is_charged_once() -> None:
     assert {k: v / 16 for k, v in charges["n3"].items()} == {"bring_up": 14 + 9}
 
 
-def test_hang_is_charged_until_detection() -> None:
-    story = Story().start(0).rows(10, 1, 2).event(30, "checkpoint/saved", step=2)
-    story.event(90, "rank/hung", rank=3, node="n1", verdict="rank 3 never came").end(95, "failed", cause="it hung")
-    found = seconds(read(story))
-    assert (found["hung"], found["teardown"]) == (60, 5)
-
-
 def test_spare_nodes_are_spare_all_the_time() -> None:
     story = Story(nodes=3, gpus=24, spare=8).start(0).rows(10, 1, 3).end(50, "finished")
     assert read(story).buckets["spare"] == 8 * 50
     assert read(story).buckets["trained"] == 16 * 30
-
-
-def test_warmup_before_late_engines_is_bring_up() -> None:
-    story = Story().start(0).row(10, 10, 1, "warmup").row(35, 5, 1, "eval").row(40, 10, 2).end(50, "finished")
-    assert seconds(read(story)) == {"trained": 20, "evaluated": 5, "bring_up": 10 + 15}
-
-
-def test_steps_of_dead_run_count_up_to_checkpoint() -> None:
-    story = Story().start(0).rows(0, 1, 5).event(30, "checkpoint/saved", step=3).end(50, "failed", cause="loss is nan")
-    ledger = read(story)
-    assert seconds(ledger) == {"trained": 30, "redone": 20}
-    assert ledger.charges[0].cause.reason == "loss is nan"
-
-
-def test_active_run_counts_up_to_last_event() -> None:
-    story = Story().start(0).rows(10, 1, 4)
-    assert seconds(read(story)) == {"bring_up": 10, "trained": 40}
-    assert build_ledger([], {}) is None
 
 
 def test_resume_after_week_counts_no_queue() -> None:
@@ -159,6 +151,7 @@ def test_run_of_earlier_version_states_unknown_values() -> None:
     assert (ledger.goodput, ledger.ettr) == (None, None)
     assert "no step times of attempt 1" in render_line(ledger)
     assert ledger.buckets["bring_up"] / 16 == 20
+    assert build_ledger([], {}) is None
 
 
 KINDS = ["job/submitted", "attempt/started", "attempt/ended", "preflight/passed", "trainer/started", "trainer/resumed"]

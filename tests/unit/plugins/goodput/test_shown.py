@@ -1,11 +1,12 @@
 """Output of the goodput ledger in all reports.
 
-To update: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.*.
+To update: `python -m tests.unit.plugins.goodput.test_shown` writes tests/golden/goodput.txt.
 """
 
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +28,7 @@ from tests.unit.plugins.goodput.story import Story
 
 GPUS = {"gpus_per_node": 8, "num_nodes": 512}
 HOUR = 3600.0
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden/goodput.txt"
 
 
 def write_run(path: Path, story: Story, **plan: Any) -> RunDir:
@@ -61,42 +62,28 @@ def golden(begin: float = 0.0) -> Story:
     return story.end(at + 3600, "finished")
 
 
-def test_golden_line() -> None:
-    story = golden()
-    ledger = build_ledger(story.events, story.steps)
-    assert ledger is not None and ledger.held_s == 4096 * HOUR
-    assert render_line(ledger) == (
-        "4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; "
-        "queued 7 h"
-    )
-    # Queued for seven hours and running for one.
-    assert ledger.ettr == pytest.approx((ledger.goodput or 0.0) / 8)
-
-
-def render_golden() -> dict[str, str]:
-    """Return golden file -> output of the verb for that run."""
+def render_golden() -> str:
+    """Return the output of the verb for that run."""
     # A fixed width, independent of the terminal.
     with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.plugins.goodput.command.find_width", lambda: None):
         run = write_run(Path(folder) / "golden", golden(begin=1e9))
         ledger = read_ledger(run)
-        assert ledger is not None
-        return {"goodput.txt": render_one(run, ledger) + "\n"}
+        # Queued for seven hours and running for one.
+        assert ledger is not None and ledger.ettr == pytest.approx((ledger.goodput or 0.0) / 8)
+        return render_one(run, ledger) + "\n"
 
 
 def test_text_of_golden_run_matches() -> None:
-    for name, text in render_golden().items():
-        assert text == (GOLDEN / name).read_text(encoding="utf-8"), name
+    assert render_golden() == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_verb_over_run_and_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = write_run(tmp_path / "runs" / "a", golden(begin=1e9))
     write_run(tmp_path / "runs" / "sweep" / "0", golden(begin=1.1e9))
-    write_run(
-        tmp_path / "runs" / "cpu",
-        Story(nodes=2).start(1.2e9).rows(1.2e9, 1, 9).end(1.2e9 + 100, "finished"),
-        gpus_per_node=0,
-    )
-    write_run(tmp_path / "runs" / "queued", Story().event(1.2e9, "job/submitted"))
+    on_cpus = Story(nodes=2).start(1.2e9).rows(1.2e9, 1, 9).end(1.2e9 + 100, "finished")
+    write_run(tmp_path / "runs" / "cpu", on_cpus, gpus_per_node=0)
+    queued = write_run(tmp_path / "runs" / "queued", Story().event(1.2e9, "job/submitted"))
+    assert write_summary(queued)["goodput"] is None and "Where the time went" not in write_report(queued).read_text()
 
     assert main(["report", "--goodput", str(first.path)]) == 0
     one = capsys.readouterr().out
@@ -109,12 +96,10 @@ def test_verb_over_run_and_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["report", "--goodput", str(tmp_path / "runs"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert sorted(Path(row["run_dir"]).name for row in rows) == ["0", "a", "cpu"]
-    assert main(["report", "--goodput", str(tmp_path / "runs" / "queued")]) == 0
+    assert main(["report", "--goodput", str(queued.path)]) == 0
     assert "no attempt" in capsys.readouterr().out
-
-
-def test_verb_refuses_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--goodput", str(tmp_path)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["report", "--goodput", str(tmp_path / "empty")]) == 2
     assert "must be a run, or a folder" in capsys.readouterr().err
 
 
@@ -127,12 +112,6 @@ def test_goodput_is_in_summary_and_report(tmp_path: Path) -> None:
     assert summary["mfu"] == pytest.approx(6 * 8.19e9 * 1e12 / (summary["buckets"]["trained"] * 989e12), rel=0.01)
     text = write_report(run).read_text()
     assert "Where the time went" in text and summary["sentence"] in text
-
-
-def test_run_without_attempt_has_no_goodput(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", Story())
-    assert write_summary(run)["goodput"] is None
-    assert "Where the time went" not in write_report(run).read_text()
 
 
 def test_unknown_mfu_is_explained() -> None:
@@ -149,26 +128,15 @@ def test_unknown_mfu_is_explained() -> None:
 
 
 def test_wandb_gets_goodput_at_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "a", golden())
-
-    class Wandb:
-        told: dict[str, float | str] = {}  # noqa: RUF012
-
-        def sum_up(self, values: dict[str, float | str]) -> None:
-            self.told.update(values)
-
-        def close(self) -> None:
-            assert self.told
-
-    wandb = Wandb()
+    run, told = write_run(tmp_path / "a", golden()), dict[str, float | str]()
+    wandb = SimpleNamespace(sum_up=told.update, close=lambda: told.setdefault("closed", 1.0))
     monkeypatch.setattr("slurm_rl.trainers.common.wandb_run.open_wandb", lambda *_: wandb)
     MetricsLogger(run, WandbConfig(), "a", {}).close()
     ledger = read_ledger(run)
     assert ledger is not None
-    assert wandb.told["goodput/goodput"] == ledger.goodput
-    assert wandb.told["goodput/sentence"] == render_line(ledger)
+    values = {"goodput/goodput": ledger.goodput, "goodput/sentence": render_line(ledger), "closed": 1.0}
+    assert values.items() <= told.items()
 
 
 if __name__ == "__main__":
-    for name, text in render_golden().items():
-        (GOLDEN / name).write_text(text, encoding="utf-8")
+    GOLDEN.write_text(render_golden(), encoding="utf-8")

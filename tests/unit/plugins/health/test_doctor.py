@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.load import load_config
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.health.report import render
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
+from tests.plans import plan_of
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +41,13 @@ def test_doctor_refuses_bad_arguments_first(words: list[str], tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
-def make_plan(folder: Path, *words: str) -> JobPlan:
-    return build_plan(load_config(["+exp=demo", *words]), str(folder / "run"), SubmitFacts("python", 2, "test"))
-
-
-def test_versions_names_missing_packages(tmp_path: Path) -> None:
-    found = probes.check_versions(make_plan(tmp_path, "+cluster=nvidia_h100"))
+def test_versions_names_missing_packages() -> None:
+    found = probes.check_versions(plan_of("+cluster=nvidia_h100"))
     assert found.state == "bad" and "vllm missing" in found.seen and "nvidia driver missing" in found.seen
 
 
-def test_masks_compares_grant_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(tmp_path, "+cluster=nvidia_h100", "cluster.gpus_per_node=2")
+def test_masks_compares_grant_and_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("+cluster=nvidia_h100", "cluster.gpus_per_node=2")
     for name in ("SLURM_GPUS_ON_NODE", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
@@ -69,7 +63,7 @@ def test_tmp_root_must_support_sockets(tmp_path: Path, name: str, state: str) ->
     root = tmp_path / name if name else Path("/tmp")
     if len(name) > 10:
         root.mkdir()
-    assert probes.check_tmp_root(replace(make_plan(tmp_path), tmp_root=str(root))).state == state
+    assert probes.check_tmp_root(replace(plan_of(), tmp_root=str(root))).state == state
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The verdict on fabric measurements, and measurements with real torch and gloo."""
 
-import functools
 import json
 import os
 import subprocess
@@ -15,21 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import preflight
-from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.job import NODE_VARIABLE
 from slurm_rl.plugins.health import fabric_node
-from slurm_rl.plugins.health.fabric import (
-    ON_CPUS,
-    ON_GPUS,
-    Scale,
-    judge_compute,
-    judge_fabric,
-    judge_pairs,
-    pair_up,
-)
+from slurm_rl.plugins.health.fabric import ON_CPUS, ON_GPUS, Scale, judge_compute, judge_fabric, judge_pairs, pair_up
 from slurm_rl.plugins.health.script import FABRIC, parse_outputs
 from slurm_rl.run_dir.run_dir import RunDir, write_json
-from tests.storage.writers import demo_plan
+from tests.plans import demo_plan
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "tflops": 650.0, "within_gb_s": 460.0, "is_same": True}
 NODES = ["n1", "n2", "n3", "n4", "n5", "n6", "n7"]
@@ -87,15 +77,11 @@ def search(hosts: list[str], rate_of: Callable[[set[str]], float | None], scale:
     return " ".join(verdict.state for verdict in found.values())
 
 
-def rate_with(slow: str, rate: float | None, pair: set[str]) -> float | None:
-    return rate if slow in pair else 900.0
-
-
 @pytest.mark.parametrize("number", [3, 4, 5, 6])
 @pytest.mark.parametrize("rate", [20.0, None])
 def test_judge_pairs_names_slow_node_but_not_its_partners(number: int, rate: float | None) -> None:
     for slow in NODES[:number]:
-        states = search(NODES[:number], functools.partial(rate_with, slow, rate))
+        states = search(NODES[:number], lambda pair, slow=slow: rate if slow in pair else 900.0)  # type: ignore[misc]
         assert states == " ".join("bad" if node == slow else "ok" for node in NODES[:number]), slow
 
 
@@ -107,7 +93,6 @@ def test_judge_pairs_names_slow_node_but_not_its_partners(number: int, rate: flo
         (ON_CPUS, {"n2"}, 0.06, 9.0, "ok ok ok ok"),  # fast enough
         (ON_GPUS, {"n3"}, 150.0, 380.0, "ok ok bad ok"),
         (ON_GPUS, {"n3"}, None, 380.0, "ok ok bad ok"),
-        (ON_GPUS, {"n3", "n4"}, 150.0, 380.0, "ok ok warn warn"),
         (ON_GPUS, {"n3", "n4"}, 250.0, 380.0, "ok ok warn warn"),
         (ON_GPUS, {"n3", "n4"}, 300.0, 380.0, "ok ok ok ok"),
     ],
@@ -130,22 +115,10 @@ def test_judge_fabric_reads_lines_of_all_nodes() -> None:
         return ["noise", "[]", *(json.dumps({"rank": rank, **answer}) for answer in answers)]
 
     found = judge_fabric({"n1": lines(0), "n2": lines(1)}, ["n1", "n2", "n3"], on_gpus=True)
-    assert {host: by_check["matmul"].state for host, by_check in found.verdicts.items()} == {
-        "n1": "ok",
-        "n2": "ok",
-        "n3": "bad",
-    }
+    assert [by_check["matmul"].state for by_check in found.verdicts.values()] == ["ok", "ok", "bad"]
     assert (found.verdicts["n2"]["fabric"].state, found.gb_s) == ("ok", 45.0)
     wrong = judge_fabric({"n1": lines(0), "n2": lines(1, is_right=False)}, ["n1", "n2"], on_gpus=True)
     assert wrong.gb_s is None and wrong.verdicts["n1"]["fabric"].seen.endswith("pairs are healthy: a wrong sum")
-
-
-@pytest.mark.parametrize(
-    ("name", "tflops"), [("AMD Instinct MI300X", 1307), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA H200 NVL", 756)]
-)
-def test_find_peak_knows_common_gpus(name: str, tflops: float) -> None:
-    peak = find_peak(name)
-    assert peak is not None and peak.tflops == tflops
 
 
 def test_fabric_with_gloo_judges_two_nodes(tmp_path: Path) -> None:

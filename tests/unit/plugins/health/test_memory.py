@@ -2,17 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config
 from slurm_rl.launch.slurm import exclude
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue, exclude_at_submit
 from slurm_rl.launch.slurm.partitions import parse_nodes
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plugins.health import memory
 from slurm_rl.plugins.health.evidence import Evidence, note_evidence
 from slurm_rl.plugins.health.memory import HealthChecks
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.plans import plan_of
 
 # A partition with two nodes of an old and two of a new kind.
 NODES = parse_nodes(
@@ -31,8 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def make_plan(run: RunDir, num_old: int, *words: str) -> JobPlan:
     kinds = [f"+cluster.nodes.o.count={num_old}", "+cluster.nodes.n.count=1", f"cluster.num_nodes={num_old + 1}"]
-    config = load_config(["+exp=demo", "+cluster=slurm_cpu", "policy.node_group=n", *kinds, *words])
-    return build_plan(config, str(run.path), SubmitFacts("python", 2, "test"))
+    return plan_of("+cluster=slurm_cpu", "policy.node_group=n", *kinds, *words, run_dir=run.path)
 
 
 def note_bad(run: RunDir, *nodes: str) -> None:
@@ -40,15 +38,11 @@ def note_bad(run: RunDir, *nodes: str) -> None:
         note_evidence(run, Evidence.new(node, "ecc", "a row", "hard", attempt=1))
 
 
-def test_exclude_at_submit_covers_each_component(run: RunDir) -> None:
+def test_exclude_at_submit_covers_components_but_keeps_last_nodes(run: RunDir) -> None:
     note_bad(run, "a")
     plan, found = exclude_at_submit(run, make_plan(run, 1, "cluster.slurm.exclude=x9"))
     assert found.names == ["a"]
     assert [options["exclude"] for options in (plan.sbatch, *plan.het)] == ["x9,a", "x9,a"]
-
-
-def test_exclude_at_submit_keeps_last_nodes_of_type(run: RunDir) -> None:
-    note_bad(run, "a")
     plan, found = exclude_at_submit(run, make_plan(run, 2))
     assert found.skipped == {"a": "without it 1 node is left for the 2 of o"}
     assert not any("exclude" in options for options in (plan.sbatch, *plan.het))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config, shipped_dir
-from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.versions import satisfies
 from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.image.recipe import OTHERS
+from tests.plans import plan_of
 
 WHOLE = {"python": "3.12.3", "verl": "0.9.1", "vllm": "0.17.1", "torch": "2.10.0+cu129", "ray": "2.55.1"}
 
@@ -24,8 +24,7 @@ WHOLE = {"python": "3.12.3", "verl": "0.9.1", "vllm": "0.17.1", "torch": "2.10.0
 def test_doctor_names_missing_requirements_of_task(
     changed: dict[str, str | None], seen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(["+exp=verl_ppo_gsm8k", "+cluster=local"])
-    plan = build_plan(config, str(tmp_path), SubmitFacts("python", 2, "test"))
+    plan = plan_of("+exp=verl_ppo_gsm8k", "+cluster=local", run_dir=tmp_path)
     monkeypatch.setattr(probes, "collect_report", lambda: {"versions": {**WHOLE, **changed}})
     found = probes.check_versions(plan)
     assert found.state == ("bad" if seen else "ok") and (seen or "verl 0.9.1") in found.seen

@@ -18,7 +18,7 @@ from slurm_rl.errors import DataError
 from slurm_rl.plugins.prepare import dataset
 from slurm_rl.rewards import check_references
 from slurm_rl.rewards.math_answer import check_reference
-from tests.unit.plugins.prepare.hub_server import Hub
+from tests.unit.plugins.prepare.hub_server import COMMIT, Hub
 
 ROOT = Path(__file__).parents[4]
 _HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "numpy", "deepspeed")
@@ -95,7 +95,7 @@ def prepare(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepar
 
 
 def find_unscorable(answers: Iterable[str], check: str = "", total_s: float = 0.0) -> dict[str, str]:
-    """Check in this process; test_golds.py covers the process pool."""
+    """Check in this process; test_text_sets.py covers the process pool."""
     found = {}
     for answer in answers:
         try:
@@ -103,3 +103,13 @@ def find_unscorable(answers: Iterable[str], check: str = "", total_s: float = 0.
         except DataError as error:
             found[answer] = str(error)
     return found
+
+
+def fill_cache(cache: Path, files: dict[str, bytes]) -> None:
+    """Write a repository into the cache of huggingface_hub."""
+    for name, content in files.items():
+        path = cache / "snapshots" / COMMIT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "c0ffee" + "0" * 34
 _LARGE = (".parquet", ".gz", ".zip", ".safetensors")
 _INFO = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/([^/]+))?")
-_TREE = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?")
+_TREE = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/[^/]+")
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -65,20 +65,14 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         auth = self.headers.get("authorization", "")
         self.server.log.append((self.command, path, self.headers.get("Range", ""), auth))
         if match := _INFO.fullmatch(path):
             self._send_info(f"{match[1]}/{match[2]}", match[2], match[3] or "main")
         elif match := _TREE.fullmatch(path):
-            self._send_tree(f"{match[1]}/{match[2]}", match[4] or "", "recursive=true" in self.path.lower())
+            self._send_tree(f"{match[1]}/{match[2]}")
         elif path.startswith("/elsewhere/"):
             repo, name = path.removeprefix("/elsewhere/").split("//")
             self._send_file(name, self.server.repos[repo][name])
@@ -86,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve(match[1] or "models/", match[2], match[3], match[4])
         else:
             self._refuse(404, "EntryNotFound")
+
+    do_HEAD = do_GET
 
     def _send_info(self, key: str, repo: str, revision: str) -> None:
         files = self.server.repos.get(key)
@@ -99,24 +95,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
         return self._send(200, body, {"Content-Type": "application/json"})
 
-    def _send_tree(self, key: str, folder: str, recursive: bool) -> None:
-        """Send files and folders below one folder, recursively or not."""
-        start = f"{folder}/" if folder else ""
-        entries: dict[str, dict[str, Any]] = {}
+    def _send_tree(self, key: str) -> None:
+        entries = []
         for name, content in self.server.repos.get(key, {}).items():
-            if not name.startswith(start):
-                continue
-            inner = name.removeprefix(start).split("/")
-            for depth in range(1, len(inner) if recursive else min(len(inner), 2)):
-                path = start + "/".join(inner[:depth])
-                entries[path] = {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
-            if recursive or len(inner) == 1:
-                listed = describe(name, content)
-                lfs = {"lfs": {**listed["lfs"], "oid": listed["lfs"]["sha256"]}} if "lfs" in listed else {}
-                entries[name] = {"type": "file", "path": name, "oid": listed["blobId"], "size": listed["size"], **lfs}
-        if not entries:
-            return self._refuse(404, "EntryNotFound")
-        return self._send(200, json.dumps(list(entries.values())).encode(), {"Content-Type": "application/json"})
+            listed = describe(name, content)
+            lfs = {"lfs": {**listed["lfs"], "oid": listed["lfs"]["sha256"]}} if "lfs" in listed else {}
+            entries.append({"type": "file", "path": name, "oid": listed["blobId"], "size": listed["size"], **lfs})
+        self._send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, kind: str, repo: str, revision: str, name: str) -> None:
         key = f"{kind}{repo}"

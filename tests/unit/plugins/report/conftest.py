@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,3 @@ def finished_run(run: RunDir) -> RunDir:
     fill(run.metrics, make_rows())
     run.config.write_text("model:\n  path: org/some-model\nname: addition\n", encoding="utf-8")
     return run
-
-
-@pytest.fixture
-def scripted_is_alive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], bool]]:
-    """Return an `is_alive` that runs one action per call and is false at the last; time does not pass."""
-    monkeypatch.setattr("slurm_rl.cli.progress.REFRESH_S", 0.0)
-
-    def script(*actions: Callable[[], object]) -> Callable[[], bool]:
-        left = list(actions)
-
-        def is_alive() -> bool:
-            left.pop(0)()
-            return bool(left)
-
-        return is_alive
-
-    return script

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +9,24 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli.sweep import choose_metric
 from slurm_rl.config.load import compose
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from slurm_rl.plugins.report.episodes import render_episodes
 from slurm_rl.plugins.report.leaderboard import RankedRun, render_standings
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 from .sample_run import fill, make_row
 
-RUNS = [
-    RankedRun(
-        str(n),
-        {"algorithm.group_size": "16", "optim.lr": f"{n}e-5", "model.path": f"/shared/models/org/model-{n}"},
-        0.5,
-        "finished",
-    )
-    for n in range(3)
-]
 
-
-def test_terminal_has_short_keys_and_full_lines() -> None:
-    table = render_standings(RUNS, "accuracy.after.sampled", 80).splitlines()
+def test_terminal_has_short_keys_and_file_full_ones() -> None:
+    swept = {"algorithm.group_size": "16", "optim.lr": "1e-5"}
+    runs = [
+        RankedRun(str(n), {**swept, "model.path": f"/shared/models/org/model-{n}"}, 0.5, "finished") for n in range(3)
+    ]
+    table = render_standings(runs, "accuracy.after.sampled", 80).splitlines()
     assert max(map(len, table)) <= 80
     assert table[0].split() == ["#", "accuracy.after.sampled", "RUN", "STATE", "STEP", "group_size", "lr", "path"]
     # A long value keeps its first and last characters.
     assert [row.split()[7][-2:] for row in table[1:]] == ["-0", "-1", "-2"] and "…" in table[1]
-
-
-def test_file_has_full_keys_and_values() -> None:
-    table = render_standings(RUNS, "accuracy.after.sampled").splitlines()
+    table = render_standings(runs, "accuracy.after.sampled").splitlines()
     assert "algorithm.group_size" in table[0] and "/shared/models/org/model-2" in table[3]
 
 
@@ -45,7 +38,7 @@ def test_more_keys_never_lengthen_line(width: int) -> None:
     assert width == 20 or "running" in table[1]
 
 
-def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]], *, smallest_first: bool = False) -> SweepDir:
+def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]]) -> SweepDir:
     """A sweep of two finished runs; the second one's numbers are twice the first one's."""
     sweep = SweepDir(folder / "sweep")
     for index in range(2):
@@ -55,7 +48,7 @@ def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]], *, smalles
         scaled = [{k: v * (index + 1) if "/" in k and "time" not in k else v for k, v in row.items()} for row in rows]
         fill(run.metrics, scaled)
     runs = tuple(SweepRun(index, (f"optim.lr={index}e-4", "+exp=a")) for index in range(2))
-    save_ledger(sweep, Ledger("a", metric, smallest_first, runs))
+    save_ledger(sweep, Ledger("a", metric, False, runs))
     return sweep
 
 
@@ -63,7 +56,6 @@ def make_sweep(folder: Path, metric: str, rows: list[dict[str, Any]], *, smalles
     ("words", "named", "metric", "smallest_first"),
     [
         (["+exp=sft_tiny"], None, "eval/loss", True),
-        (["task=rm"], None, "eval/loss", True),
         (["task=dpo"], None, "eval/loss", True),
         (["+exp=demo"], None, "accuracy.after.sampled", False),
         (["+exp=demo"], "reward/mean", "reward/mean", False),
@@ -76,37 +68,29 @@ def test_choose_metric_follows_task(words: list[str], named: str | None, metric:
     assert choose_metric(config, named, smallest_first=False) == (metric, smallest_first)
 
 
-def test_status_of_sweep_prints_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["status", str(sweep.path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+@pytest.mark.parametrize(
+    ("metric", "flags", "ranked"),
+    [
+        ("reward/mean", [], [["1", "1", "1", "finished", "3"], ["2", "0.5", "0", "finished", "3"]]),
+        ("reward/mean", ["--min"], [["1", "0.5", "0", "finished", "3"], ["2", "1", "1", "finished", "3"]]),
+        ("accuracy.after.best", ["--max"], None),
+    ],
+)
+def test_status_of_sweep_prints_leaderboard(
+    metric: str, flags: list[str], ranked: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, metric, [make_row(3, "grpo", **{"reward/mean": 0.5})])
+    assert main(["status", str(sweep.path), *flags]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
     assert lines[:2] == [f"sweep   {sweep.path}", "runs    2 finished"]
-    assert [line.split()[:5] for line in lines[3:]] == [
-        ["1", "1", "1", "finished", "3"],
-        ["2", "0.5", "0", "finished", "3"],
-    ]
-
-
-def test_results_of_sft_are_ranked_by_held_out_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep(tmp_path, "eval/loss", [make_row(3, "eval", **{"eval/loss": 0.5})], smallest_first=True)
-    assert main(["status", str(sweep.path), "--min"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines[3:]] == [["1", "0.5", "0"], ["2", "1", "1"]]
-
-
-def test_results_without_default_metric_show_runs_and_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep(tmp_path, "accuracy.after.best", [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["status", str(sweep.path), "--max"]) == 0
-    said = capsys.readouterr()
-    assert "runs    2 finished" in said.out
-    assert "no run has the metric accuracy.after.best" in said.err and len(said.err) < 300
-
-
-def test_results_refuse_unknown_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep(tmp_path, "reward/mean", [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["status", str(sweep.path), "--metric", "reward/maen"]) == 2
-    said = capsys.readouterr().err
-    assert "no run has the metric reward/maen" in said and "did you mean reward/mean?" in said and len(said) < 300
+    if ranked:
+        assert [line.split()[:5] for line in lines[3:]] == ranked
+        assert main(["status", str(sweep.path), "--metric", "reward/maen"]) == 2
+        shown = capsys.readouterr()
+        assert "did you mean reward/mean?" in shown.err
+    metric = "reward/maen" if ranked else metric
+    assert f"no run has the metric {metric}" in shown.err and len(shown.err) < 300
 
 
 def test_report_of_sweep_names_swept_values_in_legends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +99,57 @@ def test_report_of_sweep_names_swept_values_in_legends(tmp_path: Path, capsys: p
     assert main(["report", str(sweep.path)]) == 0
     page = RunDir(sweep.path).report.read_text()
     assert ">0: lr=0e-4<" in page and ">1: lr=1e-4<" in page and "Curves of the best 2" in page
+
+
+SINGLE = {"step": 1, "prompt": "3+4=", "completion": "7", "answer": "7", "reward": 1.0}
+TURNS = [
+    {"start": 0, "end": 1, "reply": "6", "observation": "<", "reward": None},
+    {"start": 2, "end": 3, "reply": "3", "observation": "", "reward": 0.5},
+]
+GAME = {"step": 2, "prompt": "?", "completion": "3", "answer": "3", "reward": 0.5, "turns": TURNS}
+FAILED = {"step": 2, "prompt": "?", "completion": "\x1b[2J", "answer": "", "reward": None}
+
+
+def test_turns_are_in_order_with_text_and_reward() -> None:
+    assert render_episodes([GAME]).splitlines() == [
+        "step 2, reward 0.5, answer '3'",
+        "  prompt       '?'",
+        "  turn 1       '6'",
+        "  observation  '<'",
+        "  turn 2       '3'   reward 0.5",
+    ]
+
+
+def test_single_turn_and_failed_one_are_episodes() -> None:
+    assert "turn 1       '7'" in render_episodes([SINGLE])
+    assert render_episodes([FAILED]).startswith("step 2, reward failed\n")
+
+
+def test_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    assert main(["samples", str(tmp_path)]) == 2
+    assert "after its first step was logged" in capsys.readouterr().err
+    lines = [json.dumps(row) for row in (SINGLE, GAME, FAILED)]
+    (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "torn {"]) + "\n")
+    assert main(["samples", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("step 2") == 2 and "step 1" not in shown and "\x1b" not in shown
+    assert main(["samples", str(tmp_path), "--step", "1"]) == 0
+    assert "'3+4='" in capsys.readouterr().out
+    assert main(["samples", str(tmp_path), "--step", "9"]) == 2
+    assert "from 1 to 2" in capsys.readouterr().err
+
+
+def test_tool_calls_are_followed_by_results() -> None:
+    made = {"name": "add", "arguments": '{"a": 1}', "result": "2=", "error": None}
+    wrong = {"name": "", "arguments": "[add(", "result": "Error: cut", "error": "cut"}
+    turns = [
+        {"reply": "[add(a=1)][add(", "observation": "2=\nError: cut", "reward": None, "calls": [made, wrong]},
+        {"reply": "2", "observation": "", "reward": 1.0, "calls": []},
+    ]
+    assert render_episodes([{**GAME, "turns": turns}]).splitlines()[2:] == [
+        "  turn 1       '[add(a=1)][add('",
+        "  call         'add({\"a\": 1})' -> '2='",
+        "  call         '([add()' -> cut: 'Error: cut'",
+        "  turn 2       '2'   reward 1",
+    ]

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import TrainingError
 from slurm_rl.run_dir.jsonl import append_row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from slurm_rl.run_dir.step_log import StepLog
 from slurm_rl.trainers.common.metrics_log import MetricsLogger, keep_rows_up_to
 
 DISABLED = WandbConfig(mode="disabled")
@@ -37,21 +39,18 @@ def test_nonfinite_number_is_refused_by_name(run: RunDir, logger: MetricsLogger,
 
 
 def test_earlier_step_is_refused_until_rewind(run: RunDir, logger: MetricsLogger) -> None:
+    """Also by the logger of the next attempt. A rewind covers the samples, too."""
     logger.log(5, "warmup", {})
     logger.log(5, "eval", {})
-    with pytest.raises(TrainingError, match=r"step 5 .* got 1"):
-        logger.log(1, "grpo", {})
+    append_row(run.samples, {"step": 5, "completion": "7"})
+    second = MetricsLogger(run, DISABLED, "addition", {})
+    for one in (logger, second):
+        with pytest.raises(TrainingError, match=r"step 5 .* got 1"):
+            one.log(1, "grpo", {})
+    second.close()
     logger.rewind(0)
     logger.log(1, "grpo", {})
-    assert [row["step"] for row in read_rows(run.metrics)] == [1]
-
-
-def test_second_attempt_knows_steps_of_first(run: RunDir, logger: MetricsLogger) -> None:
-    logger.log(5, "grpo", {})
-    second = MetricsLogger(run, DISABLED, "addition", {})
-    with pytest.raises(TrainingError, match="step 5"):
-        second.log(4, "grpo", {})
-    second.close()
+    assert [row["step"] for path in (run.metrics, run.samples) for row in read_rows(path)] == [1]
 
 
 def test_rewind_keeps_bytes_of_kept_rows_and_drops_rest(tmp_path: Path) -> None:
@@ -69,21 +68,9 @@ def test_damaged_line_counts_as_row(tmp_path: Path) -> None:
     path.write_bytes(b'{"step": 1}\n{"st\x00\n{"step": 2}\n{"step": 2, "eval": 1}\n')
     keep_rows_up_to(path, 2, num_rows=3)
     assert path.read_bytes() == b'{"step": 1}\n{"st\x00\n{"step": 2}\n'
-
-
-def test_rewind_covers_samples_too(run: RunDir, logger: MetricsLogger) -> None:
-    for step in (1, 2, 3):
-        logger.log(step, "grpo", {})
-        append_row(run.samples, {"step": step, "completion": "7"})
-    logger.rewind(1)
-    assert [row["step"] for path in (run.metrics, run.samples) for row in read_rows(path)] == [1, 1]
-
-
-def test_rewind_with_nothing_to_drop_changes_nothing(run: RunDir, logger: MetricsLogger) -> None:
-    logger.log(1, "grpo", {})
-    before = run.metrics.stat().st_ino
-    logger.rewind(1)
-    assert run.metrics.stat().st_ino == before
+    inode = path.stat().st_ino
+    keep_rows_up_to(path, 2, num_rows=3)
+    assert path.stat().st_ino == inode, "nothing to drop"
 
 
 @pytest.mark.parametrize(
@@ -110,3 +97,47 @@ def _log_steps(run: RunDir, steps: range, *, value: float, rewind_to: int) -> No
     for step in steps:
         logger.log(step, "grpo", {"reward/mean": value})
     logger.close()
+
+
+def test_rows_are_contiguous_and_survive_rewind(run: RunDir) -> None:
+    attempt = run.attempt(1)
+    logger = MetricsLogger(run, DISABLED, "addition", {}, attempt)
+    before = time.time()
+    for step in (1, 2, 3):
+        logger.log(step, "grpo", {"time/train_s": 0.25, "time/step_s": 0.5, "time/tokens_per_s": 9.0, "reward/mean": 1})
+    logger.steps.add(3, "save")
+    logger.rewind(1)
+    logger.close()
+    assert [row["step"] for row in read_rows(run.metrics)] == [1]
+    rows = read_rows(attempt.steps)
+    assert [(row["step"], row["stage"], row["phases"]) for row in rows] == [
+        (1, "grpo", {"train": 0.25}),
+        (2, "grpo", {"train": 0.25}),
+        (3, "grpo", {"train": 0.25}),
+        (3, "save", {}),
+    ]
+    ends = [row["start"] + row["seconds"] for row in rows]
+    assert before - 1 < rows[0]["start"] and ends[-1] < time.time() + 1
+    # Between two rows, only the write of one row takes time.
+    assert all(abs(row["start"] - end) < 1.0 for row, end in zip(rows[1:], ends, strict=False))
+
+
+def test_time_before_mark_is_excluded(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = StepLog(run.attempt(1).steps)
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    log.mark()
+    now[0] = 107.0
+    log.mark()
+    now[0] = 109.5
+    log.add(1, "grpo")
+    assert [row["seconds"] for row in read_rows(run.attempt(1).steps)] == [2.5]
+
+
+def test_unwritable_folder_warns_once(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.attempts.write_text("no folder")
+    log = StepLog(run.attempt(1).steps)
+    log.add(1, "grpo")
+    log.add(2, "grpo")
+    assert capsys.readouterr().err.count("times of steps could not be written") == 1

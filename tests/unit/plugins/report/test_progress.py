@@ -7,7 +7,17 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 from .sample_run import START, fill, make_events, make_row, make_rows
 
-Script = Callable[..., Callable[[], bool]]
+
+def follow_script(run: RunDir, monkeypatch: pytest.MonkeyPatch, *actions: Callable[[], object]) -> None:
+    """Follow a run; each poll runs one action, and the run ends with the last one. Time does not pass."""
+    monkeypatch.setattr("slurm_rl.cli.progress.REFRESH_S", 0.0)
+    left = list(actions)
+
+    def is_alive() -> bool:
+        left.pop(0)()
+        return bool(left)
+
+    follow(run, is_alive)
 
 
 def started(**fields: int) -> Progress:
@@ -19,17 +29,15 @@ def started(**fields: int) -> Progress:
 
 def test_stage_follows_events() -> None:
     progress = Progress()
-    stages = []
-    for kind in ("job/submitted", "attempt/started", "node/started", "ray/cluster_ready", "spare/used"):
+    for kind, text in {
+        "job/submitted": "waiting for the job to start",
+        "attempt/started": "starting the nodes",
+        "node/started": "starting the processes",
+        "ray/cluster_ready": "loading the model",
+        "spare/used": "loading the model",
+    }.items():
         progress.apply_event({"time": START, "kind": kind})
-        stages.append(progress.stage_text())
-    assert stages == [
-        "waiting for the job to start",
-        "starting the nodes",
-        "starting the processes",
-        "loading the model",
-        "loading the model",
-    ]
+        assert progress.stage_text() == text
 
 
 def test_steps_are_counted_from_one_in_each_stage() -> None:
@@ -38,9 +46,6 @@ def test_steps_are_counted_from_one_in_each_stage() -> None:
     assert progress.stage_text() == "warm-up 120/400"
     progress.apply_row(make_row(437, "grpo"))
     assert progress.stage_text() == "GRPO 37/100"
-
-
-def test_supervised_steps_are_counted() -> None:
     progress = started(warmup_steps=0, num_steps=8)
     progress.apply_row(make_row(0, "eval", **{"eval/loss": 2.0}))
     progress.apply_row(make_row(3, "dpo"))
@@ -67,18 +72,17 @@ def test_rows_of_earlier_attempt_give_numbers_but_no_stage() -> None:
 
 
 def test_progress_without_terminal_is_plain_lines(
-    run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, rows = make_events(), make_rows()
-    follow(
+    follow_script(
         run,
-        scripted_is_alive(
-            lambda: fill(run.events, events[:3]),
-            lambda: fill(run.metrics, rows[:2]),
-            lambda: fill(run.metrics, rows[2:8]),
-            # Rows that arrive together with the run's end are still shown.
-            lambda: (fill(run.metrics, rows[8:]), fill(run.events, events[3:])),
-        ),
+        monkeypatch,
+        lambda: fill(run.events, events[:3]),
+        lambda: fill(run.metrics, rows[:2]),
+        lambda: fill(run.metrics, rows[2:8]),
+        # Rows that arrive together with the run's end are still shown.
+        lambda: (fill(run.metrics, rows[8:]), fill(run.events, events[3:])),
     )
     out = capsys.readouterr().out
     assert "\x1b" not in out
@@ -94,9 +98,9 @@ def test_progress_without_terminal_is_plain_lines(
 
 
 def test_progress_lines_appear_every_ten_steps(
-    run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(run.events, [{"time": START, "kind": "trainer/started", "warmup_steps": 0, "num_steps": 30}])
     steps = [lambda step=step: fill(run.metrics, [make_row(step, "grpo")]) for step in range(1, 31)]
-    follow(run, scripted_is_alive(*steps))
+    follow_script(run, monkeypatch, *steps)
     assert capsys.readouterr().out.splitlines()[1:] == ["GRPO 1/30", "GRPO 11/30", "GRPO 21/30", "GRPO 30/30"]

@@ -103,34 +103,21 @@ def test_image_without_package_trains_all_same(run: RunDir, monkeypatch: pytest.
     assert [event["kind"] for event in wandb_events(run)] == ["wandb/offline", "wandb/failed"]
 
 
-def test_closing_waits_no_longer_than_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_reported_once_without_key_and_closing_ends(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_run, "STOP_TIMEOUT_S", 0.1)
     monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(600))
-    opened = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir=""), finish=lambda: None))
-    began = time.monotonic()
-    opened.close()
-    assert time.monotonic() - began < 100
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
 
-
-class _BrokenRun:
-    """A W&B run with a dead service."""
-
-    class settings:
-        sync_dir = "/runs/a/wandb/run-1"
-
-    def log(self, values: dict[str, float], step: int) -> None:
+    def fail(values: dict[str, float], step: int) -> None:
         raise BrokenPipeError(f"service is gone, key {CANARY}")
 
-    def finish(self) -> None:
-        raise AssertionError("a run that failed is not touched again")
-
-
-def test_failure_is_reported_once_without_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", CANARY)
-    broken = WandbRun(run, _BrokenRun())
+    # It has no `finish`: a run that failed is not touched again.
+    broken = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir="/runs/a/wandb/run-1"), log=fail))
     broken.log(1, {"reward/mean": 0.5})
     broken.log(2, {"reward/mean": 0.5})
+    began = time.monotonic()
     broken.close()
+    assert time.monotonic() - began < 100
     (event,) = wandb_events(run)
     assert event["cause"] == "BrokenPipeError: service is gone, key <key>"
     assert event["sync"] == "wandb sync /runs/a/wandb/run-1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slurm_rl.errors import SlurmRLError, SubmitError
+from slurm_rl.errors import SubmitError
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
 
 # Two kinds of H100 nodes, one node drained, another one down; a type in capitals, sockets after the count.
@@ -48,9 +48,3 @@ class Site:
         if found is None:
             raise SubmitError(f"Slurm must accept {argv[0]}", seen="Slurm accounting storage is disabled")
         return found
-
-
-class Missing(Site):
-    def __call__(self, argv: Sequence[str]) -> str:
-        error: SlurmRLError = SubmitError(f"{argv[0]} must be on PATH", action="run on a login node")
-        raise error
