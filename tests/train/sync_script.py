@@ -30,7 +30,7 @@ from tests.tiny_models import TinyModel
 from tests.tiny_moe import build_tiny_moe
 from tests.train.continuous_script import OneEngine
 from tests.unit.models.test_store_address import free_port
-from tests.unit.rl.test_sync_order import Handle
+from tests.unit.rl.fake_ray import Handle
 
 PROBE = TokenPrompt(token_ids=[2 + (5 * place) % 12 for place in range(32)])
 

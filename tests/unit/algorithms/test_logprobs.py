@@ -11,22 +11,6 @@ from slurm_rl.algorithms.logprobs import Temperature, compute_token_hits, comput
 Measure: TypeAlias = Callable[[Tensor, Tensor, Temperature], tuple[Tensor, Tensor]]
 
 
-def test_by_hand() -> None:
-    # Probabilities 1/2 1/4 1/4: entropy 0.5 log 2 + 2 * 0.25 log 4 = 1.5 log 2. The second row is uniform.
-    logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log() + 7.0  # a constant shift has no effect
-    logprobs, entropy = compute_token_logprobs(logits, torch.tensor([1, 2]), 1.0)
-    assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(1 / 3)], abs=1e-6)
-    assert entropy.tolist() == pytest.approx([1.5 * math.log(2), math.log(3)], abs=1e-6)
-
-
-def test_temperature_divides_logits() -> None:
-    # softmax(log [1/2, 1/4, 1/4] / 0.5) = [1/4, 1/16, 1/16] / (6/16) = [2/3, 1/6, 1/6]
-    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    logprobs, entropy = compute_token_logprobs(logits, torch.tensor([0]), 0.5)
-    assert logprobs.item() == pytest.approx(math.log(2 / 3), abs=1e-6)
-    assert entropy.item() == pytest.approx(2 / 3 * math.log(1.5) + math.log(6) / 3, abs=1e-6)
-
-
 @pytest.mark.parametrize("measure", [compute_token_logprobs, compute_token_hits])
 def test_scalar_and_vector_temperature_are_bit_equal(measure: Measure) -> None:
     logits = 9 * torch.randn(700, 50, generator=torch.Generator().manual_seed(0))

@@ -5,14 +5,6 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from slurm_rl.algorithms.mrope import build_rope_positions
 
 
-def test_worked_example() -> None:
-    assert build_rope_positions(7, [2], [(2, 2)]).tolist() == [
-        [0, 1, 2, 2, 2, 2, 4],
-        [0, 1, 2, 2, 3, 3, 4],
-        [0, 1, 2, 3, 2, 3, 4],
-    ]
-
-
 def test_image_positions_equal_transformers() -> None:
     """Test images at the start, adjacent images, and tall and wide ones; patches merge 2x2."""
     grids = [(1, 4), (3, 1), (2, 2)]

@@ -50,16 +50,6 @@ def test_row_by_hand() -> None:
     assert batch.num_sequences == 3
 
 
-def test_types_of_row() -> None:
-    batch = build_packed_batch([ADDITION, SHORT])
-    assert batch.old_logprobs is not None
-    for ids in (batch.token_ids, batch.position_ids, batch.trained_positions, batch.sequence_ids):
-        assert ids.dtype == torch.int64
-    for values in (batch.weights, batch.advantages, batch.old_logprobs):
-        assert values.dtype == torch.float32
-    assert batch.cu_seqlens.dtype == torch.int32
-
-
 def test_supervised_sequences_lack_advantages_and_logprobs() -> None:
     batch = build_packed_batch([TrainSequence(token_ids=np.array([1, 2, 3]), trained_from=1, weight=1.0)])
     assert batch.advantages.tolist() == [0, 0]

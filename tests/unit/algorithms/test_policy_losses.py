@@ -3,23 +3,24 @@ import math
 import pytest
 import torch
 
-from slurm_rl.algorithms.losses import ClipRange, LossInputs, TokenLoss
-from slurm_rl.config.registry import POLICY_LOSSES
+from slurm_rl.algorithms.kl import compute_kl
+from slurm_rl.algorithms.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss
+from slurm_rl.config.registry import CORRECTIONS, POLICY_LOSSES
 
 CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 
 
-def run_loss(
-    name: str, ratios: list[float], advantages: list[float], sequence_ids: list[int], clip: ClipRange = CLIP
+def run_inputs(
+    name: str, new: torch.Tensor, old: torch.Tensor, advantages: list[float], sequence_ids: list[int], clip: ClipRange
 ) -> tuple[TokenLoss, list[float]]:
-    """Return loss and gradient at tokens with policy probability 0.5 and old probability 0.5 / ratio."""
-    logprobs = torch.full((len(ratios),), math.log(0.5)).requires_grad_()
+    """Return the loss and its gradient by the new logprobs."""
+    logprobs = new.clone().requires_grad_()
     inputs = LossInputs(
         logprobs=logprobs,
-        old_logprobs=logprobs.detach() - torch.tensor(ratios).log(),
+        old_logprobs=old,
         advantages=torch.tensor(advantages),
-        sequence_ids=torch.tensor(sequence_ids),
-        num_sequences=max(sequence_ids) + 1,
+        sequence_ids=torch.tensor(sequence_ids, dtype=torch.int64),
+        num_sequences=max(sequence_ids, default=0) + 1,
     )
     token_loss = POLICY_LOSSES[name].load()(inputs, clip)
     token_loss.loss.sum().backward()
@@ -27,43 +28,12 @@ def run_loss(
     return token_loss, logprobs.grad.tolist()
 
 
-def test_grpo() -> None:
-    # ratio  A   r A   clamp(r) A   loss = -min   gradient = -r A, or 0 where the clamp was the smaller
-    #  1.0   2   2.0      2.0          -2.0          -2.0
-    #  1.5   1   1.5      1.3          -1.3           0        too far up, clipped at 1 + high
-    #  0.5  -1  -0.5     -0.8           0.8           0        too far down, clipped at 1 - low
-    #  1.5  -1  -1.5     -1.3           1.5           1.5      wrong direction: never clipped
-    #  0.5   1   0.5      0.8          -0.5          -0.5      likewise
-    token_loss, gradient = run_loss("grpo", [1.0, 1.5, 0.5, 1.5, 0.5], [2.0, 1.0, -1.0, -1.0, 1.0], [0] * 5)
-    assert token_loss.loss.tolist() == pytest.approx([-2.0, -1.3, 0.8, 1.5, -0.5])
-    assert token_loss.clipped.tolist() == [0, 1, 1, 0, 0]
-    assert gradient == pytest.approx([-2.0, 0.0, 0.0, 1.5, -0.5])
-
-
-def test_clip_higher_leaves_lower_bound() -> None:
-    ratios, advantages = [1.25, 0.75], [1.0, -1.0]
-    symmetric, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.2, dual=None))
-    higher, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.28, dual=None))
-    assert symmetric.clipped.tolist() == [1, 1]
-    assert higher.clipped.tolist() == [0, 1]
-
-
-def test_dual_clip_bounds_ratio_of_negative_advantage() -> None:
-    """https://arxiv.org/abs/1912.09729, eq. 5: max(min(r A, clamp(r) A), c A) where A < 0."""
-    # ratio   A   -min(r A, clamp(r) A)   c = 3
-    #   2    -1            2                2       within the bound
-    #  50    -2          100                6       no gradient
-    #  50     1           -1.3             -1.3     a positive advantage is no matter of the bound
-    #   0.5  -1            0.8              0.8
-    #  50     0            0                0
-    ratios, advantages = [2.0, 50.0, 50.0, 0.5, 50.0], [-1.0, -2.0, 1.0, -1.0, 0.0]
-    token_loss, gradient = run_loss("grpo", ratios, advantages, [0] * 5, ClipRange(low=0.2, high=0.3, dual=3.0))
-    assert token_loss.loss.tolist() == pytest.approx([2.0, 6.0, -1.3, 0.8, 0.0])
-    assert token_loss.clipped.tolist() == [0, 1, 1, 1, 0]
-    assert gradient == pytest.approx([2.0, 0.0, 0.0, 0.0, 0.0])
-    free, gradient = run_loss("grpo", ratios, advantages, [0] * 5)
-    assert free.loss.tolist() == pytest.approx([2.0, 100.0, -1.3, 0.8, 0.0])
-    assert gradient[1] == pytest.approx(100.0)
+def run_loss(
+    name: str, ratios: list[float], advantages: list[float], sequence_ids: list[int], clip: ClipRange = CLIP
+) -> tuple[TokenLoss, list[float]]:
+    """Return loss and gradient at tokens with policy probability 0.5 and old probability 0.5 / ratio."""
+    logprobs = torch.full((len(ratios),), math.log(0.5))
+    return run_inputs(name, logprobs, logprobs - torch.tensor(ratios).log(), advantages, sequence_ids, clip)
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_token", "cispo"])
@@ -100,51 +70,13 @@ def test_gspo_shares_and_gspo_token_separates_gradients() -> None:
     assert own == pytest.approx([-2.2, -4.4])
 
 
-def test_gspo_token_clips_sequence() -> None:
-    # s = 1.5 as above: the token with ratio 1 is clipped with it; with A < 0 neither is.
-    token_loss, gradient = run_loss("gspo_token", [2.25, 1.0, 2.25, 1.0], [1.0, 1.0, -1.0, -1.0], [0, 0, 1, 1])
-    assert token_loss.loss.tolist() == pytest.approx([-1.3, -1.3, 1.5, 1.5])
-    assert token_loss.clipped.tolist() == [1, 1, 0, 0]
-    assert gradient == pytest.approx([0.0, 0.0, 1.5, 1.5])
-
-
-def test_cispo() -> None:
-    # log policy = log 0.5 = -0.693147
-    # ratio  A   weight   loss = -w A log p   gradient = -w A, also where clipped
-    #  0.1   1    0.1        0.0693147           -0.1      no lower bound
-    #  2.0   1    1.3        0.9010913           -1.3
-    #  2.0  -1    1.3       -0.9010913            1.3      the weight is capped at either sign
-    token_loss, gradient = run_loss("cispo", [0.1, 2.0, 2.0], [1.0, 1.0, -1.0], [0, 0, 0])
-    assert token_loss.loss.tolist() == pytest.approx([0.0693147, 0.9010913, -0.9010913])
-    assert token_loss.clipped.tolist() == [0, 1, 1]
-    assert gradient == pytest.approx([-0.1, -1.3, 1.3])
-
-
-@pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_on_policy_losses_have_reinforce_gradient(name: str) -> None:
-    # At ratio 1 the gradient of -r A and of -A log p is -A.
-    _, gradient = run_loss(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0], [0, 0, 1])
-    assert gradient == pytest.approx([-2.0, -2.0, 1.0])
-
-
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize(("new", "old"), [(-0.1, -200.0), (-200.0, -0.1)])
 def test_extreme_ratios_have_finite_loss_and_gradient(name: str, advantage: float, new: float, old: float) -> None:
     # exp(200) overflows float32; infinity times an advantage, or a gradient, of 0 would be NaN.
-    logprobs = torch.tensor([new], requires_grad=True)
-    inputs = LossInputs(
-        logprobs=logprobs,
-        old_logprobs=torch.tensor([old]),
-        advantages=torch.tensor([advantage]),
-        sequence_ids=torch.tensor([0]),
-        num_sequences=1,
-    )
-    token_loss = POLICY_LOSSES[name].load()(inputs, CLIP)
-    token_loss.loss.sum().backward()
-    assert logprobs.grad is not None
-    assert token_loss.loss.isfinite().all()
-    assert logprobs.grad.isfinite().all()
+    token_loss, gradient = run_inputs(name, torch.tensor([new]), torch.tensor([old]), [advantage], [0], CLIP)
+    assert token_loss.loss.isfinite().all() and all(map(math.isfinite, gradient))
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
@@ -154,8 +86,89 @@ def test_sequences_without_trained_tokens(name: str) -> None:
         token_loss, gradient = run_loss(name, [1.1, 1.1], [1.0, 1.0], [0, 2])
     assert token_loss.loss.isfinite().all()
     assert all(map(math.isfinite, gradient))
-    empty = torch.zeros(0)
-    nothing = LossInputs(
-        logprobs=empty, old_logprobs=empty, advantages=empty, sequence_ids=torch.zeros(0).long(), num_sequences=1
-    )
-    assert POLICY_LOSSES[name].load()(nothing, CLIP).loss.shape == (0,)
+    assert run_loss(name, [], [], [])[0].loss.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected", "gradient"),
+    [
+        # d = log 0.5 - log 0.25 = log 2, then d = log 0.5 - log 1 = -log 2
+        ("k1", [math.log(2), -math.log(2)], [1.0, 1.0]),
+        ("k2", [math.log(2) ** 2 / 2, math.log(2) ** 2 / 2], [math.log(2), -math.log(2)]),
+        # exp(-d) - 1 + d: 0.5 - 1 + log 2, then 2 - 1 - log 2; its derivative is 1 - exp(-d)
+        ("k3", [math.log(2) - 0.5, 1 - math.log(2)], [0.5, -1.0]),
+    ],
+)
+def test_kl_and_gradient_by_hand(estimator: str, expected: list[float], gradient: list[float]) -> None:
+    logprobs = torch.tensor([0.5, 0.5]).log().requires_grad_()
+    found = compute_kl(logprobs, torch.tensor([0.25, 1.0]).log(), estimator)
+    assert found.tolist() == pytest.approx(expected)
+    [found] = torch.autograd.grad(found.sum(), logprobs)
+    assert found.tolist() == pytest.approx(gradient)
+
+
+def test_k3_is_precise_near_zero() -> None:
+    # d = 1e-3: exp(-d) - 1 + d = d^2/2 - d^3/6 + ... = 4.99833e-7; 1 - d in float32 leaves 3 digits of it.
+    got = compute_kl(torch.tensor([1e-3]), torch.tensor([0.0]), "k3")
+    assert got.item() == pytest.approx(4.99833e-7, rel=1e-3)
+
+
+def test_k3_value_and_gradient_are_bounded() -> None:
+    # exp(200) overflows to infinity, and so does its gradient.
+    logprobs = torch.tensor([-250.0, -0.1]).requires_grad_()
+    found = compute_kl(logprobs, torch.tensor([-0.1, -250.0]), "k3")
+    assert found.tolist() == pytest.approx([math.exp(20) - 21, 19 + math.exp(-20)])
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0]
+
+
+RATIOS = [0.25, 0.5, 1.0, 2.0, 8.0]
+
+
+def correct(
+    name: str, log_ratio: torch.Tensor, low: float, high: float, lengths: list[int] | None = None
+) -> list[float]:
+    lengths = lengths or [len(log_ratio)]
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    inputs = CorrectionInputs(log_ratio=log_ratio, sequence_ids=ids, num_sequences=len(lengths), low=low, high=high)
+    found = CORRECTIONS[name].load()(inputs)
+    assert found.dtype == torch.float32 and found.isfinite().all() and (found >= 0).all()
+    return found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "weights"),
+    [
+        ("geometric_mask", 0.9, 1.2, (1.0, 0.0)),
+        ("geometric_mask", 0.4, 1.1, (0.0, 1.0)),
+        ("sequence_mask", 0.9, 2.1, (2.0, 0.0)),
+        ("sequence_mask", 0.4, 1.9, (0.0, 0.5)),
+        ("sequence_mask", 0.0, 1.9, (0.0, 0.5)),
+    ],
+)
+def test_sequence_corrections_use_product_or_geometric_mean(
+    name: str, low: float, high: float, weights: tuple[float, float]
+) -> None:
+    # The product of the five ratios is 2, their geometric mean 1.149. The second sequence has 0.5, the third no token.
+    log_ratio, lengths = torch.tensor([*RATIOS, 0.5]).log(), [5, 1, 0]
+    assert correct(name, log_ratio, low, high, lengths) == pytest.approx([weights[0]] * 5 + [weights[1]])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "each", "product", "mean"),
+    [(100, 0.05, 0.0, 1.0), (100, 0.005, 1.6487, 1.0), (400, -0.005, 0.0, 1.0)],
+)
+def test_sequence_mask_of_long_sequence_differs_from_geometric_mask(
+    num_tokens: int, each: float, product: float, mean: float
+) -> None:
+    log_ratio = torch.full((num_tokens,), each)
+    assert correct("sequence_mask", log_ratio, 0.5, 2.0)[0] == pytest.approx(product, abs=1e-4)
+    assert correct("geometric_mask", log_ratio, 0.5, 2.0)[0] == mean
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_same_policy_has_unit_correction_without_overflow(name: str) -> None:
+    assert correct(name, torch.zeros(3), 0.5, 2.0) == [1.0] * 3
+    assert len(correct(name, torch.tensor([-1e4, 1e4]), 0.5, 2.0)) == 2
+    assert correct(name, torch.zeros(0), 0.5, 2.0) == []

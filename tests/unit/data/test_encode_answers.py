@@ -13,11 +13,6 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Like Qwen3: only the last assistant turn shows its thinking.
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 FORGETFUL = "{% if messages|length < 3 %}x{% endif %}" + CHATML
 CHAT = [
@@ -43,18 +38,8 @@ def encode(tokenizer: Any, template: str, prompt: Any = (), answer: Any = CHAT) 
     return encode_answer(list(prompt), answer, tokenizer, template=ChatTemplate(tokenizer), name="row 3")
 
 
-def test_assistant_turns_are_trained_with_end(tokenizer: Any) -> None:
-    encoded = encode(tokenizer, CHATML)
-    assert learned(encoded, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
-    assert tokenizer.decode(encoded.token_ids).count("<|im_start|>") == 4
-
-
 def test_prompt_turns_are_not_trained(tokenizer: Any) -> None:
     assert learned(encode(tokenizer, CHATML, CHAT[:3], CHAT[3:]), tokenizer) == "Me<|im_end|>"
-
-
-def test_template_text_inside_turn_is_trained(tokenizer: Any) -> None:
-    assert learned(encode(tokenizer, THINKING), tokenizer) == "Hello<|im_end|><t></t>Me<|im_end|>"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gptoss"])

@@ -1,5 +1,5 @@
-from __future__ import annotations
-
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,15 +65,10 @@ def build_tokenizer(template: str | None) -> Any:
 def score_ids(tokenizer: Any, item: RewardItem, variables: dict[str, Any] | None = None) -> list[int]:
     """Return the token ids that `RewardModel` scores, without a model."""
 
-    class Config:
-        max_position_embeddings = 500
-
-        def get_text_config(self) -> Config:
-            return self
-
+    config = SimpleNamespace(max_position_embeddings=500)
+    config.get_text_config = lambda: config
     model: Any = RewardModel.__new__(RewardModel)
-    model._variables = variables or {}
-    model._tokenizer, model._model = tokenizer, type("Model", (), {"config": Config()})()
+    model._variables, model._tokenizer, model._model = variables or {}, tokenizer, SimpleNamespace(config=config)
     return list(model._encode(item))
 
 
@@ -84,15 +79,8 @@ def make_item(tokenizer: Any, policy: Any, completion: str, **fields: Any) -> Re
     template = ChatTemplate(policy) if is_chat else None
     [prompt] = encode_prompts(rows, policy, template=template, max_prompt_tokens=500, context_length=500, max_tokens=5)
     item = RewardItem(completion=completion, answer="", prompt=prompt.text, messages=prompt.messages, **fields)
-    [same] = build_items(parse_request(encode_body([item])))
-    assert same == item
+    assert build_items(parse_request(json.dumps(build_request([item])).encode())) == [item]
     return item
-
-
-def encode_body(items: list[RewardItem]) -> bytes:
-    import json
-
-    return json.dumps(build_request(items)).encode()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -132,15 +120,13 @@ def test_rendered_prompt_gets_no_second_bos(name: str) -> None:
     rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     for end, truncated in (("<|im_end|>", False), ("", True)):
         body = {"query": [rendered + "Me" + end], "prompts": [rendered], "labels": ["7"]}
-        [item] = build_items(parse_request(str(body).replace("'", '"').encode()))
+        [item] = build_items(parse_request(json.dumps(body).encode()))
         assert (item.completion, item.truncated) == ("Me", truncated)
         expected = encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer), truncated=truncated)
         assert score_ids(tokenizer, item) == expected
 
 
 def test_json_chat_prompt_uses_template_of_reward_model() -> None:
-    import json
-
     tokenizer, policy = build_tokenizer(GEMMA), build_tokenizer(CHATML)
     rendered = policy.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     body = {"query": [rendered + "Me<|im_end|>"], "prompts": [json.dumps(CHAT)], "labels": ["7"]}

@@ -88,20 +88,12 @@ def test_part_of_eval_file_is_sampled_from_all(tmp_path: Path) -> None:
     assert {text.rpartition(" ")[0] for text in found} == {"algebra", "geometry", "number theory"}
 
 
-def test_full_eval_file_is_unchanged(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "eval.jsonl", ["b", "a", "b"])
-    assert prompts_of(load_prompts(DataConfig(train="addition", eval=path, num_eval=3, largest_addend=1)).held_out) == [
-        "b",
-        "a",
-        "b",
-    ]
-
-
 @pytest.mark.parametrize("num_eval", [0, 1, 500])
 def test_prompts_of_eval_file_are_excluded_and_counted(num_eval: int, tmp_path: Path) -> None:
     train, evals = write_rows(tmp_path / "train.jsonl", list("abcda")), write_rows(tmp_path / "eval.jsonl", list("xba"))
     split = load_prompts(DataConfig(train=train, eval=evals, num_eval=num_eval))
     assert (prompts_of(split.train), split.num_overlapping, len(split.held_out)) == (["c", "d"], 3, min(num_eval, 3))
+    assert num_eval < 3 or prompts_of(split.held_out) == ["x", "b", "a"], "a full file is unchanged"
 
 
 def test_training_on_eval_file_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.envs.steps import Answer
+from slurm_rl.envs.steps import Answer, Said, check_step, decode, encode, pack_answer
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
@@ -41,6 +41,7 @@ def test_episode_continues_in_its_environment(bad: EnvironmentPool) -> None:
         Step("y", None, False, {"replies": 1.0}),
     ]
     assert bad.play([call("b", "y", "z")]) == [Step("y z", 1.0, True, {"replies": 2.0})]
+    assert bad.play([]) == []
 
 
 def test_forgotten_environment_is_rebuilt_from_replies(bad: EnvironmentPool) -> None:
@@ -57,9 +58,11 @@ def test_forgotten_environment_is_rebuilt_from_replies(bad: EnvironmentPool) -> 
         ("die", "crash", "exit code -9"),
         ("nothing", "bad score", "must return a slurm_rl.envs.environment.Step; got None"),
         ("nan", "bad score", "finite number or None; got nan"),
-        ("number", "bad score", "text, or messages"),
-        ("done", "bad score", "True or False; got 'yes'"),
-        ("scores", "bad score", "finite numbers by name"),
+        *((reply, "crash", "") for reply in ("exit", "os exit", "interrupt", "close", "forks and dies")),
+        *((reply, "crash", "") for reply in ("writes to the wire", "answers for another")),
+        *((reply, "hang", "") for reply in ("stop", "loop")),
+        *((reply, "exception", "") for reply in ("stop iteration", "cancel", "recursion", "lambda")),
+        *((reply, "exception", "") for reply in ("base exception", "unreadable exception")),
     ],
 )
 def test_faulty_environment_fails_only_its_call(bad: EnvironmentPool, reply: str, cause: str, word: str) -> None:
@@ -68,63 +71,46 @@ def test_faulty_environment_fails_only_its_call(bad: EnvironmentPool, reply: str
     second = [call(f"{reply}0", "x", "y"), call(f"{reply}1", "x", reply), call(f"{reply}2", "x", "y")]
     before, failed, after = bad.play(second)
     assert before == after == Step("x y", 1.0, True, {"replies": 2.0})
-    assert isinstance(failed, Failure) and failed.cause == cause and word in failed.detail
+    assert isinstance(failed, Failure) and failed.cause == cause and failed.detail and word in failed.detail
 
 
-@pytest.fixture(scope="module")
-def odd() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(config("Odd", timeout_s=2.0, num_workers=2)) as pool:
-        yield pool
+INVALID: list[Any] = [
+    *(Step(observation) for observation in (7, "\ud800", "x" * 1_000_001, b"x", [{"role": "user"}])),
+    *(Step([{"role": "user", "content": "x", "more": value}]) for value in (object(), 10**400)),
+    *(Step("", reward) for reward in ("1", 10**400, float("inf"))),
+    Step("", 1.0, "yes"),  # type: ignore[arg-type]
+    *(Step("", 1.0, True, {name: 1.0}) for name in (1, "\ud800", "x" * 65)),
+    *(Step("", 1.0, True, scores) for scores in (5, {"a": float("inf")}, {str(number): 1.0 for number in range(65)})),
+    Step("x", agent="a\nb"),
+    Step("x", calls=(ToolCall("add", 3),)),  # type: ignore[arg-type]
+    (step for step in [Step()]),
+]
 
 
-CAUSES = {
-    "exit": "crash",
-    "os exit": "crash",
-    "interrupt": "crash",
-    "close": "crash",
-    "stop": "hang",
-    "loop": "hang",
-    "stop iteration": "exception",
-    "cancel": "exception",
-    "memory": "exception",
-    "recursion": "exception",
-    "lambda": "exception",
-    "base exception": "exception",
-    "unreadable exception": "exception",
-    "forks and dies": "crash",
-    "writes to the wire": "crash",
-    "answers for another": "crash",
-    **dict.fromkeys(("surrogate", "huge", "bytes", "message", "nested", "score name"), "bad score"),
-    **dict.fromkeys(("text reward", "generator", "scores", "large int", "large reward"), "bad score"),
-    **dict.fromkeys(("surrogate name", "long name", "many names", "agent", "call text"), "bad score"),
-}
+@pytest.mark.parametrize("step", INVALID)
+def test_invalid_step_is_failure_never_number(step: Any) -> None:
+    [found] = decode(encode(Said([pack_answer(Answer("a", check_step(step)))]))).read()
+    assert isinstance(found.outcome, Failure) and found.outcome.cause == "bad score" and found.outcome.detail
 
 
-@pytest.mark.parametrize("reply", CAUSES)
-def test_other_faults_are_causes_never_numbers(odd: EnvironmentPool, reply: str) -> None:
-    bad, well = odd.play([call(f"{reply} bad", reply), call(f"{reply} well", "x")])
-    assert isinstance(bad, Failure) and bad.cause == CAUSES[reply] and bad.detail
-    assert well == Step("x", None, False, {"replies": 1.0})
-
-
-def test_observation_of_class_of_users_arrives_as_text(odd: EnvironmentPool) -> None:
-    [step] = odd.play([call("mine", "own class")])
+def test_observation_of_class_of_users_arrives_as_text(bad: EnvironmentPool) -> None:
+    [step] = bad.play([call("mine", "own class")])
     assert isinstance(step, Step) and type(step.observation) is str and step.observation == "mine"
 
 
-def test_play_converts_reward_of_true(odd: EnvironmentPool) -> None:
-    assert odd.play([call("true", "true reward")]) == [Step("", 1.0)]
+def test_play_converts_reward_of_true(bad: EnvironmentPool) -> None:
+    assert bad.play([call("true", "true reward")]) == [Step("", 1.0)]
 
 
-def test_play_runs_no_method_of_tool_call_subclass(odd: EnvironmentPool, tmp_path: Path) -> None:
+def test_play_runs_no_method_of_tool_call_subclass(bad: EnvironmentPool, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    [step] = odd.play([call("subclass", f"call class {mark}")])
+    [step] = bad.play([call("subclass", f"call class {mark}")])
     assert isinstance(step, Step) and type(step.calls[0]) is ToolCall and step.calls[0].name == "add"
     assert not mark.exists()
 
 
 def test_exit_ends_children_in_own_sessions() -> None:
-    with EnvironmentPool(config("Odd")) as pool:
+    with EnvironmentPool(config("Bad")) as pool:
         [step] = pool.play([call("child", "child")])
         assert isinstance(step, Step)
         pid = int(str(step.observation))
@@ -222,7 +208,3 @@ def test_inherited_methods_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(f"{own}class World(Base):\n    version = '3'\n")
     with EnvironmentPool(EnvironmentConfig(name=f"{tmp_path / 'world.py'}:World")) as pool:
         assert pool.facts == Facts("snapshot", "3")
-
-
-def test_play_without_calls_does_nothing(bad: EnvironmentPool) -> None:
-    assert bad.play([]) == []

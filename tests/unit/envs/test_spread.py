@@ -79,19 +79,6 @@ def test_nodes_keep_their_episodes() -> None:
         assert not spread._homes, "nothing is kept of episodes that are over"
 
 
-def test_episodes_of_lost_node_continue_elsewhere() -> None:
-    events: list[Any] = []
-    with nodes_of("Count", events) as (nodes, spread):
-        spread.play(calls_of(1))
-        theirs = nodes[1].seen
-        nodes[1].end = HostLost("node 1 must answer", seen="nothing")
-        assert spread.play(calls_of(2)) == [Step("a b", None, False, {"replies": 2.0})] * 12
-        assert nodes[0].seen >= theirs
-        assert spread.play(calls_of(3)) == [Step("a b c", 1.0, True, {"replies": 3.0})] * 12
-    [(kind, fields)] = events
-    assert kind == "environments/node_lost" and fields["node"] == "node 1" and fields["episodes"] == len(theirs)
-
-
 def test_unrecoverable_environments_fail_with_node() -> None:
     with nodes_of("Fleeting", []) as (nodes, spread):
         spread.play(calls_of(1))

@@ -50,9 +50,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_ended_steps_are_reported_in_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ended_steps_are_reported_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LINGER_S", 0.5)
     sent, names = Sent(), [str(number) for number in range(20)]
 

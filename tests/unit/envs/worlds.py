@@ -28,30 +28,6 @@ class Count(Environment):
         return Step(" ".join(self.replies), 1.0 if done else None, done, {"replies": len(self.replies)})
 
 
-class Bad(Count):
-    """Misbehave as the reply requests."""
-
-    def step(self, reply: Reply) -> Step:
-        match reply.text:
-            case "raise":
-                raise KeyError("no such door")
-            case "hang":
-                time.sleep(600)
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "nothing":
-                return None  # type: ignore[return-value]
-            case "nan":
-                return Step("", float("nan"))
-            case "number":
-                return Step(7)  # type: ignore[arg-type]
-            case "done":
-                return Step("", 1.0, "yes")  # type: ignore[arg-type]
-            case "scores":
-                return Step("", 1.0, True, {"a": float("inf")})
-        return super().step(reply)
-
-
 class Text(str):
     """A class that the trainer cannot import."""
 
@@ -86,11 +62,21 @@ def write_to_sockets(data: bytes) -> None:
                 os.write(number, data)
 
 
-class Odd(Count):
-    """Misbehave in rare ways as the reply requests."""
+class Bad(Count):
+    """Misbehave as the reply requests."""
 
     def step(self, reply: Reply) -> Step:
         match reply.text:
+            case "raise":
+                raise KeyError("no such door")
+            case "hang":
+                time.sleep(600)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "nothing":
+                return None  # type: ignore[return-value]
+            case "nan":
+                return Step("", float("nan"))
             case "exit":
                 sys.exit(3)
             case "os exit":
@@ -101,8 +87,6 @@ class Odd(Count):
                 raise asyncio.CancelledError
             case "stop iteration":
                 raise StopIteration
-            case "memory":
-                raise MemoryError
             case "recursion":
                 return self.step(reply)
             case "stop":
@@ -112,30 +96,14 @@ class Odd(Count):
             case "loop":
                 while True:
                     pass
-            case "surrogate":
-                return Step("\ud800")
-            case "huge":
-                return Step("x" * 1_000_001)
-            case "bytes":
-                return Step(b"x")  # type: ignore[arg-type]
-            case "message":
-                return Step([{"role": "user"}])
-            case "nested":
-                return Step([{"role": "user", "content": "x", "more": object()}])
-            case "score name":
-                return Step("", 1.0, True, {1: 1.0})  # type: ignore[dict-item]
-            case "scores":
-                return Step("", 1.0, True, 5)  # type: ignore[arg-type]
-            case "text reward":
-                return Step("", "1")  # type: ignore[arg-type]
             case "true reward":
                 return Step("", True)
-            case "generator":
-                return (step for step in [Step()])  # type: ignore[return-value]
             case "base exception":
                 raise Base("no ordinary exception")
             case "unreadable exception":
                 raise Unreadable
+            case "lambda":
+                raise ValueError(lambda: None)
             case "forks and dies":
                 if os.fork() == 0:
                     time.sleep(20)
@@ -151,28 +119,12 @@ class Odd(Count):
             case "child":
                 words = [sys.executable, "-c", "import time; time.sleep(600)"]
                 return Step(str(subprocess.Popen(words, env={}, start_new_session=True).pid))
-            case "large int":
-                return Step([{"role": "user", "content": "x", "more": 10**400}])
-            case "large reward":
-                return Step("", 10**400)
-            case "surrogate name":
-                return Step("", 1.0, True, {"\ud800": 1.0})
-            case "long name":
-                return Step("", 1.0, True, {"x" * 65: 1.0})
-            case "many names":
-                return Step("", 1.0, True, {str(number): 1.0 for number in range(65)})
-            case "agent":
-                return Step("x", agent="a\nb")
-            case "call text":
-                return Step("x", calls=(ToolCall("add", 3),))  # type: ignore[arg-type]
+            case "own class":
+                return Step(Text("mine"))
             case text if text.startswith("call class "):
                 call = Marks("add", "{}")
                 object.__setattr__(call, "mark", text.removeprefix("call class "))
                 return Step("x", calls=(call,))
-            case "lambda":
-                raise ValueError(lambda: None)
-            case "own class":
-                return Step(Text("mine"))
         return super().step(reply)
 
 
@@ -226,19 +178,15 @@ class Saved(Counted):
         self.folder = Path(folder)
 
 
-class Noted(Count):
-    """Create one file per call in the folder that the prompt names."""
-
-    def reset(self, row: Row, seed: int) -> None:
-        super().reset(row, seed)
-        self.folder = Path(row.prompt)
+class Noted(Counted):
+    """Fail at the second of two equal calls."""
 
     def step(self, reply: Reply) -> Step:
         (self.folder / reply.call_id).touch(exist_ok=False)
-        return super().step(reply)
+        return Count.step(self, reply)
 
 
-class DiesOnce(Noted):
+class DiesOnce(Counted):
     """Kill its own process at the first attempt only."""
 
     def step(self, reply: Reply) -> Step:

@@ -15,11 +15,13 @@ def build_results(num: int, failures: Sequence[FailureCause]) -> list[RewardResu
     ]
 
 
-def test_up_to_rate_passes() -> None:
+def test_rate_is_largest_allowed_share() -> None:
     FailureWatch(0.02).check(build_results(2000, ["hang"] * 40))
     FailureWatch(0.0).check(build_results(10, []))
     FailureWatch(0.0).check([])
     FailureWatch(1.0).check(build_results(2, ["hang", "crash"]))
+    with pytest.raises(RewardError, match="1 of 1000 failed"):
+        FailureWatch(0.0).check(build_results(1000, ["bad score"]))
 
 
 def test_above_rate_names_counts_first_item_and_remedy() -> None:
@@ -66,11 +68,6 @@ def test_failure_watch_ignores_bad_references() -> None:
         watch.check(build_results(100, ["reference"] * 50))
     with pytest.raises(RewardError, match=r"never all of a step.*Next: correct the rows' reference answers"):
         watch.check(build_results(8, ["reference"] * 8))
-
-
-def test_rate_of_zero_allows_none() -> None:
-    with pytest.raises(RewardError, match="1 of 1000 failed"):
-        FailureWatch(0.0).check(build_results(1000, ["bad score"]))
 
 
 def test_long_completion_is_truncated_in_message() -> None:

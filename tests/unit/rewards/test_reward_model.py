@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 from slurm_rl.workers.critic import Critic, CriticWorker, read_unit
-from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.train_workers import WorkerGroup, WorkerRank
 from tests.tiny_models import TinyModel, build_character_tokenizer
+from tests.unit.rl.fake_ray import FakeCluster, actors_of
 
 TOKENIZER = build_character_tokenizer(TinyModel())
 
@@ -101,26 +100,11 @@ def test_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
         load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1))
 
 
-def test_truncated_completion_is_scored_at_last_token(
-    plain: tuple[Path, Qwen3ForSequenceClassification],
-) -> None:
-    item = RewardItem(prompt="1+1=", completion="27", answer="", truncated=True)
-    [score] = load_model(specify_model(RewardModelConfig(path=str(plain[0])), num_workers=1)).score([item])
-    with torch.inference_mode():
-        assert score == pytest.approx(plain[1](TOKENIZER("1+1=27", return_tensors="pt")["input_ids"]).logits.item())
-
-
 ITEMS = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
 
 
 def score(folder: Path, **fields: Any) -> list[float]:
     return load_model(specify_model(RewardModelConfig(path=str(folder), **fields), num_workers=1)).score(ITEMS)
-
-
-def test_normalized_scores_use_measured_statistics(tmp_path: Path) -> None:
-    build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
-    expected = [(logit - 1.5) / 0.25 for logit in score(tmp_path)]
-    assert score(tmp_path, normalize=True) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -151,36 +135,16 @@ def test_critic_from_normalized_reward_model_uses_its_unit(tmp_path: Path) -> No
 def test_critic_workers_score_shares_identically(
     plain: tuple[Path, Qwen3ForSequenceClassification], pool: RewardPool
 ) -> None:
-    words = [
-        "+exp=demo",
-        "+algorithm=ppo",
-        "reward.model.device=critic",
-        f"reward.model.path={plain[0]}",
-        "critic.num_workers=2",
-    ]
-    config = load_config(words)
+    words = ["reward.model.device=critic", f"reward.model.path={plain[0]}", "critic.num_workers=2"]
+    config = load_config(["+exp=demo", "+algorithm=ppo", *words])
     workers = [CriticWorker(config, WorkerRank(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
-    actors = [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)]
-    group = Critic(WorkerGroup(Calls(), actors, 64, 60, "critic"))  # type: ignore[arg-type]
+    cluster: Any = FakeCluster()
+    group = Critic(WorkerGroup(cluster, actors_of("critic", *workers), 64, 60, "critic"))
     items = [*ITEMS, RewardItem(prompt="1=", completion="7" * 30, answer="")]
     found, expected = group.score(items), pool.score(items)
     assert [(r.item, r.failure) for r in found] == [(r.item, r.failure) for r in expected]
     assert [r.value or 0.0 for r in found] == pytest.approx([r.value or 0.0 for r in expected], abs=1e-5)
     assert group.score([]) == []
-
-
-class Handle:
-    """A fake for the Ray handle of a worker."""
-
-    def __init__(self, worker: CriticWorker) -> None:
-        self.rewards = SimpleNamespace(remote=worker.rewards)
-
-
-class Calls:
-    """A fake cluster with finished calls."""
-
-    def gather(self, calls: list[tuple[Actor, Any]], **_: object) -> list[Any]:
-        return [found for _, found in calls]
 
 
 def test_folder_without_reward_model_is_named_by_critic(tmp_path: Path) -> None:

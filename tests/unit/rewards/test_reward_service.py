@@ -1,13 +1,16 @@
 import http.client
 import json
 import os
+import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -217,9 +220,42 @@ def wait_for(condition: Any, deadline_s: float = 600) -> None:
 
 
 def test_killed_service_with_faulty_items_loses_nothing(tmp_path: Path) -> None:
-    storm(tmp_path, num_requests=500, num_clients=64, num_kills=2)
+    storm(tmp_path, num_requests=300, num_clients=64, num_kills=2)
 
 
 @pytest.mark.slow
 def test_same_with_ten_thousand_requests(tmp_path: Path) -> None:
     storm(tmp_path, num_requests=10_000, num_clients=64, num_kills=2)
+
+
+DESCRIPTORS = 512
+
+
+def health(port: int) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+
+
+@pytest.fixture
+def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServices]:
+    """Run a service limited to DESCRIPTORS open files, so half as many connections, under constant health checks."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(supervise, "_HEALTH_EVERY_S", 0.1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))
+    try:
+        with start_services(tmp_path, odd_config()) as services:
+            yield services
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_service_at_connection_limit_answers_503_without_restart(crowded: RewardServices) -> None:
+    before, port = crowded.pids, urlsplit(crowded.urls[0]).port or 0
+    with ExitStack() as held:
+        for _ in range(DESCRIPTORS // 2):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert health(port) == 503
+        time.sleep(1.0)  # several health checks of the supervisor
+    wait_for(lambda: health(port) == 200)
+    assert crowded.pids == before

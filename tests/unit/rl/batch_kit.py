@@ -9,17 +9,32 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.trainers.grpo.batch_queue import BatchQueue
 
 
+def make_prompt(index: int, source: str = "") -> EncodedPrompt:
+    """Return a prompt with its index as the only token."""
+    return EncodedPrompt(index=index, token_ids=[index], text=str(index), answer="7", source=source)
+
+
+def make_prompts(count: int) -> list[EncodedPrompt]:
+    return list(map(make_prompt, range(count)))
+
+
 def make_result(value: float | None, parts: dict[str, float] | None = None) -> RewardResult:
     item = RewardItem(completion="7", answer="7")
     return RewardResult(item=item, value=value, parts=parts or {}, failure=None if value is not None else "hang")
 
 
-def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int] | None = None) -> Group:
-    """Return a group with its index as the only prompt token; completions have 2 tokens by default."""
-    prompt = EncodedPrompt(index=index, token_ids=[index], text="3+4=", answer="7")
+def make_group(
+    index: int,
+    values: Sequence[float | None],
+    lengths: Sequence[int] | None = None,
+    *,
+    source: str = "",
+    version: int = 0,
+) -> Group:
+    """Return a group of `make_prompt(index)`; completions have 2 tokens by default."""
     sizes = lengths or [2] * len(values)
-    completions = [Trajectory([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
-    return Group(prompt, completions, [make_result(value) for value in values])
+    completions = [Trajectory([9] * n, [-0.5] * n, "7", False, version) for n in sizes]
+    return Group(make_prompt(index, source), completions, [make_result(value) for value in values])
 
 
 def make_queue(

@@ -9,13 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.node.stop import StopFlag
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.node.stop import StopFlag, Timer
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.episode import Limits
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.sampling import seed_prompts
+from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.workers.ray_driver import Actor
 
 
@@ -143,6 +147,33 @@ def sampler_of(*engines: Engine, supervisor: Any = None, timeout_s: float = 60.0
     cluster = SimpleNamespace(stop=StopFlag(), while_waiting=lambda: None)
     actors = [Actor(f"rollout-{at}", engine) for at, engine in enumerate(engines)]
     return SimpleNamespace(engines=actors, cluster=cluster, supervisor=supervisor, timeout_s=timeout_s)
+
+
+def pool_of(name: str) -> EnvironmentPool:
+    return EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{name}", timeout_s=60.0))
+
+
+def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> TurnLog:
+    journal = TurnLog(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
+    journal.resume(version, None)
+    return journal
+
+
+def play_episodes(
+    kind: Any,
+    sampler: Any,
+    pool: EnvironmentPool,
+    folder: Path,
+    *,
+    limits: Limits = LIMITS,
+    journal: TurnLog | None = None,
+    scorer: Any = None,
+) -> list[Group]:
+    """Play the prompts of `folder`; `kind` is LockstepEpisodes or AsyncEpisodes."""
+    tokenizer: Any = Letters()
+    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), limits, scorer, journal)
+    found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
+    return found
 
 
 def prompts_of(folder: Path) -> list[EncodedPrompt]:

@@ -12,16 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.node.stop import Timer
 from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.engine import GenerationRequest
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.run_dir.run_dir import write_json
-from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+from tests.unit.rl.episode_kit import LIMITS, SPEC, Engine, Letters, WaveEngine, pool_of, prompts_of, sampler_of
 
 STEPS = 4
 
@@ -68,8 +66,7 @@ def main(folder: Path, order: str, kill_at: int) -> None:
     (folder / "effects").mkdir(exist_ok=True)
     watched = Watched(folder / "asked", kill_at)
     tokenizer: Any = Letters()
-    config = EnvironmentConfig(name=f"{WORLDS}:{'Saved' if order == 'free' else 'Counted'}", timeout_s=60.0)
-    with EnvironmentPool(config) as pool:
+    with pool_of("Counted") as pool:
         journal = TurnLog(folder / "journal", pool.facts, keeps_all=order == "lockstep", report=lambda *_, **__: None)
         journal.resume(state["step"], None)
         engine: Any = WatchedEngine(watched) if order == "async" else WatchedWaves(watched)

@@ -30,26 +30,25 @@ from tests.unit.rl.episode_kit import RemoteEngine
 from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer, sampled
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
-# Plain HTTP: importing openai takes a second.
+# Plain HTTP: importing openai takes a second. A resident agent has address and key of each row.
 AGENT = """
-import json, os, sys, urllib.request
-row = json.load(sys.stdin)
-messages = [{"role": "user", "content": row["prompt"]}]
-def ask(messages, **more):
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({"model": "policy", "messages": messages, **more}).encode(),
-        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+import json, os, sys, threading, urllib.request
+def ask(messages, base_url=None, api_key=None):
+    request = urllib.request.Request((base_url or os.environ["OPENAI_BASE_URL"]) + "/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"Authorization": "Bearer " + (api_key or os.environ["OPENAI_API_KEY"])})
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+def play(row, *address):
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for turn in range(3):
+        reply = ask(messages, *address)
+        if reply == row["answer"]:
+            return {"reward": 1.0, "scores": {"turns": turn + 1}}
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "no"}]
+    return {"reward": 0.0}
 """
-GAME = """
-for turn in range(3):
-    reply = ask(messages)
-    if reply == row["answer"]:
-        print(json.dumps({"reward": 1.0, "scores": {"turns": turn + 1}})); break
-    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "no"}]
-else:
-    print(json.dumps({"reward": 0.0}))
-"""
+ROW = "row = json.load(sys.stdin); messages = [{'role': 'user', 'content': row['prompt']}]\n"
+GAME = "print(json.dumps(play(row)))"
 
 
 class Engine(RemoteEngine):
@@ -58,10 +57,14 @@ class Engine(RemoteEngine):
     def __init__(self, say: Callable[[str], str] = lambda text: "abc"[text.count("no")]) -> None:
         self.say = say
         self.cluster: Any = SimpleNamespace(stop=self, while_waiting=lambda: None)
-        self.seeds: list[int] = []
+        self.asked: list[GenerationRequest] = []
         self.is_stopped = False
         self.engines, self.supervisor, self.timeout_s = [Actor("rollout-0", self)], None, 60.0
         self._ended: queue.SimpleQueue[Generated] = queue.SimpleQueue()
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(request.seed for request in self.asked)
 
     def check(self) -> None:
         if self.is_stopped:
@@ -72,7 +75,7 @@ class Engine(RemoteEngine):
 
     def on_submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
-            self.seeds.append(request.seed)
+            self.asked.append(request)
             text = "".join(map(chr, request.prompt.token_ids))
             self._ended.put((request.name, Response.pack(sampled(self.say(text)))))
 
@@ -86,20 +89,11 @@ class Scorer:
 
 
 def play(
-    code: str,
-    answers: Sequence[str],
-    *,
-    scorer: Scorer | None = None,
-    bounds: Bounds = BOUNDS,
-    engine: Engine | None = None,
-    within_s: float | None = None,
-    rows: int = 0,
-    argv: Sequence[str] | None = None,
+    code: str, answers: Sequence[str], *, engine: Engine | None = None, rows: int = 0, **options: Any
 ) -> tuple[list[Group], Any]:
     prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate(answers)]
-    words = argv or [sys.executable, "-c", code if rows else AGENT + code]
-    used = engine or Engine()
-    return play_prompts(prompts, words, used, scorer=scorer, bounds=bounds, within_s=within_s, rows=rows), used
+    argv, used = [sys.executable, "-c", AGENT + (code if rows else ROW + code)], engine or Engine()
+    return play_prompts(prompts, argv, used, rows=rows, **options), used
 
 
 def play_prompts(
@@ -114,17 +108,9 @@ def play_prompts(
     renderer: DialogueRenderer | None = None,
     turn_tokens: int = 4,
 ) -> list[Group]:
-    programs = AgentRollouts(
-        engine,
-        renderer or make_renderer(chat=False),
-        SamplingRule(1.0, 1.0, turn_tokens),
-        bounds,
-        scorer,
-        argv=argv,
-        at_once=4,
-        rows=rows,
-        timeout_s=300.0,
-    )
+    rule = SamplingRule(1.0, 1.0, turn_tokens)
+    limits: Any = {"argv": argv, "at_once": 4, "rows": rows, "timeout_s": 300.0}
+    programs = AgentRollouts(engine, renderer or make_renderer(chat=False), rule, bounds, scorer, **limits)
     return programs.finish(programs.start(prompts, SPEC), Timer(), within_s)
 
 
@@ -144,25 +130,7 @@ def test_agents_train_on_every_sampled_token() -> None:
     [sequence, _] = build_plain_sequences(groups[1:])
     assert sequence.trained is not None and letters(sequence.token_ids[sequence.trained]) == "abc"
     assert len(set(engine.seeds)) == len(engine.seeds) == 2 + 6
-    assert sorted(play(GAME, ["a", "c"])[1].seeds) == sorted(engine.seeds)
-
-
-def test_rewritten_dialogue_becomes_branch_trained_on_once() -> None:
-    groups, _ = play(
-        "first = ask(messages)\n"
-        "ask([*messages, {'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'no'}])\n"
-        "ask([*messages, {'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'nono'}])\n"
-        "ask([{'role': 'user', 'content': 'other'}])\nprint('{\"reward\": 1}')",
-        ["a"],
-    )
-    completion = groups[0].completions[0]
-    assert len(completion.branches) == 3
-    found = [letters(one.token_ids) for one in build_plain_sequences(groups)[:3]]
-    assert sorted(found) == ["?anob", "?anonoc", "othera"]
-    trained = [
-        letters(one.token_ids[one.trained]) for one in build_plain_sequences(groups)[:3] if one.trained is not None
-    ]
-    assert sorted("".join(trained)) == ["a", "a", "b", "c"]
+    assert play(GAME, ["a", "c"])[1].seeds == engine.seeds
 
 
 def test_configured_reward_scores_agents_without_reward() -> None:
@@ -175,8 +143,6 @@ def test_configured_reward_scores_agents_without_reward() -> None:
     [
         ("ask(messages)", "bad score", "no reward is configured"),
         ("print('{\"reward\": 1}')", "exception", "requested no reply"),
-        ("ask(messages)\nraise SystemExit(4)", "exception", "exit code 4"),
-        ("ask(messages)\nprint('{\"reward\": NaN}')", "bad score", "finite number"),
         ("os.environ['OPENAI_API_KEY'] = 'other'\nask(messages)", "exception", "401"),
     ],
 )
@@ -213,36 +179,21 @@ def test_agent_gets_all_fields_of_row() -> None:
     assert groups[0].results[0].failure is None
 
 
-STAYS = """
-import json, sys, threading, urllib.request
-def ask(row, messages):
-    request = urllib.request.Request(row["base_url"] + "/chat/completions",
-        json.dumps({"model": "policy", "messages": messages}).encode(), {"Authorization": "Bearer " + row["api_key"]})
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
-def play(row):
-    messages = [{"role": "user", "content": row["prompt"]}]
-    for turn in range(3):
-        reply = ask(row, messages)
-        if reply == row["answer"]:
-            return 1.0
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "no"}]
-    return 0.0
-"""
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_resident_agent_plays_same_episodes(rows: int) -> None:
-    one_by_one = (
-        "for line in sys.stdin:\n    row = json.loads(line)\n    print(json.dumps({'reward': play(row)}), flush=True)"
-    )
+    one_by_one = """
+for line in sys.stdin:
+    row = json.loads(line); print(json.dumps(play(row, row["base_url"], row["api_key"])), flush=True)
+"""
     at_once = """
 def run(row):
-    sys.stdout.write(json.dumps({"episode": row["episode"], "reward": play(row)}) + "\\n"); sys.stdout.flush()
+    verdict = play(row, row["base_url"], row["api_key"])
+    sys.stdout.write(json.dumps({"episode": row["episode"], **verdict}) + "\\n"); sys.stdout.flush()
 for line in sys.stdin: threading.Thread(target=run, args=(json.loads(line),)).start()
 """
     answers = ["a", "c", "b"]
     apart, _ = play(GAME, answers)
-    staying, _ = play(STAYS + (one_by_one if rows == 1 else at_once), answers, rows=rows)
+    staying, _ = play(one_by_one if rows == 1 else at_once, answers, rows=rows)
     for ours, theirs in zip(staying, apart, strict=True):
         assert ours.completions == theirs.completions
         assert [one.value for one in ours.results] == [one.value for one in theirs.results]
@@ -260,15 +211,14 @@ for line in sys.stdin: threading.Thread(target=run, args=(json.loads(line),)).st
 )
 def test_resident_agent_failure_fails_one_episode(code: str, cause: str, told: str) -> None:
     lines = f"""
-import os
 for line in sys.stdin:
-    row = json.loads(line); reward = play(row)
+    row = json.loads(line); verdict = play(row, row["base_url"], row["api_key"])
     if row["answer"] == "b":
         {code}
     else:
-        print(json.dumps({{"reward": reward}}), flush=True)
+        print(json.dumps(verdict), flush=True)
 """
-    groups, _ = play(STAYS + lines, ["b", "a", "c"], rows=1)
+    groups, _ = play(lines, ["b", "a", "c"], rows=1)
     assert [one.value for group in groups[1:] for one in group.results] == [1.0] * 4
     assert all(one.failure == cause and told in one.detail for one in groups[0].results)
 

@@ -10,39 +10,34 @@ import pytest
 from slurm_rl.algorithms.credit import build_train_sequences, compute_advantages
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Branch, Group
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.node.stop import Timer
 from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.episode import Limits
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
-from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.workers.ray_driver import ActorLost
-from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+from tests.unit.rl.episode_kit import (
+    SPEC,
+    Engine,
+    Letters,
+    WaveEngine,
+    journal_of,
+    play_episodes,
+    pool_of,
+    prompts_of,
+    sampler_of,
+)
 
 LIMITS = Limits(max_turns=20, turn_tokens=4, max_tokens=400, max_prompt_tokens=20)
 
 
 def play(
-    kind: str,
-    sampler: Any,
-    folder: Path,
-    order: Any = LockstepEpisodes,
-    limits: Limits = LIMITS,
-    lives_on: bool = False,
+    kind: str, sampler: Any, folder: Path, *, order: Any = LockstepEpisodes, limits: Limits = LIMITS
 ) -> list[Group]:
-    tokenizer: Any = Letters()
-    with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{kind}", timeout_s=60.0)) as pool:
-        journal = None
-        if lives_on:
-            journal = TurnLog(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
-            journal.resume(3, None)
-        episodes = order(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
-        found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
-        return found
+    with pool_of(kind) as pool:
+        journal = journal_of(folder / "journal", pool) if order is AsyncEpisodes else None
+        return play_episodes(order, sampler, pool, folder, limits=limits, journal=journal)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +101,7 @@ def test_agents_killed_in_any_order_have_same_tokens(tmp_path: Path, kind: str) 
     while found is None:
         assert lives < 30, "it does not get on"
         try:
-            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, AsyncEpisodes, lives_on=True)
+            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, order=AsyncEpisodes)
         except ActorLost:
             lives += 1
     assert lives > 2
@@ -164,7 +159,7 @@ def test_template_that_rewrites_replies_starts_new_sequence(tmp_path: Path) -> N
         messages = [{"role": "user", "content": "count"}]
         text = template.render(messages, "a row", add_generation_prompt=True)
         prompts.append(replace(prompt, messages=messages, token_ids=tokenizer(text)["input_ids"]))
-    with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Count", timeout_s=60.0)) as pool:
+    with pool_of("Count") as pool:
         sampler: Any = WaveEngine()
         limits = replace(LIMITS, max_tokens=200)
         groups = LockstepEpisodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)

@@ -9,39 +9,21 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.groups import Group
-from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import StopRequested, TrainingError
-from slurm_rl.node.stop import Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.engine import Generated, GenerationRequest
 from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
-from slurm_rl.rollout.turn_log import TurnLog
 from slurm_rl.workers.ray_driver import Actor, ActorLost
-from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
-
-
-def play(
-    kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: TurnLog | None = None, scorer: Any = None
-) -> list[Group]:
-    tokenizer: Any = Letters()
-    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, scorer, journal)
-    found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
-    return found
-
-
-def pool_of(name: str) -> EnvironmentPool:
-    return EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{name}", timeout_s=60.0))
+from tests.unit.rl.episode_kit import Engine, WaveEngine, journal_of, play_episodes, pool_of, sampler_of
 
 
 @pytest.fixture(scope="module")
 def in_waves(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
     folder = tmp_path_factory.mktemp("effects")
     with pool_of("Counted") as pool:
-        return [_without_folder(group) for group in play(LockstepEpisodes, WaveEngine(), pool, folder)]
+        return [_without_folder(group) for group in play_episodes(LockstepEpisodes, WaveEngine(), pool, folder)]
 
 
 def _without_folder(group: Group) -> Any:
@@ -51,16 +33,10 @@ def _without_folder(group: Group) -> Any:
 @pytest.mark.parametrize("order", range(3))
 def test_async_episodes_have_tokens_of_lockstep_in_any_order(in_waves: list[Group], tmp_path: Path, order: int) -> None:
     with pool_of("Counted") as pool:
-        found = play(AsyncEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
+        found = play_episodes(AsyncEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
     assert [_without_folder(group) for group in found] == in_waves
     failures = [it[1] for _, _, results in in_waves for it in results]  # type: ignore[misc]
     assert failures.count(None) == 12 and failures.count("bad score") == 3, "9 replies are more than 5 turns"
-
-
-def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> TurnLog:
-    journal = TurnLog(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
-    journal.resume(version, None)
-    return journal
 
 
 def live(
@@ -71,7 +47,9 @@ def live(
     with pool_of(kind) as pool:
         journal = journal_of(folder / "journal", pool)
         try:
-            return play(AsyncEpisodes, sampler_of(engine), pool, folder / "effects", journal), engine.asked
+            return play_episodes(
+                AsyncEpisodes, sampler_of(engine), pool, folder / "effects", journal=journal
+            ), engine.asked
         except ActorLost:
             return None, engine.asked
         finally:
@@ -97,26 +75,6 @@ def test_async_episodes_killed_repeatedly_sample_no_turn_twice(
     # Effects are named by their call; each call has one, however often it was repeated.
     names = [path.name.rpartition(".")[0] for path in (tmp_path / "effects").iterdir()]
     assert len(names) == len(set(names)) == replies
-
-
-def test_resume_does_not_sample_logged_turns(tmp_path: Path) -> None:
-    (tmp_path / "effects").mkdir()
-    _, first = live("Counted", tmp_path, 10, order=1)
-    data = b"".join(path.read_bytes() for path in (tmp_path / "journal").iterdir())
-    noted = data.count(b'"reply":[')
-    assert noted == 10
-    found, second = live("Counted", tmp_path, 10**9, order=2)
-    assert found is not None
-    replies = sum(len(completion.turns) for group in found for completion in group.completions)
-    assert len(second) == replies - noted, f"{len(first)} were asked for before"
-
-
-def test_resume_resamples_turns_of_unsaved_weights(tmp_path: Path) -> None:
-    (tmp_path / "effects").mkdir()
-    live("Counted", tmp_path, 10, order=1, version=4)
-    found, asked = live("Counted", tmp_path, 10**9, order=2)
-    assert found is not None and len(asked) == sum(len(it.turns) for group in found for it in group.completions)
-    assert {version for group in found for it in group.completions for version in it.versions()} == {3}
 
 
 def test_resume_restarts_unrestorable_episodes(in_waves: list[Group], tmp_path: Path) -> None:
@@ -146,7 +104,8 @@ def test_resume_does_not_score_episode_twice(tmp_path: Path, kind: Any) -> None:
         sampler: Any = WaveEngine() if kind is LockstepEpisodes else sampler_of(Engine())
         with pool_of("Count") as pool:
             journal = journal_of(tmp_path / "journal", pool)
-            lives.append((play(kind, sampler, pool, tmp_path, journal, judge), judge.asked))
+            groups = play_episodes(kind, sampler, pool, tmp_path, journal=journal, scorer=judge)
+            lives.append((groups, judge.asked))
             journal.close()
     (first, asked), (second, again) = lives
     assert len(asked) == 3 and not again
@@ -162,7 +121,7 @@ def test_async_episodes_resend_requests_of_lost_engine(in_waves: list[Group], tm
     sampler = sampler_of(Engine(1, lives=4), Engine(2), supervisor=SimpleNamespace(recover=recover))
     actors = sampler.engines
     with pool_of("Counted") as pool:
-        found = play(AsyncEpisodes, sampler, pool, tmp_path)
+        found = play_episodes(AsyncEpisodes, sampler, pool, tmp_path)
     assert [_without_folder(group) for group in found] == in_waves
     assert actors[0].handle.asked
 
@@ -175,8 +134,8 @@ def test_finish_raises_without_progress_and_obeys_stop_signal(tmp_path: Path) ->
 
     with pool_of("Counted") as pool:
         with pytest.raises(TrainingError, match="15 active episodes"):
-            play(AsyncEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
+            play_episodes(AsyncEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
         sampler = sampler_of(Silent())
         sampler.cluster.stop.signal = 15
         with pytest.raises(StopRequested):
-            play(AsyncEpisodes, sampler, pool, tmp_path)
+            play_episodes(AsyncEpisodes, sampler, pool, tmp_path)

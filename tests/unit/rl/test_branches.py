@@ -14,8 +14,6 @@ from slurm_rl.algorithms.policy_loss import build_policy_loss
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
-from slurm_rl.errors import DataError
-from slurm_rl.trainers.grpo.rollout_files import load_rollouts, save_rollouts
 from tests.unit.rl.batch_kit import make_group, make_result
 
 # Prompt 1 2, reply 11 12; prompt 3, reply 13; and a second branch after 11 12: prompt 4 5, reply 14 15.
@@ -26,8 +24,7 @@ SPLIT = Trajectory(
     False,
     0,
     Details(
-        [Turn(0, 2, "a"), Turn(3, 4, "b"), Turn(4, 6, "c")],
-        [Branch([1, 2], 0, 4), Branch([1, 2, 11, 12, 4, 5], 4, 6)],
+        [Turn(0, 2, "a"), Turn(3, 4, "b"), Turn(4, 6, "c")], [Branch([1, 2], 0, 4), Branch([1, 2, 11, 12, 4, 5], 4, 6)]
     ),
 )
 WHOLE = replace(SPLIT, details=Details(SPLIT.turns))
@@ -45,16 +42,8 @@ def groups_with(completion: Trajectory) -> list[Group]:
 def test_shared_reply_is_trained_once() -> None:
     sequences = build_plain_sequences(groups_with(SPLIT))
     first, second = sequences[1], sequences[2]
-    assert first.token_ids.tolist() == [1, 2, 11, 12, 3, 13] and second.token_ids.tolist() == [
-        1,
-        2,
-        11,
-        12,
-        4,
-        5,
-        14,
-        15,
-    ]
+    assert first.token_ids.tolist() == [1, 2, 11, 12, 3, 13]
+    assert second.token_ids.tolist() == [1, 2, 11, 12, 4, 5, 14, 15]
     trained = [one.token_ids[one.trained].tolist() for one in (first, second)]
     assert trained == [[11, 12, 13], [14, 15]]
     # Every sampled token appears once.
@@ -136,19 +125,3 @@ def test_failed_episode_is_excluded_with_branches() -> None:
     assert keep_sequences(groups, config.filters) == [True, False, False, True, True, True, True]
     [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
     assert not any(14 in one.token_ids for one in batch)
-
-
-def test_branches_survive_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    groups = groups_with(SPLIT)
-    save_rollouts(folder, {4: groups})
-    assert load_rollouts(folder) == {4: groups}
-
-
-def test_batches_of_other_version_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_rollouts(folder, {4: groups_with(SPLIT)})
-    path = folder / "rollouts.json"
-    path.write_text(path.read_text().replace('"details"', '"turns"'))
-    with pytest.raises(DataError, match="of this version of slurm_rl"):
-        load_rollouts(folder)

@@ -9,7 +9,6 @@ import torch
 
 from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import drop_without_gradient
-from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.config.load import load_config
@@ -19,27 +18,14 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.models.frozen import FrozenModel
 from slurm_rl.models.model_folder import require_same_tokens
 from tests.tiny_models import TinyModel, build_tiny_model
-from tests.unit.rl.batch_kit import make_group
+from tests.unit.rl.test_token_advantages import GROUPS, advantages_of, draw_logprobs
 
-LENGTHS = [[3, 5, 2], [1, 4, 6]]
-REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]
-GROUPS = [make_group(index, *pair) for index, pair in enumerate(zip(REWARDS, LENGTHS, strict=True))]
 SAMPLED = [np.asarray(item.logprobs) for group in GROUPS for item in group.completions]
 TINY = TinyModel(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1)
 
 
-def draw_teacher() -> list[FloatArray]:
-    draw = np.random.default_rng(0)
-    return [draw.normal(-1.0, 0.5, len(one)).astype(np.float32) for one in SAMPLED]
-
-
-def advantages_of(config: AlgorithmConfig, teacher: list[FloatArray] | None) -> list[FloatArray]:
-    found = [sequence.advantages for sequence in build_train_sequences(GROUPS, config, teacher)]
-    return [one for one in found if one is not None]
-
-
 def test_preset_sets_only_teacher() -> None:
-    config, teacher = load_config(["+exp=demo", "+algorithm=distill"]).algorithm, draw_teacher()
+    config, teacher = load_config(["+exp=demo", "+algorithm=distill"]).algorithm, draw_logprobs()
     found = advantages_of(config, teacher)
     for one, own, its in zip(found, SAMPLED, teacher, strict=True):
         assert one == pytest.approx(its - own, abs=1e-6)
@@ -51,7 +37,7 @@ def test_preset_sets_only_teacher() -> None:
 def test_teacher_term_is_added_to_advantages(name: str) -> None:
     rewarded = AlgorithmConfig(advantage=name, group_size=3)
     both = rewarded.model_copy(update={"kl": KLConfig(coef=0.25, estimator="k1", apply_to="advantage")})
-    teacher = draw_teacher()
+    teacher = draw_logprobs()
     plain = advantages_of(rewarded, None)
     for one, before, own, its in zip(advantages_of(both, teacher), plain, SAMPLED, teacher, strict=True):
         assert one == pytest.approx(before + 0.25 * (its - own), abs=1e-6)

@@ -1,7 +1,6 @@
 """The supervisor replaces lost engines. Engines here are handles that respond when the test does."""
 
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from slurm_rl.data.groups import SamplingSpec, Trajectory
-from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.stop import StopFlag
 from slurm_rl.plugins.health.evidence import read_evidence
@@ -20,39 +18,16 @@ from slurm_rl.rollout.sampling import Sampler
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.workers.ray_driver import Actor, ActorLost, Cluster
+from tests.unit.rl.batch_kit import make_prompts
+from tests.unit.rl.fake_ray import SamplerEngine
 
 SPEC = SamplingSpec(1, 8, 1.0, 1.0, seed=3)
-
-
-class Engine:
-    """A fake actor handle: it samples with its latest version, or is dead."""
-
-    def __init__(self, *, dies: bool = False, starts: bool = True) -> None:
-        self.dies, self.starts, self.version = dies, starts, -1
-        self.asked: list[tuple[list[Any], list[int]]] = []
-
-    @property
-    def generate(self) -> SimpleNamespace:
-        return SimpleNamespace(remote=self._generate)
-
-    @property
-    def ready(self) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda: self.starts)
-
-    def _generate(self, prompts: list[Any], seeds: list[int], spec: SamplingSpec) -> Any:
-        self.asked.append((list(prompts), list(seeds)))
-        answer: Future[Any] = Future()
-        if self.dies:
-            answer.set_exception(ray.exceptions.ActorDiedError())
-        else:
-            answer.set_result([[Trajectory(p.token_ids, [-0.5], "x", False, self.version)] for p in prompts])
-        return SimpleNamespace(future=lambda: answer)
 
 
 class Run:
     """Two engines of a run; the first one is dead at the check."""
 
-    def __init__(self, folder: Path, *fresh: Engine, continuous: bool = False) -> None:
+    def __init__(self, folder: Path, *fresh: SamplerEngine, continuous: bool = False) -> None:
         self.run = RunDir(folder)
         self.attempt = self.run.attempt(1)
         self.attempt.logs.mkdir(parents=True)
@@ -60,7 +35,7 @@ class Run:
         self.cluster.stop = StopFlag()
         self.cluster.plan = SimpleNamespace(actors=[SimpleNamespace(role="rollout", index=n, node=n) for n in (0, 1)])  # type: ignore[assignment]
         self.cluster.gather = self.gather  # type: ignore[method-assign]
-        self.first, self.second, self.fresh = Engine(dies=True), Engine(), list(fresh)
+        self.first, self.second, self.fresh = SamplerEngine(dies=True), SamplerEngine(), list(fresh)
         self.engines = [Actor("rollout-0", self.first), Actor("rollout-1", self.second)]
         self.starts: list[tuple[int, int]] = []
         self.supervisor = EngineSupervisor(
@@ -98,36 +73,34 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return killed
 
 
-def prompts(count: int) -> list[EncodedPrompt]:
-    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(count)]
-
-
 @pytest.mark.parametrize("continuous", [False, True])
 def test_recover_resends_requests_after_weights(tmp_path: Path, no_ray: list[Any], continuous: bool) -> None:
-    run = Run(tmp_path, Engine(), continuous=continuous)
+    run = Run(tmp_path, SamplerEngine(), continuous=continuous)
     fresh = run.fresh[0]
-    groups = run.sampler.finish(run.sampler.start(prompts(4), SPEC))
+    groups = run.sampler.finish(run.sampler.start(make_prompts(4), SPEC))
     assert [group.prompt.index for group in groups] == [0, 1, 2, 3]
     assert {it for group in groups for completion in group.completions for it in completion.versions()} == {7}
     assert run.starts == [(0, 1)] and no_ray == [run.first] and run.engines[0].handle is fresh
     [event] = [row for row in read_rows(run.run.events) if row["kind"] == "engine/replaced"]
     assert (event["engine"], event["count"]) == ("rollout-0", 1)
     if not continuous:  # with continuous sampling, any free engine gets them
-        assert fresh.asked == run.first.asked and len(run.second.asked) == 1
+        assert [call[:2] for call in fresh.calls] == [call[:2] for call in run.first.calls] and len(
+            run.second.calls
+        ) == 1
 
 
 def test_recover_suspects_node_after_max_restarts(tmp_path: Path) -> None:
-    run = Run(tmp_path, *[Engine(starts=False) for _ in range(MAX_RESTARTS)])
+    run = Run(tmp_path, *[SamplerEngine(starts=False) for _ in range(MAX_RESTARTS)])
     write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
     with pytest.raises(TrainingError, match="replaced 3 times"):
-        run.sampler.finish(run.sampler.start(prompts(2), SPEC))
+        run.sampler.finish(run.sampler.start(make_prompts(2), SPEC))
     assert run.starts == [(0, 1), (0, 2), (0, 3)]
     [evidence] = read_evidence(run.run)
     assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
 
 
 def test_recover_replaces_engine_once_for_concurrent_callers(tmp_path: Path) -> None:
-    run = Run(tmp_path, Engine())
+    run = Run(tmp_path, SamplerEngine())
     lost = ActorLost("it must live")
     lost.actor, lost.handle = "rollout-0", run.first
     threads = [threading.Thread(target=run.supervisor.recover, args=(lost,)) for _ in range(4)]
@@ -140,9 +113,9 @@ def test_recover_replaces_engine_once_for_concurrent_callers(tmp_path: Path) -> 
 
 def test_recover_waits_while_policy_trains(tmp_path: Path) -> None:
     """The policy has no consistent weights then: requests wait for the next transfer."""
-    run = Run(tmp_path, Engine())
+    run = Run(tmp_path, SamplerEngine())
     run.supervisor.lock.acquire()
-    sampling = threading.Thread(target=lambda: run.sampler.finish(run.sampler.start(prompts(2), SPEC)))
+    sampling = threading.Thread(target=lambda: run.sampler.finish(run.sampler.start(make_prompts(2), SPEC)))
     sampling.start()
     sampling.join(timeout=0.5)
     assert sampling.is_alive() and run.starts == []
@@ -152,28 +125,26 @@ def test_recover_waits_while_policy_trains(tmp_path: Path) -> None:
 
 
 def test_finish_within_limit_does_not_replace_engine(tmp_path: Path) -> None:
-    run = Run(tmp_path, Engine())
+    run = Run(tmp_path, SamplerEngine())
     with pytest.raises(ActorLost):
-        run.sampler.finish(run.sampler.start(prompts(2), SPEC), within_s=5.0)
+        run.sampler.finish(run.sampler.start(make_prompts(2), SPEC), within_s=5.0)
     assert run.starts == []
 
 
-def test_recover_raises_for_colocated_engines_and_other_actors(
-    tmp_path: Path,
-) -> None:
-    run = Run(tmp_path, Engine())
+def test_recover_raises_for_colocated_engines_and_other_actors(tmp_path: Path) -> None:
+    run = Run(tmp_path, SamplerEngine())
     other = ActorLost("policy-0 must live")
     other.actor = "policy-0"
     with pytest.raises(ActorLost, match="policy-0"):
         run.supervisor.recover(other)
     run.supervisor.can_replace = False
     with pytest.raises(ActorLost):
-        run.sampler.finish(run.sampler.start(prompts(2), SPEC))
+        run.sampler.finish(run.sampler.start(make_prompts(2), SPEC))
     assert run.starts == []
 
 
 def test_check_replaces_late_engine_once_per_generation(tmp_path: Path) -> None:
-    run = Run(tmp_path, Engine(), Engine())
+    run = Run(tmp_path, SamplerEngine(), SamplerEngine())
     run.supervisor._reader = threading.current_thread()  # only this thread reads
 
     def tell(name: str) -> None:

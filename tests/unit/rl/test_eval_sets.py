@@ -7,12 +7,13 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.config.sources import each_set
 from slurm_rl.data.load_data import load_set
+from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.grpo.eval_sets import EvalSet, set_metrics
 from slurm_rl.trainers.grpo.evaluation import Evaluator
 from slurm_rl.trainers.grpo.trainer_state import TrainerState
-from tests.unit.rl.test_batch import group
+from tests.unit.rl.batch_kit import make_group
 
 WORDS = ("+exp=demo", "+eval.sets.big.data=addition", "++eval.sets.big.num_samples=4", "+eval.sets.big.num_rows=3")
 
@@ -52,7 +53,7 @@ def test_seeds_of_set_are_constant() -> None:
 
 
 def test_failures_are_counted_not_wrong_answers() -> None:
-    groups = [group([1.0, None], [[9], [8]]), group([0.0, 1.0], [[9], [8, 7]]), group([None, None], [[9], [8]])]
+    groups = [make_group(0, [1.0, None]), make_group(1, [0.0, 1.0]), make_group(2, [None, None])]
     found = set_metrics("big", groups)
     assert found["set/big/avg@2"] == pytest.approx(0.75) and found["set/big/failed"] == 3
     # Only one prompt has two samples.
@@ -68,7 +69,7 @@ def test_run_with_sets_only_has_no_best(tmp_path: Path) -> None:
 
     class Rollouts:
         def sample(self, prompts: Any, spec: Any) -> Any:
-            return [group([1.0, 0.0, 0.0, 0.0], [[9]] * 4)]
+            return [make_group(0, [1.0, 0.0, 0.0, 0.0])]
 
     nothing: Any = None
     sync: Any = type("Sync", (), {"verify": lambda self: 0.0})()
@@ -93,3 +94,22 @@ def test_run_with_sets_only_has_no_best(tmp_path: Path) -> None:
 def test_contradicting_settings_are_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([*WORDS, word])
+
+
+PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
+
+
+@pytest.mark.parametrize(("held_out", "asked"), [([PROMPT], [0, 2, 4]), ([], [])])
+def test_evaluation_without_rows_is_skipped(
+    held_out: list[EncodedPrompt], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.interval=2"])
+    nothing: Any = None
+    evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing)
+    found: list[int] = []
+    monkeypatch.setattr(evaluator, "evaluate", lambda step: found.append(step) or {"sampled": 0.5})
+    state = TrainerState(stage="grpo")
+    for state.step in range(5):
+        evaluator.run_if_due(state)
+    assert found == asked
+    assert (state.best_step, state.best_accuracy) == ((0, 0.5) if held_out else (-1, -1.0))

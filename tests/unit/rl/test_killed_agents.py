@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.rollout.turn_log_format import History, build_histories, parse_lines
-from tests.unit.rl.fork_kit import fork_server, start_fork
 from tests.unit.rl.killed_agents import STEPS, main
-from tests.unit.rl.test_killed_episodes import asked, end, kept, read, saved_step
+from tests.unit.rl.test_killed_episodes import asked, end, fork_server, kept, read, saved_step, start_fork
 
 KINDS = ("once", "stays", "adapter")
 PER_STEP = {"once": 48, "stays": 48, "ahead": 48, "adapter": 24}

@@ -1,8 +1,11 @@
 """SIGKILL at a turn and at random times: real processes and environments, fake engines."""
 
 import json
+import multiprocessing
 import random
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,32 @@ from typing import Any
 import pytest
 
 from slurm_rl.rollout.turn_log_format import build_histories, parse_lines
-from tests.unit.rl.fork_kit import fork_server, start_fork
 from tests.unit.rl.killed_episodes import STEPS, main
+
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def fork_server(*modules: str) -> Any:
+    """Return a fixture that restarts the fork server of this process with these modules."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def prepared() -> Iterator[None]:
+        server: Any = forkserver._forkserver
+        before = server._preload_modules
+        server._stop()
+        FORKS.set_forkserver_preload([*modules])
+        yield
+        server._stop()
+        FORKS.set_forkserver_preload(before)
+
+    return prepared
+
+
+def start_fork(main: Callable[..., None], *args: object) -> BaseProcess:
+    process = FORKS.Process(target=main, args=args)
+    process.start()
+    return process
+
 
 prepared = fork_server("tests.unit.rl.killed_episodes")
 
@@ -76,9 +103,7 @@ def test_run_killed_at_turn_resumes_to_same_tokens(tmp_path: Path, whole: dict[s
     num_asked = len(asked(whole[order]))
     assert end(start(folder, order, num_asked // 3)) == -9
     before, known = len(asked(folder)), kept(folder)
-    first = (
-        json.loads((folder / "checkpoint.json").read_text())["step"] if (folder / "checkpoint.json").is_file() else 0
-    )
+    first = saved_step(folder)
     assert end(start(folder, order)) == 0
     check(folder, whole[order])
     left = sum(int(line.split()[0]) >= first for line in asked(whole[order]))

@@ -1,7 +1,8 @@
 """One learner step with and without critic. Uses no Ray and no model."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import gc
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.grpo.batch_queue import Collected
 from slurm_rl.trainers.grpo.learner import Learner
-from slurm_rl.trainers.grpo.trainer import GRPOTrainer, StepResult
+from slurm_rl.trainers.grpo.trainer import GRPOTrainer, StepResult, collect_rarely, collect_step
 from tests.unit.rl.batch_kit import make_group
 
 WORDS = ("+algorithm=ppo", "trainer.prompts_per_step=4", "trainer.num_minibatches=2", "trainer.num_epochs=2")
@@ -167,19 +168,10 @@ def test_step_with_only_failed_rewards_changes_nothing() -> None:
 def test_logprobs_use_temperature_of_source() -> None:
     """Applies to the reference, the old logprobs, and the training passes."""
     sources = ("data.train=''", "+data.sources.cold.train=addition", "+data.sources.warm.train=addition")
-    words = (
-        "algorithm.group_size=2",
-        "trainer.prompts_per_step=4",
-        "trainer.num_minibatches=2",
-        "rollout.temperature=0.8",
-    )
-    more = ("algorithm.kl.coef=0.1", "algorithm.correction.kind=token_tis")
-    groups = [
-        replace(group, prompt=replace(group.prompt, source=name))
-        for name, group in zip(
-            ("warm", "cold", "cold", "warm"), (make_group(i, [1.0, 0.0]) for i in range(4)), strict=True
-        )
-    ]
+    words = ("algorithm.group_size=2", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
+    more = ("rollout.temperature=0.8", "algorithm.kl.coef=0.1", "algorithm.correction.kind=token_tis")
+    names = ("warm", "cold", "cold", "warm")
+    groups = [make_group(index, [1.0, 0.0], source=name) for index, name in enumerate(names)]
     for own, (cold, warm) in {"+data.sources.cold.temperature=0.5": (0.5, 0.8), "seed=1": (None, None)}.items():
         learner, policy = make_learner_without_critic(*sources, *words, *more, own)
         learner.learn(groups, 0, None)
@@ -200,3 +192,38 @@ def test_kl_coefficient_moves_from_step_to_step() -> None:
     assert learned.kl_coefficient == pytest.approx(0.1 * 1.02)
     learner.learn(make_groups(), 1, learned.kl_coefficient)
     assert [coefficient for _, coefficient in policy.trained] == pytest.approx([0.1] * 4 + [0.102] * 4)
+
+
+@pytest.fixture(autouse=True)
+def rarely() -> Iterator[None]:
+    before = gc.get_threshold()
+    collect_rarely()
+    gc.collect()
+    yield
+    gc.set_threshold(*before)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_cycles_of_step_are_collected() -> None:
+    left = weakref.ref(Node())
+    assert left() is not None
+    collect_step()
+    assert left() is None
+
+
+def test_long_lived_lists_are_not_scanned() -> None:
+    begun: list[str] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        begun.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        under_way = [[number] for number in range(50_000)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(under_way) == 50_000 and not begun

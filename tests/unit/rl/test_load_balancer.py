@@ -7,47 +7,29 @@ import signal
 import time
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.data.groups import SamplingSpec, Trajectory
-from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.algorithms.schedule import derive_seed
+from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.node.stop import StopFlag, Timer
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.load_balancer import AsyncSampler, max_calls
-from slurm_rl.rollout.sampling import Sampler, gather_arrivals, score_arrivals, seed_prompts
+from slurm_rl.rollout.sampling import Sampler, gather_arrivals, score_arrivals, seed_prompts, split_evenly
 from slurm_rl.workers.ray_driver import Actor, Cluster
+from tests.unit.rl.batch_kit import make_prompts
+from tests.unit.rl.fake_ray import SamplerEngine
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
 
 
-class Engine:
-    """Fake actor handle; the method `generate` answers through `calls`."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[Any], list[int], Future[Any]]] = []
-
-    @property
-    def generate(self) -> Engine:
-        return self
-
-    def remote(self, prompts: list[Any], seeds: list[int], spec: SamplingSpec) -> Any:
-        answer: Future[Any] = Future()
-        self.calls.append((prompts, seeds, answer))
-        return type("Reference", (), {"future": lambda _: answer})()
-
-    def answer(self, index: int) -> None:
-        prompts, _, future = self.calls[index]
-        future.set_result([[Trajectory(p.token_ids, [-0.5], "x", False, 0)] * 2 for p in prompts])
-
-
 class Engines:
     def __init__(self, count: int, *, staleness: int = 1, max_num_seqs: int = 16) -> None:
-        self.engines = [Engine() for _ in range(count)]
+        self.engines = [SamplerEngine() for _ in range(count)]
         cluster = Cluster.__new__(Cluster)
         self.stop = cluster.stop = StopFlag()
         actors = [Actor(f"rollout-{i}", engine) for i, engine in enumerate(self.engines)]
@@ -68,33 +50,29 @@ class Engines:
         done.result(60)
 
 
-def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
-    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(first, first + count)]
-
-
 def test_sampler_returns_groups_in_order_of_prompts() -> None:
     it = Engines(2)
-    pending = it.sampler.start(prompts(6), SPEC)
+    pending = it.sampler.start(make_prompts(6), SPEC)
     assert it.settle() == [3, 3]
     for index in (2, 0, 1):
         for engine in reversed(it.engines):
             engine.answer(index)
     groups = it.sampler.finish(pending)
     assert [group.completions[0].token_ids for group in groups] == [[i] for i in range(6)]
-    seeds = {asked[0].token_ids[0]: seeds[0] for engine in it.engines for asked, seeds, _ in engine.calls}
+    seeds = {asked[0].token_ids[0]: seeds[0] for engine in it.engines for asked, seeds, *_ in engine.calls}
     assert seeds == dict(enumerate(seed_prompts(SPEC, 6)))
     assert len(set(seeds.values())) == 6, "two prompts would draw the same numbers"
 
 
 @given(num_prompts=st.integers(0, 40), num_engines=st.integers(1, 9), seed=st.integers(0, 2**63 - 1))
 def test_seeds_do_not_depend_on_number_of_engines(num_prompts: int, num_engines: int, seed: int) -> None:
-    engines = [Engine() for _ in range(num_engines)]
+    engines = [SamplerEngine() for _ in range(num_engines)]
     sampler = Sampler(Cluster.__new__(Cluster), [Actor(f"rollout-{i}", engine) for i, engine in enumerate(engines)], 60)
-    sampler.start(prompts(num_prompts), replace(SPEC, seed=seed))
+    sampler.start(make_prompts(num_prompts), replace(SPEC, seed=seed))
     found = {
         p.token_ids[0]: own
         for engine in engines
-        for asked, seeds, _ in engine.calls
+        for asked, seeds, *_ in engine.calls
         for p, own in zip(asked, seeds, strict=True)
     }
     assert found == dict(enumerate(seed_prompts(replace(SPEC, seed=seed), num_prompts)))
@@ -103,7 +81,7 @@ def test_seeds_do_not_depend_on_number_of_engines(num_prompts: int, num_engines:
 def test_balancer_sends_next_chunks_to_engine_with_room() -> None:
     it = Engines(2)
     limit = max_calls(1)
-    it.sampler.start(prompts(2 * limit + 3), SPEC)
+    it.sampler.start(make_prompts(2 * limit + 3), SPEC)
     assert it.settle() == [limit, limit]
     for index in (0, 1):
         it.engines[1].answer(index)
@@ -112,8 +90,8 @@ def test_balancer_sends_next_chunks_to_engine_with_room() -> None:
 
 def test_balancer_queues_second_batch_behind_first() -> None:
     it = Engines(1)
-    it.sampler.start(prompts(3), SPEC)
-    it.sampler.start(prompts(3, first=10), SPEC)
+    it.sampler.start(make_prompts(3), SPEC)
+    it.sampler.start(make_prompts(13)[10:], SPEC)
     assert it.settle() == [6]
     assert [call[0][0].token_ids[0] for call in it.engines[0].calls] == [0, 1, 2, 10, 11, 12]
 
@@ -122,16 +100,16 @@ def test_finish_names_failed_engine(capsys: pytest.CaptureFixture[str]) -> None:
     from ray.exceptions import RayActorError
 
     it = Engines(2)
-    pending = it.sampler.start(prompts(2), SPEC)
+    pending = it.sampler.start(make_prompts(2), SPEC)
     it.settle()
-    it.engines[1].calls[0][2].set_exception(RayActorError())
+    it.engines[1].calls[0][3].set_exception(RayActorError())
     with pytest.raises(TrainingError, match="rollout-1 must live through sampling"):
         it.sampler.finish(pending)
 
 
 def test_score_arrivals_overlaps_sampling() -> None:
     it = Engines(2)
-    pending = it.sampler.start(prompts(4), SPEC)
+    pending = it.sampler.start(make_prompts(4), SPEC)
     it.settle()
     arrivals = it.sampler.arrivals(pending)
     scored: list[list[str]] = []
@@ -155,7 +133,7 @@ def test_score_arrivals_overlaps_sampling() -> None:
 
 def test_gather_arrivals_yields_all_groups_in_order() -> None:
     it = Engines(2)
-    pending = it.sampler.start(prompts(4), SPEC)
+    pending = it.sampler.start(make_prompts(4), SPEC)
     it.settle()
     it.engines[1].answer(1)
     arrivals = it.sampler.arrivals(pending)
@@ -168,7 +146,7 @@ def test_gather_arrivals_yields_all_groups_in_order() -> None:
 
 def test_finish_names_silent_engine_and_obeys_stop_signal() -> None:
     it = Engines(2)
-    pending = it.sampler.start(prompts(2), SPEC)
+    pending = it.sampler.start(make_prompts(2), SPEC)
     it.settle()
     it.engines[0].answer(0)
     with pytest.raises(TrainingError, match="no answer from rollout-1"):
@@ -178,3 +156,18 @@ def test_finish_names_silent_engine_and_obeys_stop_signal() -> None:
         it.sampler.finish(pending)
     it.engines[1].answer(0)
     assert len(it.sampler.finish(pending, within_s=60)) == 2
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_split_evenly_returns_bounds_of_even_parts(num_items: int, num_parts: int) -> None:
+    bounds = split_evenly(num_items, num_parts)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, num_items, num_parts + 1)
+    sizes = [end - start for start, end in pairwise(bounds)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_seeds_differ_by_index_and_repeat() -> None:
+    assert derive_seed(0, "rollout", 3) == derive_seed(0, "rollout", 3)
+    places = [(run, what, step) for run in range(3) for what in ("rollout", "eval") for step in range(50)]
+    assert len({derive_seed(*place) for place in places}) == len(places)
+    assert all(0 <= derive_seed(*place) < 2**63 for place in places)

@@ -1,25 +1,31 @@
 """Several prompt sources combined: requests, seeds and the order of groups."""
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_rl.config.load import load_config
+from slurm_rl.config.sources import each_source
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.data.groups import Group, SamplingSpec, Trajectory
+from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.node.stop import Timer
-from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rollout import agents
+from slurm_rl.rollout.async_episodes import AsyncEpisodes
+from slurm_rl.rollout.endpoint.requests import SamplingRule
+from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.rollout.sampling import Rollouts
-from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, source_accuracy
-
-SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
-
-
-def prompt(source: str, index: int) -> EncodedPrompt:
-    return EncodedPrompt(index=index, token_ids=[index], text=f"{source}{index}", answer="", source=source)
+from tests.unit.rl import test_agent_rollouts
+from tests.unit.rl.batch_kit import make_prompt
+from tests.unit.rl.episode_kit import LIMITS, SPEC, Engine, Letters, WaveEngine, pool_of, prompts_of, sampler_of
+from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer
 
 
 class Said(Rollouts):
@@ -43,7 +49,7 @@ def test_multi_source_returns_groups_in_order_of_prompts() -> None:
     games, sums = Said("games", log), Said("sums", log)
     parts = {"games": Source(games, RolloutConfig(max_tokens=7)), "sums": Source(sums, RolloutConfig(max_tokens=3))}
     mixture = MultiSource(parts)
-    prompts = [prompt(name, index) for index, name in enumerate(["sums", "games", "games", "sums", "games"])]
+    prompts = [make_prompt(index, name) for index, name in enumerate(["sums", "games", "games", "sums", "games"])]
     groups = mixture.finish(mixture.start(prompts, SPEC), Timer())
     assert [group.prompt for group in groups] == prompts
     # All sources start before the first wait.
@@ -62,41 +68,68 @@ def test_sources_use_own_sampling_parameters() -> None:
     ends = {"max_tokens": 7, "stop": ("x",), "stop_token_ids": (3,)}
     plain = RolloutConfig(max_tokens=3)
     mixture = MultiSource({"games": Source(games, RolloutConfig(**ways, **ends)), "sums": Source(sums, plain)})
-    prompts = [prompt("sums", 0), prompt("games", 1)]
+    prompts = [make_prompt(0, "sums"), make_prompt(1, "games")]
     mixture.start(prompts, SPEC)
     mixture.start(prompts, replace(SPEC, temperature=0.0, num_completions=1))
     drawn, greedy = map(asdict, games.specs)
-    assert {name: drawn[name] for name in {**ways, **ends}} == {**ways, **ends} and drawn["num_completions"] == 2
+    assert {name: drawn[name] for name in {**ways, **ends}} == {**ways, **ends} and drawn["num_completions"] == 3
     assert {name: greedy[name] for name in ends} == ends
     assert {name: greedy[name] for name in ways} == {name: asdict(SPEC)[name] for name in ways} | {"temperature": 0.0}
     assert [spec.temperature for spec in sums.specs] == [1.0, 0.0]
 
 
-def scored(source: str, values: Sequence[float | None], *, judged: bool) -> Group:
-    item = RewardItem(completion="", answer="")
-    results = [
-        RewardResult(item=item, value=value, failure=None if value is not None else "hang")
-        if value is None or not judged
-        else RewardResult(item=item, value=value / 2, parts={"arithmetic": value})
-        for value in values
-    ]
-    return Group(prompt(source, 0), [Trajectory([1, 2], [-1.0, -1.0], "", False, 0)] * len(values), results)
+WAYS = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": (3,)}
 
 
-def test_metrics_are_reported_per_source() -> None:
-    groups = [scored("games", [1.0, 0.0], judged=False), scored("sums", [1.0, 1.0], judged=True)]
-    groups.append(scored("sums", [0.0, None], judged=True))
-    found = sampling_metrics(groups)
-    assert found["source/games/reward"] == 0.5 and found["source/games/prompts"] == 1
-    assert found["source/sums/reward"] == pytest.approx(1 / 3) and found["source/sums/failed"] == 1
-    assert found["source/sums/groups_with_signal"] == 0.0 and found["source/games/groups_with_signal"] == 1.0
-    # Games have no answer verifier: their reward counts as accuracy, next to the verifier's scores for sums.
-    assert accuracy(groups) == 3 / 6
-    assert source_accuracy(groups, "sampled") == {"source/games/sampled": 0.5, "source/sums/sampled": 0.5}
-    assert pass_metrics(groups) == {"accuracy/pass@2": pytest.approx(2 / 3)}
+def play(rollouts: Rollouts, prompts: Sequence[EncodedPrompt]) -> None:
+    """Play as the source `games`, in a run with other sampling settings."""
+    mixture = MultiSource({"games": Source(rollouts, RolloutConfig(max_tokens=60, **WAYS))})
+    mixture.sample([replace(one, source="games") for one in prompts], SPEC)
 
 
-def test_single_source_has_no_source_metrics() -> None:
-    groups = [scored("", [1.0, 0.0], judged=False)]
-    assert not [key for key in sampling_metrics(groups) if key.startswith("source/")]
-    assert source_accuracy(groups, "sampled") == {}
+def check(specs: Sequence[SamplingSpec], num_turns: int) -> None:
+    assert len(specs) >= num_turns
+    for spec in map(asdict, specs):
+        assert {name: spec[name] for name in WAYS} == WAYS
+
+
+def test_turns_use_sampling_parameters_of_source(tmp_path: Path) -> None:
+    specs: list[SamplingSpec] = []
+
+    class Waves(WaveEngine):
+        def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
+            specs.append(spec)
+            return super().start(prompts, spec, seeds)
+
+    tokenizer: Any = Letters()
+    waves: Any = Waves()
+    free = Engine()
+    with pool_of("Duel") as pool:
+        parts = pool, TurnRenderer(tokenizer, None), LIMITS, None
+        play(LockstepEpisodes(waves, *parts), prompts_of(tmp_path))
+        play(AsyncEpisodes(sampler_of(free), *parts), prompts_of(tmp_path))
+    check(specs, 2)
+    check([request.spec for request in free.asked], 2 * len(prompts_of(tmp_path)) * SPEC.num_completions)
+
+
+def test_agent_requests_use_sampling_parameters_of_source() -> None:
+    engine: Any = test_agent_rollouts.Engine()
+    parts = test_agent_rollouts.AGENT, test_agent_rollouts.ROW, test_agent_rollouts.GAME
+    argv = [sys.executable, "-c", "".join(parts)]
+    rule, limits = SamplingRule(0.5, 0.9, 4), {"argv": argv, "at_once": 2, "rows": 0, "timeout_s": 60.0}
+    rollouts = agents.AgentRollouts(engine, make_renderer(chat=False), rule, BOUNDS, None, **limits)
+    play(rollouts, [EncodedPrompt(index=0, token_ids=[ord("?")], text="?", answer="c")])
+    check([request.spec for request in engine.asked], 3 * SPEC.num_completions)
+
+
+def test_agent_may_request_only_temperature_of_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "c"}) + "\n")
+    words = ["+exp=demo", "data.train=''", f"+data.sources.games.train={tmp_path}/rows.jsonl"]
+    words += ["+data.sources.games.env={agent_command: [python], turn_tokens: 2}"]
+    config = load_config([*words, "+data.sources.games.temperature=0.5", "+data.sources.games.top_p=0.9"])
+    monkeypatch.setattr("slurm_rl.models.load_model.load_tokenizer", lambda *_, **__: Letters())
+    monkeypatch.setattr(agents, "DialogueRenderer", lambda *_: make_renderer(chat=False))
+    engine: Any = test_agent_rollouts.Engine()
+    built = agents.build_agents(each_source(config)["games"], engine, None, "a model")
+    rule = built.endpoint.rule
+    assert (rule.temperature, rule.top_p) == (0.5, 0.9)

@@ -5,17 +5,16 @@ import pytest
 import torch
 
 from slurm_rl.algorithms.credit import build_train_sequences, completion_kl
-from slurm_rl.algorithms.filters import split_minibatches, weigh
+from slurm_rl.algorithms.filters import weigh
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.data.groups import Branch, Details, Group, Trajectory, Turn
-from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.groups import Branch, Details, Trajectory, Turn
 from slurm_rl.errors import ConfigError
-from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.workers.critic import build_critic_loss, read_before, value_metrics
+from tests.unit.rl.batch_kit import make_group
 
 PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(gamma=1.0, lam=1.0, whiten=False))
 WITH_KL = PPO.model_copy(update={"kl": KLConfig(coef=0.1, estimator="k1", apply_to="reward")})
@@ -25,50 +24,22 @@ def row(*values: float) -> FloatArray:
     return np.array(values, dtype=np.float32)
 
 
-def group(value: float | None, tokens: list[int]) -> Group:
-    item = RewardItem(completion="7", answer="7")
-    result = RewardResult(item=item, value=value, failure=None if value is not None else "crash")
-    prompt = EncodedPrompt(index=0, token_ids=[5, 12, 6], text="3+4", answer="7")
-    return Group(prompt, [Trajectory(tokens, [-0.5] * len(tokens), "7", False, 0)], [result])
-
-
-def test_tokens_have_own_advantage_and_return() -> None:
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
-    assert sequence.advantages is not None and sequence.returns is not None and sequence.old_values is not None
-    assert sequence.advantages.tolist() == [0.75, 0.25]
-    assert sequence.returns.tolist() == [1.0, 1.0]
-    assert sequence.old_values.tolist() == [0.25, 0.75]
-
-
 def test_kl_is_subtracted_at_its_token() -> None:
     # k1 is -0.5 - ref: 1.5 at the first token, 0 at the second.
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], [row(0.0, 0.0)])
+    [sequence] = build_train_sequences([make_group(0, [1.0])], WITH_KL, [row(-2.0, -0.5)], [row(0.0, 0.0)])
     assert sequence.returns is not None
     assert sequence.returns.tolist() == pytest.approx([1.0 - 0.15, 1.0])
-    groups = [group(1.0, [9, 1]), group(0.0, [1]), group(None, [9, 1])]
+    groups = [make_group(0, [1.0]), make_group(1, [0.0], [1]), make_group(2, [None])]
     assert completion_kl(groups, [row(-2.0, -0.5), row(-1.0), row(-9.0, -9.0)], WITH_KL) == [1.5, 0.5]
 
 
-def test_failed_reward_is_excluded() -> None:
-    groups = [group(1.0, [9, 1]), group(None, [8, 8, 1])]
-    sequences = build_train_sequences(groups, PPO, None, [row(0, 0), row(0, 0, 0)])
-    [[kept]] = split_minibatches(sequences, groups, PPO, 1, seed=0)
-    assert (kept.num_trained, kept.weight) == (2, 0.5)
-
-
-def test_observed_tokens_have_no_advantage_or_weight() -> None:
-    [sequence] = build_plain_sequences([group(1.0, [9, 1])])
-    assert sequence.token_ids.tolist() == [5, 12, 6, 9, 1]
-    assert (sequence.trained_from, sequence.weight, sequence.advantages) == (3, 0.0, None)
-
-
 def test_critic_values_precede_completion_tokens() -> None:
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
+    [sequence] = build_train_sequences([make_group(0, [1.0])], PPO, None, [row(0.25, 0.75)])
     [sequence] = weigh([sequence], PPO)
     read = read_before(sequence)
     batch = build_packed_batch([read, read])
-    # After `6`, the end of the prompt, and after 9; never after the end of the text.
-    assert batch.trained_positions.tolist() == [2, 3, 7, 8]
+    # After the prompt and after the first token; never after the end of the text.
+    assert batch.trained_positions.tolist() == [0, 1, 3, 4]
     assert batch.returns is not None and batch.returns.tolist() == [1.0] * 4
     loss, sums = build_critic_loss(0.2)(batch, torch.tensor([0.5, 0.9, 0.25, 0.75]), torch.zeros(4))
     # Half of: max(0.5^2, (0.45-1)^2), 0.1^2, 0.75^2, 0.25^2; each token weighs a half.
@@ -84,22 +55,19 @@ EPISODE = Trajectory([9, 8, 3, 4, 7], LOGPROBS, "7", False, 0, Details(TURNS))
 SPLIT = replace(
     EPISODE,
     token_ids=[9, 8, 7],
-    details=Details(
-        [Turn(0, 2, "98", "34"), Turn(2, 3, "7")],
-        [Branch([5, 12, 6], 0, 2), Branch([5, 12, 6, 9, 8, 3, 4], 2, 3)],
-    ),
+    details=Details([Turn(0, 2, "98", "34"), Turn(2, 3, "7")], [Branch([0], 0, 2), Branch([0, 9, 8, 3, 4], 2, 3)]),
 )
 
 
 @pytest.mark.parametrize(
     ("completion", "trained", "read"),
-    [(EPISODE, [[3, 4, 7]], [[2, 3, 6]]), (SPLIT, [[3, 4], [7]], [[2, 3], [6]])],
+    [(EPISODE, [[1, 2, 5]], [[0, 1, 4]]), (SPLIT, [[1, 2], [5]], [[0, 1], [4]])],
     ids=["one-sequence", "branches"],
 )
 def test_read_before_episode_reads_values_of_sampled_tokens_only(
     completion: Trajectory, trained: list[list[int]], read: list[list[int]]
 ) -> None:
-    groups = [replace(group(1.0, [9, 1]), completions=[completion])]
+    groups = [replace(make_group(0, [1.0]), completions=[completion])]
     plain = build_plain_sequences(groups)
     assert [build_packed_batch([one]).trained_positions.tolist() for one in plain] == trained
     assert [build_packed_batch([read_before(one)]).trained_positions.tolist() for one in plain] == read
@@ -115,7 +83,7 @@ def test_read_before_episode_reads_values_of_sampled_tokens_only(
 
 
 def test_critic_metrics_use_values_before_update() -> None:
-    sequences = build_train_sequences([group(1.0, [9, 1]), group(0.0, [9, 1])], PPO, None, [row(1, 1), row(0, 0)])
+    sequences = build_train_sequences([make_group(0, [1.0]), make_group(1, [0.0])], PPO, None, [row(1, 1), row(0, 0)])
     assert value_metrics(sequences) == {"critic/value_mean": 0.5, "critic/explained_variance": 1.0}
 
 
@@ -129,7 +97,3 @@ def test_critic_metrics_use_values_before_update() -> None:
 def test_contradicting_settings_are_refused(words: list[str], seen: str) -> None:
     with pytest.raises(ConfigError, match=seen):
         load_config(words)
-
-
-def test_single_completion_per_prompt_works() -> None:
-    assert load_config(["+exp=demo", "+algorithm=ppo"]).algorithm.group_size == 1

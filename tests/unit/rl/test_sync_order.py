@@ -3,8 +3,6 @@
 A recorder replaces torch.cuda and vLLM; transports, policy worker and engine are real, in one process.
 """
 
-import asyncio
-import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -26,31 +24,13 @@ from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.sync import Direct, ObjectStore, WeightSync
 from slurm_rl.rollout.weights.weight_record import pack_weights
 from slurm_rl.workers import weight_sender
-from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.train_workers import PolicyWorker, WorkerGroup
+from tests.unit.rl.fake_ray import FakeCluster, actors_of
 from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
 WEIGHTS = {"w": torch.ones(3)}
 CHECKSUM = pack_weights(WEIGHTS.items())[1]
-
-
-class Handle:
-    """A Ray handle with immediate calls."""
-
-    def __init__(self, target: Any) -> None:
-        self.target, self.loop = target, asyncio.new_event_loop()
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.target, name)
-
-        def run(*args: Any) -> Any:
-            found = method(*args)
-            return self.loop.run_until_complete(found) if inspect.iscoroutine(found) else found
-
-        call = SimpleNamespace(remote=run)
-        call.options = lambda **_: call
-        return call
 
 
 class FakeSender:
@@ -66,11 +46,6 @@ class FakeSender:
         for _ in self.source.checksum.passing(WEIGHTS.items()):
             pass
         self.client.finish_weight_update()
-
-
-class FakeCluster:
-    def gather(self, calls: Any, **_: Any) -> list[Any]:
-        return [value for _, value in calls]
 
 
 @pytest.fixture
@@ -128,16 +103,15 @@ def test_sync_calls_are_in_order(way: str, colocate: bool, continuous: bool, ord
         colocate=colocate, weight_transfer=way, inflight_weight_updates=continuous, max_off_policy_steps=int(continuous)
     )
     kind = AsyncVLLMEngine if continuous else VLLMEngine
-    engine = Handle(kind("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1))
-    policy = build_policy(said, config)
+    engines = actors_of("rollout", kind("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1))
+    workers = actors_of("policy", build_policy(said, config))
     cluster: Any = FakeCluster()
-    engines, workers = [Actor("rollout-0", engine)], [Actor("policy-0", Handle(policy))]
     group = WorkerGroup(cluster, workers, 64, 1, "policy")
     transport = ObjectStore(workers, engines) if way == "ray" else Direct(group, engines, [1], way)
     sync = WeightSync(cluster, transport, engines, probe=PROBE, tolerance=1e-3, timeout_s=1)
     transport.open()
     for version in (1, 2):
-        engine.sleep.remote()
+        engines[0].handle.sleep.remote()
         said.clear()
         sync.push(version)
         assert sync.verify() == 0.0

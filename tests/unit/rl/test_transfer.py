@@ -17,47 +17,40 @@ from slurm_rl.rollout.vllm import transfer
 from slurm_rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
 from slurm_rl.rollout.weights.sync import Direct, WeightSync
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights
-from slurm_rl.workers.ray_driver import Actor
 from slurm_rl.workers.train_workers import WorkerGroup
+from tests.unit.rl.fake_ray import FakeCluster, Handle, actors_of
 
 
-class Remote:
-    def __init__(self, function: Any) -> None:
-        self.remote = function
+class Engine:
+    def __init__(self, said: list[Any], checksums: Sequence[str] = ("sum",)) -> None:
+        self.said, self.checksums = said, list(checksums)
+
+    def call_workers(self, method: str, arguments: Any) -> None:
+        self.said.append((method, arguments))
+
+    def confirm_weights(self, version: int, sent: SentWeights, probe: TokenPrompt) -> HeldWeights:
+        self.said.append(("confirm", version, sent.checksum))
+        return HeldWeights(version, self.checksums, [-1.0] * (len(probe.token_ids) - 1))
 
 
-class FakeEngine:
-    def __init__(self, said: list[Any], *, checksums: Sequence[str] = ("sum",)) -> None:
-        self.call_workers = Remote(lambda method, arguments: said.append((method, arguments)))
-
-        def confirm(version: int, sent: SentWeights, probe: TokenPrompt) -> HeldWeights:
-            said.append(("confirm", version, sent.checksum))
-            return HeldWeights(version, list(checksums), [-1.0] * (len(probe.token_ids) - 1))
-
-        self.confirm_weights = Remote(confirm)
-
-
-class FakePolicy:
+class Policy:
     def __init__(self, said: list[Any]) -> None:
-        self.find_address = Remote(lambda: ("10.0.0.1", 4242))
-        self.open_sender = Remote(lambda *args: said.append(("open", args[0], *args[2:])))
+        self.said = said
 
-        def send(probe: TokenPrompt, *confirmed: HeldWeights) -> SentWeights:
-            said.append(("send", *(held.version for held in confirmed)))
-            return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
+    def find_address(self) -> tuple[str, int]:
+        return "10.0.0.1", 4242
 
-        self.send_weights = Remote(send)
+    def open_sender(self, *args: Any) -> None:
+        self.said.append(("open", args[0], *args[2:]))
 
-
-class FakeCluster:
-    def gather(self, calls: Sequence[tuple[Actor, Any]], **_: Any) -> list[Any]:
-        return [value for _, value in calls]
+    def send_weights(self, probe: TokenPrompt, *confirmed: HeldWeights) -> SentWeights:
+        self.said.append(("send", *(held.version for held in confirmed)))
+        return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
 
 
 def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
     cluster: Any = FakeCluster()
-    policy = [Actor(f"policy-{rank}", FakePolicy(said)) for rank in range(2)]
-    engines = [Actor("rollout-0", FakeEngine(said, **lies))]
+    policy, engines = actors_of("policy", Policy(said), Policy(said)), actors_of("rollout", Engine(said, **lies))
     transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes, "nccl")
     transport.open()
     return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
@@ -66,7 +59,7 @@ def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
 def test_client_gives_engines_rank_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
     said: list[Any] = []
-    client = EngineClient([FakeEngine(said) for _ in range(3)], [2, 4, 1], 1.0)
+    client = EngineClient([Handle(Engine(said)) for _ in range(3)], [2, 4, 1], 1.0)
     client.init_weight_transfer_engine({"master_port": 1, "rank_offset": 1})
     assert [arguments["init_info"]["rank_offset"] for _, arguments in said] == [1, 3, 7]
     said.clear()

@@ -11,9 +11,12 @@ from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.filters import keep_mask
 from slurm_rl.algorithms.losses import ClipRange, LossInputs
 from slurm_rl.algorithms.policy_loss import compute_loss
+from slurm_rl.algorithms.shaping import apply_group_reward
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.registry import AdvantageEntry, Entry, LossEntry, find_advantage, find_loss
+from slurm_rl.config.user_parts import check_function, named_functions
+from slurm_rl.data.groups import Group
 from slurm_rl.errors import ConfigError
 from tests.unit.rl.batch_kit import make_group
 
@@ -40,12 +43,8 @@ def test_user_parts_equal_built_in_ones() -> None:
     found, wanted = (compute_loss(find_loss(name), INPUTS, CLIP) for name in (f"{FILE}:grpo", "grpo"))
     assert torch.equal(found.loss, wanted.loss) and torch.equal(found.clipped, wanted.clipped)
     groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0]), make_group(2, [0.0, 0.0])]
-    mine_too = keep_mask(groups, FilterConfig(function=f"{FILE}:keep_signal"))
-    assert (
-        mine_too
-        == keep_mask(groups, FilterConfig(drop_zero_variance_groups=True))
-        == [True, True, False, False, False, False]
-    )
+    configs = FilterConfig(function=f"{FILE}:keep_signal"), FilterConfig(drop_zero_variance_groups=True)
+    assert [keep_mask(groups, config) for config in configs] == [[True] * 2 + [False] * 4] * 2
 
 
 def test_filter_is_combined_and_drops_failed_rewards(tmp_path: Path) -> None:
@@ -106,3 +105,53 @@ def test_unrunnable_file_is_named(tmp_path: Path) -> None:
     spec = write(tmp_path, "import no_such_module\ndef f(groups, config): ...")
     with pytest.raises(ConfigError, match=r"my\.py:f must be importable; got ModuleNotFoundError: .*no_such_module"):
         Entry(spec).load()
+
+
+JUDGES = """
+import math
+
+def shortest(prompt, completions, rewards):
+    least = min(len(one.token_ids) for one in completions)
+    return [(reward or 0.0) * (len(one.token_ids) == least) for one, reward in zip(completions, rewards)]
+
+def raises(prompt, completions, rewards): raise KeyError(prompt.text)
+def nan(prompt, completions, rewards): return [math.nan] * len(completions)
+def few(prompt, completions, rewards): return [1.0]
+def words(prompt, completions, rewards): return ["a"] * len(completions)
+def other(groups): return []
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "judge.py"
+    file.write_text(JUDGES)
+    return f"{file}:"
+
+
+def make() -> Group:
+    return make_group(0, [1.0, 1.0, None], [2, 1, 1])
+
+
+def test_group_rewards_keep_failures(spec: str) -> None:
+    [found] = apply_group_reward(f"{spec}shortest", [make()])
+    assert [result.value for result in found.results] == [0.0, 1.0, None]
+    assert [result.failure for result in found.results] == [None, None, make().results[2].failure]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("raises", "exception"), ("nan", "bad score"), ("few", "bad score"), ("words", "bad score")]
+)
+def test_unjudgeable_group_fails_with_cause(spec: str, name: str, cause: str) -> None:
+    bad, good = apply_group_reward(f"{spec}{name}", [make()])[0], make()
+    assert [result.value for result in bad.results] == [None] * 3
+    assert [result.failure for result in bad.results] == [cause, cause, good.results[2].failure]
+    assert bad.results[0].detail
+
+
+def test_group_reward_file_is_checked_before_run(spec: str) -> None:
+    config = load_config(["+exp=demo", f"algorithm.group_reward={spec}shortest"])
+    assert named_functions(config)["algorithm.group_reward"] == f"{spec}shortest"
+    check_function(config, "algorithm.group_reward", f"{spec}shortest")
+    with pytest.raises(ConfigError, match=r"group_reward is called as other\(prompt, completions, rewards\)"):
+        check_function(config, "algorithm.group_reward", f"{spec}other")

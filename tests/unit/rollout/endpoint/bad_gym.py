@@ -4,11 +4,14 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 
 class World:
-    def __init__(self, fails: str = "") -> None:
+    def __init__(self, fails: str = "", numbered: bool = False) -> None:
+        if numbered:
+            self.action_space = SimpleNamespace(n=3)
         if fails == "make":
             raise KeyError("no such world")
         self.fails = fails

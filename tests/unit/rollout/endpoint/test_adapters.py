@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.config.load import load_config
+from slurm_rl.config.user_parts import program_files
 from slurm_rl.data.groups import Group
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rollout.endpoint.programs import find_argv
+from slurm_rl.rollout.endpoint.programs import ADAPTERS, find_argv
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
-from tests.unit.rl.test_agent_rollouts import Engine, play_prompts
+from tests.unit.rl.test_agent_rollouts import Engine, letters, play_prompts
 
 WORLD = f"{Path(__file__).with_name('bad_gym.py')}:World"
 WAYS = {
@@ -79,3 +81,27 @@ def test_episode_at_run_limit_keeps_reward_so_far() -> None:
 def test_adapter_limit_ends_episode() -> None:
     [group] = play(["go"], "--max-steps", "3")
     assert [(result.value, result.parts) for result in group.results] == [(0.75, {"steps": 3.0})] * 2
+    completion = group.completions[0]
+    # The environment's first observation follows the prompt.
+    assert [letters(branch.context) for branch in completion.branches] == ["go:"]
+    assert letters(completion.token_ids) == "gogo:gogo:go"
+
+
+def test_invalid_action_is_reported_and_uses_step() -> None:
+    [group] = play(["go"], "--words", '{"numbered": true}', "--max-steps", "2")
+    assert [(result.value, result.parts) for result in group.results] == [(0.0, {"steps": 2.0})] * 2
+    assert letters(group.completions[0].token_ids) == "gono such actiongo"
+
+
+def test_files_in_words_are_copied_into_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    program = "env.agent_command=[python,adapter:gymnasium,bad_gym.py:World,nobody.py]"
+    config = load_config(["+exp=demo", program, "env.turn_tokens=1"])
+    assert config.env.agent_command == ("python", "adapter:gymnasium", WORLD, "nobody.py")
+    assert program_files(config) == [WORLD]
+
+
+def test_adapter_imports_only_standard_library() -> None:
+    lines = [line for path in ADAPTERS.glob("*.py") for line in path.read_text().splitlines()]
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    assert len(imports) > 10 and not any("slurm_rl" in line for line in imports)

@@ -19,6 +19,7 @@ from slurm_rl.rollout.endpoint.programs import (
     parse_verdict,
     run_program,
 )
+from slurm_rl.rollout.endpoint.residents import Resident
 
 ROW = {"prompt": "3+4=", "answer": "7"}
 LONG_S = 300.0
@@ -40,10 +41,6 @@ print("thinking"); print(json.dumps({"reward": float(row["answer"]), "scores": {
     assert run(code, tmp_path) == Verdict(7.0, {"turns": 2.0})
 
 
-def test_silent_program_leaves_reward_to_config(tmp_path: Path) -> None:
-    assert run("print('hello')", tmp_path) == Verdict()
-
-
 def test_excess_output_is_dropped(tmp_path: Path) -> None:
     code = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99999); sys.stderr.write('y' * 99999)\n"
     assert run(f"{code}\nprint('\\n{{\"reward\": 2}}')", tmp_path) == Verdict(2.0)
@@ -55,23 +52,10 @@ def test_excess_output_is_dropped(tmp_path: Path) -> None:
         ("raise SystemExit(3)", "exception", "exit code 3"),
         ("import nowhere", "exception", "ModuleNotFoundError"),
         ("import os; os.abort()", "crash", "SIGABRT"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crash", "SIGKILL"),
         ('print(\'{"reward": "much"}\')', "bad score", "finite number; got str 'much'"),
         ("print('{\"reward\": Infinity}')", "bad score", "finite number"),
-        (f"print('{{\"reward\": 1{'0' * 400}}}')", "bad score", "too large for a float"),
-        ("print('{\"reward\": 1e308}')", "bad score", "1e+308, above 1e+15"),
-        (f'print(\'{{"reward": 1, "scores": {{"a": 1{"0" * 400}}}}}\')', "bad score", "too large for a float"),
-        ('print(r\'{"reward": 1, "scores": {"\\ud800": 1}}\')', "bad score", "the name '\\ud800'"),
-        ('print(r\'{"reward": 1, "scores": {"a\\n": 1}}\')', "bad score", "the name 'a\\n'"),
-        ("import json; print(json.dumps({'reward': 1, 'scores': {'x' * 65: 1}}))", "bad score", "the name 'xxx"),
-        (
-            "import json; print(json.dumps({'reward': 1, 'scores': dict.fromkeys(map(str, range(65)), 1)}))",
-            "bad score",
-            "65",
-        ),
         ("import os; os.kill(os.getpid(), 40)", "crash", "died of signal 40"),
         ('print(\'{"reward": 1, "scores": {"a": "b"}}\')', "bad score", "scores must be finite"),
-        ('print(\'{"reward": 1, "scores": 3}\')', "bad score", "scores must be finite"),
     ],
 )
 def test_program_failures_have_causes(code: str, cause: str, told: str, tmp_path: Path) -> None:
@@ -154,3 +138,28 @@ def is_gone(pid: int) -> bool:
         return pid not in all_pids() or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+LONG_S = 300.0
+LAST_WORDS = "import sys; sys.exit('no such world')"
+
+
+def test_last_output_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Resident._listen_to_errors
+
+    def read_late(resident: Resident) -> None:
+        time.sleep(0.5)  # on a busy machine the process may exit before the reader thread runs
+        read(resident)
+
+    monkeypatch.setattr(Resident, "_listen_to_errors", read_late)
+    resident = Resident([sys.executable, "-c", LAST_WORDS], os.environ)
+    outcome = resident.play("0", {"episode": "0"}, LONG_S, threading.Event())
+    resident.end()
+    assert isinstance(outcome, Failure) and outcome.cause == "exception" and "no such world" in outcome.detail
+
+
+def test_later_callers_get_same_error() -> None:
+    resident = Resident([sys.executable, "-c", LAST_WORDS], os.environ)
+    first, second = (resident.play(name, {"episode": name}, LONG_S, threading.Event()) for name in "01")
+    resident.end()
+    assert isinstance(first, Failure) and second == first

@@ -1,10 +1,14 @@
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
+import slurm_rl
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.workers.ray_driver import Actor
+from slurm_rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.workers.train_workers import WorkerGroup
 
 NOBODY: Any = None
@@ -32,7 +36,15 @@ def test_groups_stay_together_and_micro_batches_within_budget(num_workers: int) 
     assert max(len(share) for share in shared) < max(len(share) for share in apart)
 
 
-def test_oversized_group_is_split() -> None:
-    sequences = build_groups(1, 4, prompt=20, completion=5)
-    [share] = WorkerGroup(NOBODY, [Actor("policy-0", NOBODY)], 30, 1.0, "policy", prefix_sharing=True).spread(sequences)
-    assert [len(batch) for batch in share] == [2, 2]
+def test_actors_import_code_of_driver_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray passes the directory of `ray.init` to its workers; in a checkout they would import code under edit."""
+    seen: list[Path] = []
+    monkeypatch.setattr(ray, "init", lambda **_: seen.append(Path.cwd()))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster.plan, cluster.stop = SimpleNamespace(limits=SimpleNamespace(start_timeout_s=1.0)), None
+    cluster.nodes = SimpleNamespace(namespace=None, wait=lambda deadline, stop: None)
+    cluster.connect()
+    assert seen == [Path(slurm_rl.__file__).parents[1]]
+    assert Path.cwd() == tmp_path
