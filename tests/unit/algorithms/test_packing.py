@@ -1,4 +1,3 @@
-import itertools
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +6,6 @@ from hypothesis import strategies as st
 
 from slurm_rl.algorithms.packing import count_shared, distribute, pack_by_tokens, unite
 from slurm_rl.algorithms.sequences import TrainSequence
-from slurm_rl.models.row_layout import build_shared_layout
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 BUDGET = st.integers(1, 60)
@@ -19,17 +17,6 @@ def test_first_fit_decreasing_by_hand() -> None:
     assert pack_by_tokens([5, 3, 3, 2], 6) == [[0], [1, 2], [3]]
     # 4 opens bin 0, 3 opens bin 1, 2 goes first into bin 0, the last 2 into bin 1.
     assert pack_by_tokens([2, 4, 3, 2], 6) == [[0, 1], [2, 3]]
-
-
-def test_pack_of_nothing() -> None:
-    assert pack_by_tokens([], 4) == []
-    assert distribute([], 3, 4) == [[], [], []]
-
-
-def test_distribute_by_hand() -> None:
-    # Three bins for two workers make two rounds, so four bins: 5 | 3 | 3 | 2. Round one gives 5 to
-    # worker 0 and 3 to worker 1; round two gives 3 to worker 1, which has less, and 2 to worker 0.
-    assert distribute([5, 3, 3, 2], 2, 6) == [[[0], [3]], [[1], [2]]]
 
 
 def test_work_is_split_between_workers() -> None:
@@ -127,19 +114,3 @@ def test_units_share_one_prompt_within_budget(groups: list[tuple[int, list[int]]
         assert len(prompts) == 1
         assert count == len(next(iter(prompts))) + sum(lengths[i] - items[i].trained_from for i in unit)
         assert count <= budget or len(unit) == 1
-
-
-@given(GROUPS)
-def test_token_sees_only_its_own_past(groups: list[tuple[int, list[int]]]) -> None:
-    items = build(groups)
-    layout = build_shared_layout([len(item.token_ids) for item in items], count_shared(items))
-    assert layout.mask is not None
-    starts = np.cumsum([0, *(len(item.token_ids) for item in items)])
-    for start, end in itertools.pairwise(starts):
-        places = layout.places[start:end]
-        row, columns = places[0] // layout.width, places % layout.width
-        assert layout.position_ids[row, columns].tolist() == list(range(end - start))
-        for index, column in enumerate(columns):
-            seen = layout.mask[row, 0, column].nonzero()[:, 0].tolist()
-            assert seen == columns[: index + 1].tolist()
-    assert len(layout.places.unique()) == sum(n + sum(lengths) for n, lengths in groups)

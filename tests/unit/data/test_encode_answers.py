@@ -33,9 +33,12 @@ def learned(encoded: EncodedAnswer, tokenizer: Any) -> str:
     return str(tokenizer.decode(encoded.token_ids[encoded.answered]))
 
 
-def encode(tokenizer: Any, template: str, prompt: Any = (), answer: Any = CHAT) -> EncodedAnswer:
+def encode(
+    tokenizer: Any, template: str | None, prompt: Any = (), answer: Any = CHAT, tools: Any = ()
+) -> EncodedAnswer:
     tokenizer.chat_template = template
-    return encode_answer(list(prompt), answer, tokenizer, template=ChatTemplate(tokenizer), name="row 3")
+    chat = ChatTemplate(tokenizer) if template else None
+    return encode_answer(prompt or [], answer, tokenizer, template=chat, name="row 3", tools=tools)
 
 
 def test_prompt_turns_are_not_trained(tokenizer: Any) -> None:
@@ -68,11 +71,6 @@ def test_encode_answer_with_dropped_words_is_refused(messages: list[dict[str, An
         encode(tokenizer, dropping, answer=messages)
 
 
-def test_encode_answer_with_tools_and_no_chat_template_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="row 3: tools need the chat template"):
-        encode_answer("Hi", "Me", tokenizer, template=None, name="row 3", tools=[ADD])
-
-
 def test_encode_for_training_of_reward_model_refuses_tools(tokenizer: Any) -> None:
     with pytest.raises(
         DataError, match=r"row 3: a reward model scores conversations without tools.*data\.tools_key=null"
@@ -86,30 +84,25 @@ def test_plain_text_ends_with_end_of_text(tokenizer: Any) -> None:
     assert tokenizer.decode(encoded.token_ids) == "HiHello<|im_end|>"
 
 
-def test_template_without_end_of_turn_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*must end an assistant turn with a special token"):
-        encode(tokenizer, ENDLESS)
+SEEN = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
 
 
-def test_template_that_rewrites_messages_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*got message 2, as"):
-        encode(tokenizer, FORGETFUL)
-
-
-def test_characters_without_token_are_named(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*'\\u4e2d'"):
-        encode_answer("Hi", "\u4e2d", tokenizer, template=None, name="row 3")
-
-
-def test_messages_need_template(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: messages need the chat template"):
-        encode_answer([], CHAT, tokenizer, template=None, name="row 3")
-
-
-def test_placeholder_text_is_refused(tokenizer: Any) -> None:
-    seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
-    with pytest.raises(DataError, match=r"row 3: the model must support .*'image'"):
-        encode(tokenizer, CHATML, [seen], CHAT[3:])
+@pytest.mark.parametrize(
+    ("template", "words", "says"),
+    [
+        (ENDLESS, {}, "must end an assistant turn with a special token"),
+        (FORGETFUL, {}, "got message 2, as"),
+        (CHATML, {"prompt": [SEEN], "answer": CHAT[3:]}, "the model must support .*'image'"),
+        (None, {}, "messages need the chat template"),
+        (None, {"prompt": "Hi", "answer": "\u4e2d"}, r"'\\u4e2d'"),
+        (None, {"prompt": "Hi", "answer": "Me", "tools": [ADD]}, "tools need the chat template"),
+    ],
+)
+def test_row_that_cannot_be_encoded_is_named(
+    template: str | None, words: dict[str, Any], says: str, tokenizer: Any
+) -> None:
+    with pytest.raises(DataError, match=f"row 3: .*{says}"):
+        encode(tokenizer, template, **words)
 
 
 class Counter:

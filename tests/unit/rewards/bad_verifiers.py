@@ -78,7 +78,3 @@ def obey(completion: str, answer: str) -> Any:
         result = _DEEDS[completion]()
         return result if completion not in ("slow",) else 0.25
     return int(answer) / 1000
-
-
-def half(completion: str, answer: str) -> float:
-    return 0.5

@@ -17,10 +17,6 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> An
     return {"rewards": [int(labels[0]) / 8], "scores": [1.0], "extra_logs": {"length": [len(completion)]}}
 
 
-def wrong_length(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
-    return [0.5, 0.5]
-
-
 def plain(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
     assert len(queries) == len(prompts) == len(labels) == 1
     return [float(queries == [prompts[0] + labels[0]]) * 3 - 1]

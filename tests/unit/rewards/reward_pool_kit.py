@@ -7,10 +7,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
 
-TABLE: dict[str, str] = {
-    "arithmetic": "tests.unit.rewards.bad_verifiers:obey",
-    "format": "tests.unit.rewards.bad_verifiers:half",
-}
+TABLE = {"arithmetic": "tests.unit.rewards.bad_verifiers:obey"}
 
 
 def build_pool(**options: Any) -> RewardPool:

@@ -82,13 +82,6 @@ def test_hung_item_ends_at_own_deadline(pool: RewardPool) -> None:
     assert 1.9 < time.monotonic() - started < 25
 
 
-def test_value_is_weighted_sum() -> None:
-    with build_pool(verifiers={"arithmetic": 2.0, "format": -0.5}) as pool:
-        [result] = pool.score([RewardItem(completion="fine", answer="400")])
-    assert result.parts == {"arithmetic": 0.4, "format": 0.5}
-    assert result.value == pytest.approx(2.0 * 0.4 - 0.5 * 0.5)
-
-
 def test_long_and_odd_completions_arrive_unchanged(pool: RewardPool) -> None:
     items = [RewardItem(completion="\u4e2d\0\ud800" * 100_000, answer=str(i)) for i in range(20)]
     assert [r.value for r in pool.score(items)] == [i / 1000 for i in range(20)]
@@ -173,14 +166,15 @@ def test_exit_answers_waiting_requests_and_leaves_no_process() -> None:
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
 def test_dead_idle_workers_are_replaced(pause_s: float) -> None:
     """The kernel's OOM killer does this; pebble then breaks the pool, before or after the next call."""
+    before = set(workers())
     with build_pool() as pool:
-        for process in workers():
+        for process in set(workers()) - before:
             # pebble kills the other workers when it notices the first death, which may happen between these two.
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         time.sleep(pause_s)
         assert [r.value for r in pool.score(build_items(200, {}))] == [i / 1000 for i in range(200)]
-        assert len(workers()) == 2
+        assert len(set(workers()) - before) == 2
 
 
 def test_unimportable_verifier_is_named() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.rewards.values import describe_error, is_name, keep_numbers, read_number, read_numbers, show
+from slurm_rl.rewards.values import describe_error, read_number, show
 
 
 class Unreadable(BaseException):
@@ -37,20 +37,6 @@ def test_read_number_converts_real_numbers(value: Any, number: float) -> None:
 def test_read_number_refuses_by_name(value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_number(value)
-
-
-@pytest.mark.parametrize("name", ["\ud800", "a\nb", "", "\x1b[31m", "x" * 65, 3, None, "/a"])
-def test_read_numbers_refuses_names_that_keep_numbers_drops(name: Any) -> None:
-    assert not is_name(name) and keep_numbers({name: 1.0, "good": 2}) == {"good": 2.0}
-    with pytest.raises(ValueError, match="the name"):
-        read_numbers({name: 1.0})
-
-
-def test_numbers_by_name_are_bounded_in_count() -> None:
-    many = {str(number): 1.0 for number in range(65)}
-    assert len(keep_numbers({**many})) == 64
-    with pytest.raises(ValueError, match="65 names, above 64"):
-        read_numbers(many)
 
 
 def test_describe_error_accepts_any_exception() -> None:

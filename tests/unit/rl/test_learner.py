@@ -29,12 +29,9 @@ class Policy:
     def __init__(self) -> None:
         self.trained: list[tuple[list[TrainSequence], float]] = []
         self.lrs: list[float] = []
-        self.read: dict[str, list[float | None]] = {}
-        """Temperatures of the sequences of each logprob call, by method."""
         self.packed = True
 
     def compute(self, method: str, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-        self.read[method] = [sequence.temperature for sequence in sequences]
         return [np.full(sequence.num_trained, -1.5, dtype=np.float32) for sequence in sequences]
 
     def train(self, method: str, batch: list[TrainSequence], algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
@@ -163,24 +160,6 @@ def test_step_with_only_failed_rewards_changes_nothing() -> None:
     learned = learner.learn(make_groups([None] * 4), 0, None)
     assert (learned.totals, learned.num_tokens, learned.kl_coefficient) == ([], 0, None)
     assert (policy.trained, critic.trained) == ([], [])
-
-
-def test_logprobs_use_temperature_of_source() -> None:
-    """Applies to the reference, the old logprobs, and the training passes."""
-    sources = ("data.train=''", "+data.sources.cold.train=addition", "+data.sources.warm.train=addition")
-    words = ("algorithm.group_size=2", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
-    more = ("rollout.temperature=0.8", "algorithm.kl.coef=0.1", "algorithm.correction.kind=token_tis")
-    names = ("warm", "cold", "cold", "warm")
-    groups = [make_group(index, [1.0, 0.0], source=name) for index, name in enumerate(names)]
-    for own, (cold, warm) in {"+data.sources.cold.temperature=0.5": (0.5, 0.8), "seed=1": (None, None)}.items():
-        learner, policy = make_learner_without_critic(*sources, *words, *more, own)
-        learner.learn(groups, 0, None)
-        by_prompt = {0: warm, 1: cold, 2: cold, 3: warm}
-        in_order = [by_prompt[place] for place in range(4) for _ in range(2)]
-        assert policy.read == {"reference_logprobs": in_order, "logprobs": in_order}
-        trained = [one for batch, _ in policy.trained for one in batch]
-        assert len(trained) == 8
-        assert all(one.temperature == by_prompt[int(one.token_ids[0])] for one in trained)
 
 
 def test_kl_coefficient_moves_from_step_to_step() -> None:

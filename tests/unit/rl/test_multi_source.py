@@ -19,12 +19,11 @@ from slurm_rl.node.stop import Timer
 from slurm_rl.rollout import agents
 from slurm_rl.rollout.async_episodes import AsyncEpisodes
 from slurm_rl.rollout.endpoint.requests import SamplingRule
-from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.multi_source import MultiSource, Source
 from slurm_rl.rollout.sampling import Rollouts
 from tests.unit.rl import test_agent_rollouts
 from tests.unit.rl.batch_kit import make_prompt
-from tests.unit.rl.episode_kit import LIMITS, SPEC, Engine, Letters, WaveEngine, pool_of, prompts_of, sampler_of
+from tests.unit.rl.episode_kit import LIMITS, SPEC, Engine, Letters, pool_of, prompts_of, sampler_of
 from tests.unit.rollout.endpoint.kit import BOUNDS, make_renderer
 
 
@@ -94,22 +93,12 @@ def check(specs: Sequence[SamplingSpec], num_turns: int) -> None:
 
 
 def test_turns_use_sampling_parameters_of_source(tmp_path: Path) -> None:
-    specs: list[SamplingSpec] = []
-
-    class Waves(WaveEngine):
-        def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
-            specs.append(spec)
-            return super().start(prompts, spec, seeds)
-
     tokenizer: Any = Letters()
-    waves: Any = Waves()
-    free = Engine()
+    engine = Engine()
     with pool_of("Duel") as pool:
-        parts = pool, TurnRenderer(tokenizer, None), LIMITS, None
-        play(LockstepEpisodes(waves, *parts), prompts_of(tmp_path))
-        play(AsyncEpisodes(sampler_of(free), *parts), prompts_of(tmp_path))
-    check(specs, 2)
-    check([request.spec for request in free.asked], 2 * len(prompts_of(tmp_path)) * SPEC.num_completions)
+        episodes = AsyncEpisodes(sampler_of(engine), pool, TurnRenderer(tokenizer, None), LIMITS, None)
+        play(episodes, prompts_of(tmp_path))
+    check([request.spec for request in engine.asked], 2 * len(prompts_of(tmp_path)) * SPEC.num_completions)
 
 
 def test_agent_requests_use_sampling_parameters_of_source() -> None:

@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from slurm_rl.algorithms.credit import build_train_sequences, completion_kl
-from slurm_rl.algorithms.filters import weigh
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.train_sequences import build_plain_sequences
@@ -13,7 +11,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.groups import Branch, Details, Trajectory, Turn
 from slurm_rl.errors import ConfigError
-from slurm_rl.workers.critic import build_critic_loss, read_before, value_metrics
+from slurm_rl.workers.critic import read_before, value_metrics
 from tests.unit.rl.batch_kit import make_group
 
 PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(gamma=1.0, lam=1.0, whiten=False))
@@ -31,20 +29,6 @@ def test_kl_is_subtracted_at_its_token() -> None:
     assert sequence.returns.tolist() == pytest.approx([1.0 - 0.15, 1.0])
     groups = [make_group(0, [1.0]), make_group(1, [0.0], [1]), make_group(2, [None])]
     assert completion_kl(groups, [row(-2.0, -0.5), row(-1.0), row(-9.0, -9.0)], WITH_KL) == [1.5, 0.5]
-
-
-def test_critic_values_precede_completion_tokens() -> None:
-    [sequence] = build_train_sequences([make_group(0, [1.0])], PPO, None, [row(0.25, 0.75)])
-    [sequence] = weigh([sequence], PPO)
-    read = read_before(sequence)
-    batch = build_packed_batch([read, read])
-    # After the prompt and after the first token; never after the end of the text.
-    assert batch.trained_positions.tolist() == [0, 1, 3, 4]
-    assert batch.returns is not None and batch.returns.tolist() == [1.0] * 4
-    loss, sums = build_critic_loss(0.2)(batch, torch.tensor([0.5, 0.9, 0.25, 0.75]), torch.zeros(4))
-    # Half of: max(0.5^2, (0.45-1)^2), 0.1^2, 0.75^2, 0.25^2; each token weighs a half.
-    assert float(loss) == pytest.approx(0.25 * (0.55**2 + 0.1**2 + 0.75**2 + 0.25**2))
-    assert sums == {"clipped": 1.0}
 
 
 LOGPROBS = [-0.5, -0.6, -0.7]
