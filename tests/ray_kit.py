@@ -20,6 +20,8 @@ from slurm_rl.node.processes import end_marked, mark_env
 class OthersCluster:
     address: str
     token: str
+    mark: str
+    """Of its processes; see `find_marked`."""
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def ray_up() -> Iterator[OthersCluster]:
     with (tmp / "log").open("wb") as log:
         process = subprocess.Popen(argv, env=env | mark_env(mark), stdout=log, stderr=log, cwd=tmp)
     try:
-        found = OthersCluster(f"http://127.0.0.1:{ports.dashboard}", token)
+        found = OthersCluster(f"http://127.0.0.1:{ports.dashboard}", token, mark)
         wait_until(lambda: is_up(found), 120, "the cluster's dashboard", lambda: (tmp / "log").read_text())
         yield found
     finally:

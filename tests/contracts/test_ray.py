@@ -1,7 +1,6 @@
 """Ray reads the flags and variables that we set, and masks GPUs by the expected variables."""
 
 import ast
-import mmap
 import re
 import subprocess
 import sys
@@ -10,9 +9,15 @@ from pathlib import Path
 from slurm_rl.node.ray_start import OTHER_COMMANDS
 from slurm_rl.plan.accelerator import NOSET_FLAGS
 from slurm_rl.plan.visibility import MASK_VARIABLES
-from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Package
-from tests.contracts.uses import imports, missing_imports, sources, wrong_uses
+from tests.contracts.uses import (
+    imports,
+    missing_imports,
+    missing_in_binary,
+    names_that_we_set,
+    sources,
+    wrong_uses,
+)
 
 _BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server")
 # Variables that Ray does not read: RunPod sets this one and our code reads it.
@@ -60,9 +65,8 @@ def test_set_variables_are_read(installed: Package) -> None:
     root = Path(str(installed.root)) / "ray"
     names = {name for name in names_that_we_set() if name.startswith("RAY_")} - _NOT_RAYS
     assert len(names) > 20
-    for file in [root / name for name in _BINARIES]:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            names -= {name for name in names if data.find(name.encode() + b"\0") >= 0}
+    for binary in _BINARIES:
+        names = missing_in_binary(root / binary, names)
     for file in sorted(root.rglob("*.py")) if names else []:
         text = file.read_text(encoding="utf-8")
         names -= {name for name in names if name in text}

@@ -1,10 +1,9 @@
 """torch's NCCL backend reads the variables that we set; its headers, also in the CPU build, name them."""
 
-import mmap
 from pathlib import Path
 
-from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Package
+from tests.contracts.uses import missing_in_binary, names_that_we_set
 
 
 def test_set_variables_are_read(installed: Package) -> None:
@@ -16,7 +15,5 @@ def test_set_variables_are_read(installed: Package) -> None:
         # For some variables, the header only documents the member that stores the value.
         names -= {name for name in names if f'"{name}"' in text or f"// Stores {name}\n" in text}
     for library in ("libtorch_cpu.so", "libc10.so", "libtorch_python.so"):
-        with (root / "lib" / library).open("rb") as stream:
-            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            names -= {name for name in names if data.find(name.encode() + b"\0") >= 0}
+        names = missing_in_binary(root / "lib" / library, names)
     assert names == set()

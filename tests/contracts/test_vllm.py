@@ -8,7 +8,6 @@ import pytest
 from slurm_rl.config.engine_args import OURS
 from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.rollout.vllm.engine import describe_load
-from tests.contracts.environment import names_that_we_set
 from tests.contracts.source import Package, ResolvedName
 from tests.contracts.uses import (
     Use,
@@ -19,6 +18,7 @@ from tests.contracts.uses import (
     imported_uses,
     imports,
     missing_imports,
+    names_that_we_set,
     our_class,
     our_package,
     unaccepted_names,

@@ -1,12 +1,17 @@
-"""Collect the uses of a package in our sources, so that a new use is checked without a new row."""
+"""Collect our uses of a package and of environment variables, so that a new use is checked without a new row."""
 
 import ast
+import mmap
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
 from pathlib import Path
 
+import yaml
+
+from slurm_rl.plan.accelerator import accelerator_env, debug_env, ray_env, read_rows
 from tests.contracts.source import Package, ResolvedName
 from tests.layers import PACKAGE
 
@@ -138,6 +143,47 @@ def unaccepted_names(found: ResolvedName, names: set[str], *, method: bool = Fal
     if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):
         return set()
     return names - set(parameters)
+
+
+def names_that_we_set() -> set[str]:
+    """Return the names in the plan's tables, in presets, and in string constants of the sources."""
+    tables = [variable.name for _, variable in read_rows()]
+    tables += [
+        variable.name
+        for kind in ("nvidia", "amd", "cpu")
+        for variable in [
+            *accelerator_env(kind, network_interface="x", trace_dir="x"),  # type: ignore[arg-type]
+            *debug_env(kind, "legacy", "x"),  # type: ignore[arg-type]
+        ]
+    ]
+    tables += [variable.name for variable in ray_env(1000)]
+    written = [
+        node.value
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[A-Z]+_\w+", node.value)
+    ]
+    presets = [
+        name
+        for file in sorted((PACKAGE.parent / "conf").rglob("*.yaml"))
+        for name in _environment(yaml.safe_load(file.read_text(encoding="utf-8")))
+    ]
+    return {*tables, *written, *presets}
+
+
+def _environment(tree: object) -> list[str]:
+    if isinstance(tree, list):
+        return [name for item in tree for name in _environment(item)]
+    if not isinstance(tree, dict):
+        return []
+    env = tree.get("env")
+    return [*(env if isinstance(env, dict) else []), *(name for value in tree.values() for name in _environment(value))]
+
+
+def missing_in_binary(file: Path, names: set[str]) -> set[str]:
+    """Return the names that are no string constant of a compiled file."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return {name for name in names if data.find(name.encode() + b"\0") < 0}
 
 
 @cache

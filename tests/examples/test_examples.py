@@ -5,14 +5,16 @@ examples/images: test_images.py. examples/sweep: tests/slurm/test_sweep.py.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import EXAMPLES, read_commands, run_readme
-from tests.tiny_models import SMALL_MODEL
+from tests.tiny_models import SMALL_MODEL, shrink
 from tests.unit.plugins.prepare.hub_server import Hub
 from tests.unit.plugins.prepare.small_sets import GSM8K, gsm8k
-from tests.whole_run import stage_rows
+from tests.whole_run import exact_rows, stage_rows
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 
@@ -93,6 +95,37 @@ def test_script_starts_and_reads_two_runs(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["0.0002", "0.002"] * 2
     slow, fast = ([float(word) for word in line.split()[3:]] for line in lines[2:])
     assert len(slow) == len(fast) == 3 and fast[-1] < slow[-1] < slow[0]
+
+
+def check_episodes(run: Path, printed: str) -> list[dict[str, Any]]:
+    """Check the samples and metrics of two steps of episodes; return the steps."""
+    assert "step 2, reward" in printed and "turn 1" in printed
+    assert find_unexplained({key for row in exact_rows(run) for key in row}) == set()
+    steps = stage_rows(run)
+    assert len(steps) == 2
+    # Engine and policy logprobs agree in all turns, also across tool calls and results.
+    assert all(row["mismatch/max"] < 1e-4 for row in steps)
+    return steps
+
+
+@pytest.mark.slow
+def test_calculator(tmp_path: Path) -> None:
+    # The first stage keeps its length: with fewer steps no sum is right and there is no reward signal.
+    sizes = ("trainer.num_steps=2", "trainer.prompts_per_step=16", "data.num_eval=20", "eval.interval=2")
+    printed = run_readme("calculator", tmp_path, {"calls_tiny": (), "calculator_tiny": sizes})
+    for row in check_episodes(tmp_path / "runs/calculator", printed):
+        assert row["tools/calls_mean"] > 0 and row["episode/turns_mean"] > 1 and 0 < row["reward/mean"] < 1
+
+
+@pytest.mark.slow
+def test_external_program_is_trained(tmp_path: Path) -> None:
+    sizes = (shrink("guessing_game/model"), "trainer.num_steps=2", "trainer.prompts_per_step=8", "data.num_eval=10")
+    sizes += ("algorithm.group_size=4", "eval.interval=2", "eval.num_samples=1", "env.agent_concurrency=2")
+    printed = run_readme("openai_program", tmp_path, {"openai_program_tiny": sizes})
+    assert "observation" in printed
+    for row in check_episodes(tmp_path / "runs/openai_program", printed):
+        assert row["reward/failed"] == 0 and row["policy/grad_norm"] > 0
+        assert 1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5
 
 
 def test_readmes_have_sections_and_are_listed() -> None:

@@ -34,7 +34,7 @@ def test_guessing_game(folder: Path) -> None:
 def test_killed_game_has_identical_metrics(folder: Path, tmp_path: Path) -> None:
     """tests/train/test_killed_game_run.py kills in every turn, at random times, and in free order."""
     rows = exact_rows(folder / "runs/guessing_game")
-    killed = Game(tmp_path / "killed", world="HeldGuess")
+    killed = Game(tmp_path / "killed", environment="HeldGuess")
     # In the third turn of the fourth step; the newest checkpoint is of step 2.
     killed.kill_in(3, 2)
     known = read_state(killed, waves=True, ahead=0).sampled

@@ -1,10 +1,8 @@
 """Start runs from the command line and measure GPU memory while they run."""
 
-import os
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from tests.gpu.cases import CASES, Case, device_overrides, fill
 from tests.gpu.models import MODELS
 from tests.image_kit import write_rows
 from tests.tiny_llama import write_conversations
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, finish, start_run
 
 ROOT = Path(__file__).parents[2]
 _EVERY_S = 0.3
@@ -55,18 +53,9 @@ def case_overrides(case: Case, folder: Path) -> list[str]:
     return [*device_overrides(vendor(), case.num_gpus, smallest_gpu_gb()), *words]
 
 
-def start(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "slurm_rl", *words]
-    full = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-    run.parent.mkdir(parents=True, exist_ok=True)
-    return subprocess.Popen(argv, cwd=run.parent, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def train(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def train(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
     """Run to the end; return the metrics rows without times."""
-    process = start(run, ["submit", f"run_dir={run}", *words], env)
-    output, _ = process.communicate(timeout=1800)
-    assert process.returncode == 0, output[-6000:]
+    finish(start_run(run, base=words), timeout_s=1800)
     assert read_json(RunDir(run).end)["state"] == "finished"
     return exact_rows(run)
 

@@ -1,10 +1,24 @@
 """Run one step with a full micro-batch, as planned for the overrides: `python -m tests.gpu.memory_step <JSON>`."""
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.trainer_throughput import Shape, build_sequences, free_port
+from tests.lock import ROOT
+
+
+def measure(words: Sequence[str]) -> dict[str, float]:
+    """Run it in a subprocess, which frees all memory."""
+    argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main(text: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.gpu.cases import CASES
 from tests.gpu.conftest import Note
-from tests.gpu.kit import case_overrides, need, peak_memory, start, train, train_case
-from tests.whole_run import exact_rows, kill_trainer
+from tests.gpu.kit import case_overrides, need, peak_memory, train, train_case
+from tests.whole_run import finish, kill_trainer, stage_rows, start_run
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,23 +47,22 @@ def test_same_seed_samples_and_scores_same_first_step(tmp_path: Path, note: Note
 def test_run_killed_with_sigkill_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [*case_overrides(CASES["grpo, colocated"], tmp_path), "trainer.num_steps=5", "job.max_failures=0"]
-    process = start(run, ["submit", f"run_dir={run}", *words])
+    process = start_run(run, base=words)
     kill_trainer(RunDir(run), process, step=2)
     assert process.wait(600) != 0
-    resumed = start(run, ["resume", str(run)])
-    output, _ = resumed.communicate(timeout=1800)
-    assert resumed.returncode == 0, output[-6000:]
-    steps = [row["step"] for row in exact_rows(run) if row["stage"] == "grpo"]
-    assert steps == [1, 2, 3, 4, 5]
+    finish(start_run(run, verb="resume"), timeout_s=1800)
+    assert [row["step"] for row in stage_rows(run)] == [1, 2, 3, 4, 5]
 
 
-def test_mask_of_one_gpu_leaves_other_free(tmp_path: Path, num_gpus: int, note: Note) -> None:
+def test_mask_of_one_gpu_leaves_other_free(
+    tmp_path: Path, num_gpus: int, note: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need(2, num_gpus)
     words = case_overrides(CASES["grpo, colocated"], tmp_path)
-    names = {"CUDA_VISIBLE_DEVICES": "1"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with peak_memory() as most:
         before = most[0]
-        train(tmp_path / "run", words, names)
+        train(tmp_path / "run", words)
     note(masked_gb=(most[0] - before) / 1e9, used_gb=most[1] / 1e9)
     assert most[0] - before < 1e8 < most[1]
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from slurm_rl.algorithms.schedule import derive_seed
@@ -83,10 +82,6 @@ class Game:
         process = self.start()
         assert process.wait(timeout=TIMEOUT_S) == 0, self.output
 
-    def hold(self, step: int, turn: int) -> None:
-        """Hold half of this turn's calls from now on."""
-        write_text(self.seen / "hold", f"{self.batch_seed(step)} {turn}")
-
     @property
     def held(self) -> int | None:
         """Pid of a held call; None if none is held."""
@@ -98,16 +93,19 @@ class Game:
     def release(self) -> None:
         (self.seen / "hold").unlink()
 
-    def is_held(self, saved: int = 0) -> bool:
-        """Return whether a call is held and the checkpoint of step `saved` is complete."""
-        return self.held is not None and (saved == 0 or (self.run.checkpoints / f"step-{saved}").is_dir())
+    def start_until_held(self, step: int, turn: int, saved: int = 0) -> subprocess.Popen[bytes]:
+        """Run until half of a turn's calls are held and the checkpoint of step `saved` is complete."""
+        write_text(self.seen / "hold", f"{self.batch_seed(step)} {turn}")
+        process, deadline = self.start(), time.monotonic() + TIMEOUT_S
+        while self.held is None or (saved and not (self.run.checkpoints / f"step-{saved}").is_dir()):
+            assert process.poll() is None, f"the run is over before turn {turn} of step {step}: {self.output}"
+            assert time.monotonic() < deadline, f"turn {turn} of step {step} did not come: {self.output}"
+            time.sleep(0.02)
+        return process
 
     def kill_in(self, step: int, turn: int, saved: int = 0) -> None:
         """Run until half of a turn's calls are held, then kill the trainer."""
-        self.hold(step, turn)
-        process = self.start()
-        self.wait(process, lambda: self.is_held(saved), f"turn {turn} of step {step}")
-        self.kill(process)
+        self.kill(self.start_until_held(step, turn, saved))
         self.release()
 
     def kill_after(self, num_calls: int, seconds: float, *, whole: bool) -> bool:
@@ -144,13 +142,6 @@ class Game:
         assert code == 0 or has_killed, f"it ended by itself: {self.output}"
         return code != 0
 
-    def wait(self, process: subprocess.Popen[bytes], is_done: Callable[[], bool], condition: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not is_done():
-            assert process.poll() is None, f"the run is over before {condition}: {self.output}"
-            assert time.monotonic() < deadline, f"{condition} did not come: {self.output}"
-            time.sleep(0.02)
-
     def send_stop_signal(self) -> None:
         """Send the stop signal as Slurm does, to the leader of the job, a child of submitit's process."""
         leads = [pid for pid in find_processes(self.run.path) if "submitit.core._submit " in command_line(pid)]
@@ -159,3 +150,20 @@ class Game:
     @property
     def output(self) -> str:
         return (self.run.path.parent / "output").read_text()[-4000:]
+
+
+_PROGRAM = (
+    *("trainer.prompts_per_step=8", "algorithm.group_size=4", "rollout.dump=true"),
+    *("env.agent_concurrency=2", "env.agent_rows_per_process=8", "env.agent_timeout_s=900"),
+)
+
+
+class ProgramGame(Game):
+    """A game with the external program `held_agent.py` instead of an environment; the traces are the same."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        super().__init__(folder)
+        agent = shutil.copy(Path(__file__).with_name("held_agent.py"), folder)
+        shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
+        own = (f"env.agent_command=[python,{agent}]", f"run_dir={self.run.path}")
+        self.words = (*shipped, *LOCAL_OVERRIDES, *SIZES["guessing_game"], *_PROGRAM, *own, *words)

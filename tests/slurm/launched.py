@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slurm_rl.launch.jobs import find_open_job
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from tests.machines.kit import Machines, Node, dstack, stop
 from tests.ray_kit import OthersCluster
 from tests.slurm.cluster import Cluster, slurm_version, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import ROOT, cli, quote
+from tests.whole_run import events_of
 
 TIMEOUT_S = 240.0
 # Part of the id of every Slurm test; "new" if the tests have yet to install Slurm.
@@ -33,6 +35,10 @@ class Launched:
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder / "run")
         self.python = make_light_python(folder)
+
+    @property
+    def settings(self) -> tuple[str, str]:
+        return f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"
 
     def start(self, *words: str) -> None:
         raise NotImplementedError
@@ -56,7 +62,7 @@ class Launched:
         return self.run
 
     def outcomes(self) -> list[str]:
-        return [str(row["outcome"]) for row in read_rows(self.trained.events) if row["kind"] == "attempt/ended"]
+        return [str(row["outcome"]) for row in events_of(self.trained.path, "attempt/ended")]
 
     def wait_for_training(self, attempt: int) -> None:
         log = self.trained.attempts / str(attempt) / "logs" / "driver.log"
@@ -79,7 +85,8 @@ class Launched:
     def kill_controller(self) -> None:
         """Kill the newest forked process with this command line (its parent has the same one)."""
         entry = self._entry()
-        found = [pid for pid in find_processes(*entry) if _parent(pid) in find_processes(*entry)]
+        pids = find_processes(*entry)
+        found = [pid for pid in pids if psutil.Process(pid).ppid() in pids]
         assert found, f"no controller among {entry}"
         os.kill(found[-1], signal.SIGKILL)
 
@@ -95,23 +102,7 @@ class Launched:
 
 def find_processes(*words: str) -> list[int]:
     """Return pids with all `words` in their argv, ascending, on the whole machine including namespaces."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if set(words) <= set(argv):
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    return [one.pid for one in psutil.process_iter(["cmdline"]) if set(words) <= set(one.info["cmdline"] or [])]
 
 
 class OnSlurm(Launched):
@@ -120,8 +111,7 @@ class OnSlurm(Launched):
         self.cluster = cluster
 
     def start(self, *words: str) -> None:
-        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
-        self.run_cli("+exp=demo", "+cluster=slurm_cpu", *settings, *words)
+        self.run_cli("+exp=demo", "+cluster=slurm_cpu", *self.settings, *words)
 
     def run_cli(self, *words: str) -> str:
         done = cli(self.cluster, self.run.path.parent, *words)
@@ -150,7 +140,7 @@ class OnSlurm(Launched):
         return str(read_json(self.run.job)["job_id"])
 
     def _hosts(self) -> list[str]:
-        return list(next(row for row in read_rows(self.run.events) if row["kind"] == "preflight/passed")["nodes"])
+        return list(events_of(self.run.path, "preflight/passed")[0]["nodes"])
 
 
 class LocalCLI(Launched):
@@ -172,8 +162,7 @@ class OnLocal(LocalCLI):
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
-        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
-        argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", *settings, *words]
+        argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", *self.settings, *words]
         with (self.run.path.parent / "output").open("wb") as out:
             self.process = subprocess.Popen(argv, env=self._env(), stdout=out, stderr=out, cwd=self.run.path.parent)
         wait_until(self.run.job.is_file, "the run to begin", timeout_s=TIMEOUT_S)
@@ -226,9 +215,8 @@ class OnRay(LocalCLI):
         self.extra_env = {"RAY_AUTH_TOKEN": cluster.token}
 
     def start(self, *words: str) -> None:
-        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
-        settings += [f"cluster.address={self.cluster.address}", f"cluster.remote_root={self.far}"]
-        self.run_cli("+exp=demo", "+cluster=ray", *settings, *words)
+        places = (f"cluster.address={self.cluster.address}", f"cluster.remote_root={self.far}")
+        self.run_cli("+exp=demo", "+cluster=ray", *self.settings, *places, *words)
 
     @property
     def trained(self) -> RunDir:

@@ -10,23 +10,18 @@ from tests.slurm.cluster import Cluster, wait_until
 pytestmark = pytest.mark.slurm
 
 
-def run_on_first(cluster: Cluster, body: str, num_nodes: int = 2) -> str:
-    """Return the output of a step on the first nodes; named, so that srun waits for a completing node."""
-    nodes = cluster.nodes[:num_nodes]
-    done = cluster.run(["srun", "-Q", f"-N{num_nodes}", "-w", ",".join(nodes), "sh", "-c", body])
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def test_nodes_share_only_cluster_folder_in_tmp(cluster: Cluster, shared_dir: Path) -> None:
     body = f"touch /tmp/mine-$(hostname) /dev/shm/mine /run/mine {shared_dir}/$(hostname); ls /tmp | grep mine"
-    assert sorted(run_on_first(cluster, body).split()) == [f"mine-{node}" for node in cluster.nodes[:2]]
-    assert sorted(path.name for path in shared_dir.iterdir()) == cluster.nodes[:2]
-    left = cluster.leftovers(cluster.nodes[0])
-    assert (left.tmp, left.shm) == ([f"/tmp/mine-{cluster.nodes[0]}"], ["/dev/shm/mine"])
-    run_on_first(cluster, "rm /tmp/mine-$(hostname) /dev/shm/mine")
+    # Named, so that srun waits for a completing node.
+    srun, nodes = ["srun", "-Q", "-N2"], cluster.nodes[:2]
+    done = cluster.run([*srun, "-w", ",".join(nodes), "sh", "-c", body])
+    assert (done.returncode, sorted(done.stdout.split())) == (0, [f"mine-{node}" for node in nodes]), done.stderr
+    assert sorted(path.name for path in shared_dir.iterdir()) == nodes
+    left = cluster.leftovers(nodes[0])
+    assert (left.tmp, left.shm) == ([f"/tmp/mine-{nodes[0]}"], ["/dev/shm/mine"])
+    cluster.run([*srun, "-w", ",".join(nodes), "sh", "-c", "rm /tmp/mine-$(hostname) /dev/shm/mine"])
     # slurmstepd outlives srun by a moment.
-    wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the node to be clean")
+    wait_until(lambda: not cluster.leftovers(nodes[0]), "the node to be clean")
 
 
 def test_leftovers_of_job_are_detected(cluster: Cluster) -> None:

@@ -16,18 +16,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def check_end(run: LightRun, num_steps: int) -> None:
-    end = run.wait_for_end()
-    assert end["state"] == "finished", (end, run.causes)
-    assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
+    run.check_finished(num_steps)
     wait_until_clean(run.cluster)
     check_ledger(run)
-
-
-def preempt(run: LightRun) -> None:
-    """Submit a job in the high partition that takes a node from the run for a short time."""
-    words = ["-p", "high", "-w", run.hosts(1)[0], "--exclusive", "--mem=100", "--output=/dev/null"]
-    done = run.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
-    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
@@ -42,7 +33,7 @@ def test_preemption_without_warning_resumes(cluster: Cluster, shared_dir: Path) 
     with cluster.changed({"SlurmctldParameters": "cloud_dns"}), grace_time(cluster, 0):
         run = LightRun(cluster, shared_dir / "run", num_steps=60)
         run.wait_for_training(1)
-        preempt(run)
+        run.preempt()
         run.wait_for_events("attempt/started", 2)
         check_end(run, 60)
     assert run.outcomes[0] in ("checkpointed", "lost")

@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.submitting import ROOT, run_cli, wait_for_end
-from tests.whole_run import OVERRIDES, exact_rows, stage_rows
+from tests.whole_run import OVERRIDES, events_of, exact_rows, stage_rows
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -58,13 +57,12 @@ def test_reference_and_reward_service_run_on_their_groups(cluster: Cluster, shar
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
     # Placement does not change the numbers.
     assert exact_rows(run) == exact_rows(whole_run)
-    started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "node/started"]
-    hosts = {row["rank"]: row["host"] for row in started}
+    hosts = {row["rank"]: row["host"] for row in events_of(run, "node/started")}
     assert hosts[0] in cluster.nodes[2:] and hosts[1] in cluster.nodes[:2]
     actors = read_json(run / "plan.json")["actors"]
     places = {(actor["role"], actor["node"]) for actor in actors}
     assert places == {("policy", 0), ("rollout", 0), ("reference", 1), ("reward", 1)}
-    [ready] = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "reward/services_ready"]
+    [ready] = events_of(run, "reward/services_ready")
     assert [urlsplit(url).hostname for url in ready["urls"]] == [cluster.ip(hosts[1])]
     assert "reward service at" in (run / "attempts" / "1" / "logs" / "reward-0.log").read_text()
     wait_until(lambda: not cluster.leftovers(hosts[1]), f"{hosts[1]} to be clean")

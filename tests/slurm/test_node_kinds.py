@@ -5,12 +5,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import read_json
 from tests.slurm.cluster import Cluster
-from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+from tests.slurm.light.runs import LightRun, wait_until_clean
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import cli, finish, job_id, submit, wait_for_end, wait_for_step
+from tests.whole_run import events_of
 
 pytestmark = pytest.mark.slurm
 
@@ -53,7 +53,7 @@ def test_three_type_job_requeues_cancels_resumes_and_finishes(cluster: Cluster, 
     assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
     wait_for_step(run, attempt=3)
     finish(run)
-    started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/started"]
+    started = events_of(run, "attempt/started")
     assert [row["gpus"] for row in started] == [3, 3, 3] and all("start_time" in row for row in started)
     wait_until_clean(cluster)
 
@@ -74,10 +74,8 @@ def test_ray_spans_types_and_requeue_keeps_metrics(cluster: Cluster, shared_dir:
     assert run.wait_for_events("reward/service_died")[0]["how"] == "exit status -9"
     run.wait_for_events("reward/service_up", 3)
     run.send_stop()
-    end = run.wait_for_end()
-    assert end["state"] == "finished", end
+    run.check_finished(40)
     assert run.outcomes == ["checkpointed", "finished"]
-    assert run.metrics() == expected_metrics(40, 3)
     for attempt in (1, 2):
         hosts = run.hosts(attempt)
         assert hosts[0] in cluster.nodes[2:] and set(hosts[1:]) == set(cluster.nodes[:2])

@@ -7,37 +7,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slurm_rl.plugins.health.evidence import Evidence, find_bad
+from slurm_rl.plugins.health.evidence import Evidence, find_bad, read_evidence
 from slurm_rl.plugins.health.site import publish, read_site
-from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.sick_nodes import REMAP_FAILED, excluded_by_run, excluded_by_slurm, make_nvidia_smi, make_slow_python
-from tests.slurm.submitting import refused, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import finish, refused, submit, wait_for_end, wait_for_step
+from tests.whole_run import events_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+SMALL = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
 
 
 def start(cluster: Cluster, folder: Path, *words: str, name: str = "run") -> tuple[Path, str]:
     """Submit a light run on two nodes, each with two GPUs of the fake nvidia-smi in `folder`; return run and job."""
     run = folder / name
     gpus = ["cluster.accelerator=nvidia", "cluster.gpus_per_node=2", "rollout.colocate=true", "model.dtype=float32"]
-    small = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
     env = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    return run, submit(cluster, run, make_light_python(folder), *gpus, *small, *words, env=env)
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in read_rows(run / "events.jsonl") if row["kind"] == kind]
-
-
-def finish(run: Path) -> dict[str, Any]:
-    (run / "finish").touch()
-    return wait_for_end(run)
+    return run, submit(cluster, run, make_light_python(folder), *gpus, *SMALL, *words, env=env)
 
 
 @pytest.mark.slow
@@ -50,7 +41,7 @@ def test_fault_of_all_nodes_excludes_none(cluster: Cluster, shared_dir: Path) ->
     assert end["state"] == "failed"
     assert "the check gpus of the preflight" in end["cause"]
     assert "2 of 2 nodes" in end["cause"]
-    assert (excluded_by_run(run), excluded_by_slurm(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
+    assert (excluded_by_run(run), excluded_by_slurm(cluster, job), events_of(run, "job/requeued")) == ({}, "(null)", [])
 
 
 def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_dir: Path) -> None:
@@ -63,23 +54,23 @@ def test_sick_node_is_excluded_over_requeues_and_runs(cluster: Cluster, shared_d
         row = Evidence.new(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
         publish(str(site), [{**row, "time": at}], now=at)
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}")
-    wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
-    wait_for_step(run, attempt=2)
-    nodes = events(run, "preflight/passed")[0]["nodes"]
+    wait_for_second_attempt(run)
+    nodes = events_of(run, "preflight/passed")[0]["nodes"]
     assert second not in nodes
     assert excluded_by_slurm(cluster, job) == second
     cluster.restart_controller()
     assert excluded_by_slurm(cluster, job) == second, "after a restart of Slurm's controller"
     send_stop_signal(cluster, nodes[0], run)
     wait_for_step(run, attempt=3)
-    assert second not in events(run, "preflight/passed")[1]["nodes"]
+    assert second not in events_of(run, "preflight/passed")[1]["nodes"]
     assert excluded_by_slurm(cluster, job) == second
     other, other_job = start(cluster, shared_dir, f"cluster.site_dir={site}", "cluster.num_nodes=1", name="other")
     assert excluded_by_slurm(cluster, other_job) == second
     wait_for_step(other)
-    assert second not in events(other, "preflight/passed")[0]["nodes"]
-    assert [finish(one)["state"] for one in (run, other)] == ["finished", "finished"]
-    assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "checkpointed", "finished"]
+    assert second not in events_of(other, "preflight/passed")[0]["nodes"]
+    finish(run)
+    finish(other)
+    assert [row["outcome"] for row in events_of(run, "attempt/ended")] == ["lost", "checkpointed", "finished"]
     check_verb(cluster, shared_dir, second, site)
 
 
@@ -91,19 +82,22 @@ def test_sick_node_of_one_type_is_excluded_by_one_requeue(cluster: Cluster, shar
     (shared_dir / sick).write_text(REMAP_FAILED)
     kinds = ["+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1", "policy.node_group=new"]
     run, job = start(cluster, shared_dir, *kinds)
-    wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
-    wait_for_step(run, attempt=2)
-    (unfit,) = events(run, "node/unfit")
+    wait_for_second_attempt(run)
+    (unfit,) = events_of(run, "node/unfit")
     assert (unfit["node"], unfit["check"], unfit["strength"]) == (sick, "ecc", "hard")
-    [passed] = events(run, "preflight/passed")
+    [passed] = events_of(run, "preflight/passed")
     assert passed["nodes"][0] in cluster.nodes[2:] and passed["nodes"][1:] == [well]
-    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(
-        run, "nodes/exclusion_skipped"
-    )
+    assert [row["nodes"] for row in events_of(run, "nodes/excluded")] == [[sick]]
+    assert not events_of(run, "nodes/exclusion_skipped")
     shown = cluster.run(["scontrol", "show", "job", job]).stdout
     assert shown.count(f"ExcNodeList={sick}\n") == 2, shown
-    assert finish(run)["state"] == "finished"
-    assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
+    finish(run)
+    assert [row["outcome"] for row in events_of(run, "attempt/ended")] == ["lost", "finished"]
+
+
+def wait_for_second_attempt(run: Path) -> None:
+    wait_until(lambda: (run / "end.json").is_file() or events_of(run, "attempt/started")[1:], "the second attempt")
+    wait_for_step(run, attempt=2)
 
 
 def send_stop_signal(cluster: Cluster, node: str, run: Path) -> None:
@@ -139,14 +133,14 @@ def test_pending_job_excludes_bad_node_by_one_requeue(cluster: Cluster, shared_d
     list_nodes(cluster, shared_dir, site, "--exclude", bad, "--why", "fan")
     cluster.run(["scontrol", "update", f"JobId={job}", f"NodeList={bad}"])
     cluster.run(["scontrol", "release", job])
-    wait_until(lambda: events(run, "nodes/avoided"), "the first start to remember")
+    wait_until(lambda: events_of(run, "nodes/avoided"), "the first start to remember")
     clear = ["scontrol", "update", f"JobId={job}", "NodeList="]
     wait_until(lambda: cluster.run(clear).returncode == 0, "Slurm to take any node")
-    wait_until(lambda: (run / "end.json").is_file() or events(run, "preflight/passed"), "the second start")
-    assert bad not in events(run, "preflight/passed")[0]["nodes"]
+    wait_until(lambda: (run / "end.json").is_file() or events_of(run, "preflight/passed"), "the second start")
+    assert bad not in events_of(run, "preflight/passed")[0]["nodes"]
     assert excluded_by_slurm(cluster, job) == bad
-    assert finish(run)["state"] == "finished"
-    assert len(events(run, "nodes/avoided")) == 1
+    finish(run)
+    assert len(events_of(run, "nodes/avoided")) == 1
 
 
 def test_node_with_missing_gpus_or_full_shm_is_excluded(cluster: Cluster, shared_dir: Path) -> None:
@@ -156,12 +150,12 @@ def test_node_with_missing_gpus_or_full_shm_is_excluded(cluster: Cluster, shared
     with full_shm(cluster, third):
         run, _ = start(cluster, shared_dir, "job.num_spare_nodes=2")
         wait_for_step(run)
-    (passed,) = events(run, "preflight/passed")
+    (passed,) = events_of(run, "preflight/passed")
     assert passed["nodes"] == [first, fourth]
     assert passed["left_out"][second].endswith("not 2")
     assert "/dev/shm has" in passed["left_out"][third]
     assert excluded_by_run(run) == {second: "gpus", third: "files"}
-    assert finish(run)["state"] == "finished"
+    finish(run)
 
 
 @contextmanager
@@ -180,9 +174,9 @@ def test_node_with_slow_disk_is_excluded(cluster: Cluster, shared_dir: Path) -> 
     with slow_disk(cluster, slow, shared_dir) as tmp_root:
         words = ["cluster.num_nodes=3", "job.num_spare_nodes=1", f"cluster.tmp_root={tmp_root}"]
         run, job = start(cluster, shared_dir, *words)
-        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
+        wait_until(lambda: events_of(run, "preflight/passed"), "the preflight")
         cluster.run(["scancel", job])
-    (passed,) = events(run, "preflight/passed")
+    (passed,) = events_of(run, "preflight/passed")
     assert list(passed.get("left_out", {})) == [slow], passed
     assert "writes to tmp_root at" in passed["left_out"][slow]
     assert excluded_by_run(run) == {slow: "disks"}
@@ -214,11 +208,10 @@ def test_level_full_excludes_slow_cpu_and_network(cluster: Cluster, shared_dir: 
     words = ["preflight.level=full", "job.num_spare_nodes=2"]
     with changed_network(cluster, second, "tc qdisc {} dev eth0 root tbf rate 50mbit burst 64kb latency 50ms"):
         run = shared_dir / "run"
-        small = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
-        job = submit(cluster, run, python, *small, *words)
-        wait_until(lambda: events(run, "preflight/passed"), "the preflight", timeout_s=500)
+        job = submit(cluster, run, python, *SMALL, *words)
+        wait_until(lambda: events_of(run, "preflight/passed"), "the preflight", timeout_s=500)
         cluster.run(["scancel", job])
-    (passed,) = events(run, "preflight/passed")
+    (passed,) = events_of(run, "preflight/passed")
     assert sorted(passed["left_out"]) == [second, third], passed
     assert "its all-reduce is slow" in passed["left_out"][second]
     assert excluded_by_run(run) == {second: "fabric", third: "matmul"}
@@ -231,12 +224,12 @@ def test_cut_link_between_two_nodes_excludes_neither(cluster: Cluster, shared_di
     # Not the first node, where the controller runs.
     *_, first, second = cluster.nodes
     run = shared_dir / "run"
-    small = ["cluster.num_nodes=4", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "preflight.level=full"]
+    words = ["cluster.num_nodes=4", "preflight.level=full"]
     with changed_network(cluster, first, f"ip route {{}} blackhole {cluster.ip(second)}/32"):
-        job = submit(cluster, run, make_light_python(shared_dir), *small)
-        wait_until(lambda: events(run, "preflight/passed"), "the preflight", timeout_s=500)
+        job = submit(cluster, run, make_light_python(shared_dir), *SMALL, *words)
+        wait_until(lambda: events_of(run, "preflight/passed"), "the preflight", timeout_s=500)
         cluster.run(["scancel", job])
-    (passed,) = events(run, "preflight/passed")
+    (passed,) = events_of(run, "preflight/passed")
     assert f"fabric: the link between {first} and {second}: no answer" in passed["warned"]
     assert "left_out" not in passed
     assert excluded_by_run(run) == {}
@@ -257,3 +250,56 @@ def changed_network(cluster: Cluster, node: str, command: str) -> Iterator[None]
         yield
     finally:
         run("del")
+
+
+SAMPLE = Path(__file__).parents[1] / "samples" / "nvidia-smi-q.h100-healthy.txt"
+REMAP_FAILED = "s/Remapping Failure Occurred        : No/Remapping Failure Occurred        : Yes/"
+
+
+def make_nvidia_smi(folder: Path) -> Path:
+    """Return a folder for PATH. The file `<folder>/<node>` holds a sed program for that node's output for two GPUs."""
+    text = SAMPLE.read_text(encoding="utf-8").replace("Attached GPUs                             : 8", "")
+    head, _, rest = text.partition("GPU 0000")
+    gpu = f"GPU 0000{rest}"
+    (folder / "two.txt").write_text(head + 2 * gpu)
+    (folder / "one.txt").write_text(head + gpu)
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"""#!/bin/sh
+[ "$1" = -q ] || exit 1
+sick={folder}/$SLURMD_NODENAME text={folder}/two.txt
+[ -e $sick.lies ] && text={folder}/one.txt
+[ -r $sick ] && exec sed "$(cat $sick)" $text
+exec cat $text
+"""
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def make_slow_python(folder: Path, python: Path, node: str) -> Path:
+    """Make a cluster.python that limits ranks of the fabric test on this node to a tenth of their core."""
+    program = folder / "slow-python"
+    program.write_text(
+        f"""#!/bin/sh
+case "$SLURMD_NODENAME $*" in "{node} "*fabric_node*) ;; *) exec {python} "$@" ;; esac
+setsid {python} "$@" & pid=$!
+trap 'env kill -KILL -- -$pid; exit 1' TERM INT HUP
+while kill -0 $pid 2>/dev/null; do
+env kill -STOP -- -$pid; sleep 0.09; env kill -CONT -- -$pid; sleep 0.01
+done
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
+def excluded_by_run(run: Path) -> dict[str, str]:
+    """Return the nodes that the run excludes, with the check that failed."""
+    return {node: one.check for node, one in find_bad(read_evidence(RunDir(run)), now=0.0).items()}
+
+
+def excluded_by_slurm(cluster: Cluster, job: str) -> str:
+    """Return the job's ExcNodeList in Slurm; "(null)" if empty."""
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    return next((word.partition("=")[2] for word in shown.split() if word.startswith("ExcNodeList=")), "no job")

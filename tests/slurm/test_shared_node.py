@@ -1,7 +1,11 @@
 """Runs of one or two users on one node have separate ports, folders and GPUs."""
 
 import json
+import os
+import shutil
 import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,39 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.cgroups import has_cgroup_v1
 from tests.slurm.light.runs import wait_until_clean
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import job_id, quote, submit, wait_for_end, wait_for_step
-from tests.slurm.users import NOBODY, OtherUser, find_other_user
+from tests.slurm.submitting import ROOT, job_id, quote, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class OtherUser:
+    """Command prefix, Python and environment of the other user."""
+
+    prefix: list[str]
+    python: str
+    env: dict[str, str]
+
+    def make_folder(self, folder: Path) -> Path:
+        """Make a folder that the other user owns, below one that the user can traverse."""
+        folder.parent.chmod(0o755)
+        folder.mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+        return folder
+
+
+def find_other_user() -> OtherUser:
+    """Return the other user; skip the test if the user cannot read a Python of this version and its packages."""
+    # The interpreter of a virtual environment may be a link into root's home.
+    python = shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), *packages]), "USER": "nobody"}
+    check = [*prefix, str(python), "-c", "import ray, tests.slurm.light.runs"]
+    if python is None or subprocess.run(check, env=env, cwd="/", capture_output=True).returncode:
+        pytest.skip(f"no Python for another user: he may not read {ROOT} or its packages")
+    return OtherUser(prefix, python, env)
 
 
 def small_overrides(cluster: Cluster, *, num_gpus: int) -> list[str]:

@@ -1,4 +1,7 @@
-"""`submit` refuses jobs that the cluster would reject or never start, before it writes or queues anything."""
+"""`submit` refuses jobs that the cluster would reject or never start, before it writes or queues anything.
+
+Names with shell, Slurm or Hydra syntax work or are refused too.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +10,8 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.submitting import cli, job_id, queue, refused, run_cli
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, finish, job_id, queue, quote, refused, run_cli, submit, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -18,8 +22,8 @@ def refuse(cluster: Cluster, *words: str) -> str:
     """Submit, check that nothing was left behind, and return the error."""
     folder = make_shared_dir(cluster)
     done = refused(cluster, folder, "+exp=demo", *words)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("slurm_rl: ") and "Traceback" not in done.stderr
     assert list(folder.iterdir()) == []
     assert queue(cluster) == ""
     return done.stderr
@@ -79,3 +83,48 @@ def test_submit_without_slurm_suggests_local_cluster(cluster: Cluster, tmp_path:
     assert "must be on PATH" in done.stderr
     assert "+cluster=local" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_in_hostile_folder_finishes(cluster: Cluster, shared_dir: Path) -> None:
+    """Spaces, quotes, `$()` and more in the run directory, the comment and the path of Python."""
+    folder = shared_dir / """a b'c"d;$(touch pwned)`touch pwned`&|<>*?[x]{y}~#!é"""
+    folder.mkdir()
+    run = folder / "run $(touch pwned)"
+    comment = """it's "mine" $(touch pwned); touch pwned `touch pwned` %j \\\\n"""
+    submit(cluster, run, make_light_python(folder), f"cluster.slurm.comment={quote(comment)}")
+    wait_for_step(run)
+    assert "running" in cli(cluster, folder, "status", str(run)).stdout
+    assert "resumes after" in cli(cluster, folder, "logs", str(run)).stdout
+    shown = cluster.run(["scontrol", "show", "job", "-o"]).stdout
+    assert comment.replace("\\\\", "\\") in shown or "it's" in shown
+    finish(run)
+    assert {path.stem for path in (run / "attempts" / "1" / "logs").glob("node-*.log")} == {"node-0", "node-1"}
+    assert list(shared_dir.rglob("pwned")) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "run_dir='a%jb'",
+        r"run_dir='a\\b'",
+        "run_dir='a\nb'",
+        "run_dir='a\x1b[31mb'",
+        "name='a b'",
+        "name='$(touch pwned)'",
+        "name=--wrap",
+        "cluster.slurm.partition='$(touch pwned)'",
+        "cluster.slurm.partition='main --wrap=true'",
+        "cluster.slurm.partition='a\nb'",
+        "cluster.slurm.comment='a\nb'",
+        "cluster.slurm.nodelist='$(touch pwned)'",
+        "cluster.slurm.dependency='`touch pwned`'",
+        "+cluster.slurm.extra.wrap='touch pwned'",
+        "+cluster.slurm.extra.test_only=true",
+        "+cluster.slurm.extra={'--wrap': 'touch pwned'}",
+        "cluster.env={'A=B': x}",
+        "cluster.python='a\nb'",
+        "job.time_limit='1; touch pwned'",
+    ],
+)
+def test_hostile_input_is_refused_with_cause(session_cluster: Cluster, word: str) -> None:
+    refuse(session_cluster, CPU, word)

@@ -4,22 +4,19 @@ Without GPUs it runs until it requests them from Ray: it validates its config, r
 queue on the run's Ray, and its resource pool finds that GPUs are missing.
 """
 
-import os
-import shutil
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
+from tests.adapters_python import make_environment
 from tests.slurm.cluster import Cluster
 from tests.slurm.submitting import quote, run_cli, wait_for_end
 from tests.tiny_llama import build_tiny_llama
 from tests.train.external.releases import RELEASES
 from tests.train.external.test_verl_data import make_rows
+from tests.whole_run import events_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -27,24 +24,11 @@ RELEASE = RELEASES["verl"]
 
 
 @pytest.fixture(scope="module")
-def verl_python() -> Path:
-    """Python of an environment with verl and its pins, created once in the user's cache (nodes do not see /tmp)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = cache / "slurm_rl" / "trainers" / RELEASE.replace("==", "-")
-    python = folder / "bin/python"
-    if (folder / "whole").is_file():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+def verl_python() -> str:
+    """Python of an environment with verl and its pins; nodes see the user's cache, but not /tmp."""
     # In separate steps: for all at once, pip searches versions for 15 minutes.
     pins = [f"torch=={version('torch').partition('+')[0]}", f"ray[default]=={version('ray')}"]
-    for requirements in (pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")]):
-        install = [str(python), "-m", "pip", "install", "--quiet", *requirements]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{requirements} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    (folder / "whole").touch()
-    return python
+    return make_environment("verl", pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")])
 
 
 def read_logs(attempt: AttemptDir) -> str:
@@ -54,7 +38,7 @@ def read_logs(attempt: AttemptDir) -> str:
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4])
-def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl_python: Path, num_nodes: int) -> None:
+def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl_python: str, num_nodes: int) -> None:
     run, model = RunDir(shared_dir / "run"), build_tiny_llama(shared_dir / "model")
     make_rows("gsm8k", shared_dir / "rows")
     args = {
@@ -84,5 +68,4 @@ def test_verl_starts_up_to_missing_gpus(cluster: Cluster, shared_dir: Path, verl
     assert "train dataset size: 3" in log, "its loader read the rows that prepare writes"
     assert f"Total available GPUs 0 is less than total desired GPUs {num_nodes}" in log, (end, log[-5000:])
     assert end["state"] == "failed" and "ended with exit status 1" in end["cause"], end
-    ready = [row["nodes"] for row in read_rows(run.events) if row["kind"] == "ray/cluster_ready"]
-    assert ready == [num_nodes]
+    assert [row["nodes"] for row in events_of(run.path, "ray/cluster_ready")] == [num_nodes]

@@ -4,14 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.plan.accelerator import accelerator_env
+from slurm_rl.run_dir.run_dir import RunDir
 from tests import tiny_models
 from tests.tiny_models import TinyModel
 
@@ -28,6 +33,14 @@ def run_script(name: str, folder: Path, *words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
+
+
+def make_run(folder: Path, words: Sequence[str]) -> tuple[RunDir, RunConfig]:
+    """Return a new run directory with its config, for training in this process."""
+    run, config = RunDir(folder), load_config(list(words))
+    folder.mkdir(parents=True, exist_ok=True)
+    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return run, config
 
 
 def build_reward_model(folder: Path) -> Path:

@@ -1,7 +1,9 @@
 """Weights gathered in buckets equal those gathered one by one by torch, bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -80,22 +82,17 @@ def check_same(backend: Backend, rank: int) -> None:
     assert all(torch.equal(held, expected[name]) for name, held in norms.items())
 
 
-class counted_gathers:
+@contextmanager
+def counted_gathers() -> Iterator[list[int]]:
     """Record the bytes of each collective that gathers tensors."""
+    gather_single, sizes = distributed.all_gather_single, list[int]()
 
-    def __enter__(self) -> list[int]:
-        self.original: Callable[..., Any] = distributed.all_gather_single
-        sizes: list[int] = []
+    def count(out: Tensor, shard: Tensor, **fields: Any) -> Any:
+        sizes.append(out.nbytes)
+        return gather_single(out, shard, **fields)
 
-        def count(out: Tensor, shard: Tensor, **fields: Any) -> Any:
-            sizes.append(out.nbytes)
-            return self.original(out, shard, **fields)
-
-        distributed.all_gather_single = count
-        return sizes
-
-    def __exit__(self, *_: object) -> None:
-        distributed.all_gather_single = self.original  # type: ignore[assignment]
+    with mock.patch.object(distributed, "all_gather_single", count):
+        yield sizes
 
 
 KINDS: dict[str, list[tuple[torch.dtype, dict[str, Any]]]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
@@ -95,7 +96,7 @@ def test_lost_node_costs_replay_of_its_episodes(rays: Any, tmp_path: Path) -> No
         first = environments.play(calls_of(1))
         where = numbers(first, "pid")
         assert len(set(where)) == 3, "two processes here, one there"
-        here = {pid for pid in where if _parent_of_parent(pid) == os.getpid()}
+        here = {pid for pid in where if psutil.Process(psutil.Process(pid).ppid()).ppid() == os.getpid()}
         theirs = set(where) - here
         assert len(here) == 2 and len(theirs) == 1
         assert numbers(environments.play(calls_of(2)), "pid") == where, "a world stays"
@@ -114,18 +115,10 @@ def test_lost_node_costs_replay_of_its_episodes(rays: Any, tmp_path: Path) -> No
     assert not any(map(_is_alive, here))
 
 
-def _parent_of_parent(pid: int) -> int:
-    return _parent(_parent(pid))
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def _is_alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
 
 

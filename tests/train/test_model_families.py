@@ -3,8 +3,7 @@
 import pytest
 from transformers import logging
 
-from tests.train.lora_families import LORA_PRESETS
-from tests.train.model_families import EXACT, FAMILIES, PAGE, render_share, study, study_lora
+from tests.train.model_families import EXACT, FAMILIES, LORA_PRESETS, PAGE, render_share, study, study_lora
 
 logging.set_verbosity_error()
 FAST = (

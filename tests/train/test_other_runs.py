@@ -4,7 +4,10 @@ With real Ray, vLLM and torch on CPU.
 """
 
 import json
+import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,13 @@ import pytest
 
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE
-from tests.examples.kit import LOCAL_OVERRIDES
-from tests.tiny_models import SMALL
+from slurm_rl.trainers.supervised.rank_info import RankInfo
+from slurm_rl.trainers.supervised.run_supervised import run_training
+from tests.docs.metrics_page import find_unexplained
+from tests.examples.kit import EXAMPLES, LOCAL_OVERRIDES
+from tests.tiny_models import SMALL, SMALL_MODEL, shrink
 from tests.tiny_moe import build_tiny_moe
-from tests.train.conftest import build_reward_model
+from tests.train.conftest import build_reward_model, make_run
 from tests.train.test_run import kill_driver_when
 from tests.whole_run import (
     OVERRIDES,
@@ -30,7 +36,7 @@ from tests.whole_run import (
     wait_for,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 PPO = (
     "+algorithm=ppo",
@@ -191,3 +197,115 @@ def test_run_without_folder_resumes_from_url(whole_run: Path, tmp_path: Path, mo
     assert len([name for name in copies if name.startswith("attempt-1-")]) == 2
     kept = [name for name in copies if name.startswith("step-")]
     assert len(kept) <= 3, "the newest two, the best"
+
+
+def evaluate_experiment(name: str, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the first and the last evaluation of a tiny experiment, which takes three minutes on two cores."""
+    run, config = make_run(folder, [f"+exp={name}"])
+    run_training(run, config, RankInfo())
+    evaluations = stage_rows(folder, "eval")
+    return evaluations[0], evaluations[-1]
+
+
+def test_sft_learns_to_add(tmp_path: Path) -> None:
+    before, after = evaluate_experiment("sft_tiny", tmp_path)
+    assert before["eval/exact_match"] < 0.05
+    assert after["eval/exact_match"] > 0.3
+
+
+def test_reward_model_separates_right_from_wrong(tmp_path: Path) -> None:
+    before, after = evaluate_experiment("rm_tiny", tmp_path)
+    assert before["eval/accuracy"] < 0.7
+    assert after["eval/accuracy"] > 0.9
+
+
+def test_dpo_prefers_right_sum(tmp_path: Path) -> None:
+    before, after = evaluate_experiment("dpo_tiny", tmp_path)
+    assert before["eval/margin"] == 0.0
+    assert after["eval/margin"] > 0.4
+    assert math.exp(after["eval/chosen_logprob"]) > 10 * math.exp(before["eval/chosen_logprob"])
+
+
+def test_ppo_gains_fifteen_points_of_reward(tmp_path: Path) -> None:
+    run_cli(tmp_path, "+exp=ppo_tiny", f"run_dir={tmp_path / 'run'}")
+    before, *_, after = [row["accuracy/sampled"] for row in stage_rows(tmp_path / "run", "eval")]
+    assert after >= before + 0.15
+    assert max(row["critic/explained_variance"] for row in stage_rows(tmp_path / "run")[-10:]) > 0
+
+
+HOSTILE = (
+    *LOCAL_OVERRIDES,
+    shrink("guessing_game/model"),
+    "data.num_eval=4",
+    "eval.interval=0",
+    "trainer.num_steps=2",
+    "trainer.prompts_per_step=4",
+    "algorithm.group_size=4",
+    "env.agent_rows_per_process=0",
+    "env.agent_concurrency=4",
+)
+
+
+def test_step_trains_on_fair_episodes_and_names_failures_of_others(tmp_path: Path) -> None:
+    agent = shutil.copy(Path(__file__).with_name("hostile_agent.py"), tmp_path)
+    subprocess.run([sys.executable, EXAMPLES / "guessing_game/make_data.py"], cwd=tmp_path, check=True)
+    shipped = ("--config-dir", str(EXAMPLES / "openai_program"), "+exp=openai_program_tiny")
+    words = (*shipped, *HOSTILE, f"env.agent_command=[python,{agent}]", f"run_dir={tmp_path / 'run'}")
+    run_cli(tmp_path, *words)
+    steps = stage_rows(tmp_path / "run")
+    assert len(steps) == 2
+    for row in steps:
+        assert row["reward/failed"] == 8.0
+        assert row["reward/failed_bad_score"] == 5.0
+        assert row["reward/failed_exception"] == 2.0 and row["reward/failed_crash"] == 1.0
+        assert row["score/turns"] == 1.0 and row["policy/optimizer_steps"] >= 1.0
+        assert not any("\ud800" in key or key == "score/a" for key in row)
+
+
+SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
+ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
+# Sums small enough that a minute of training gets some of them right.
+ROWS = ("data.largest_addend=9", "data.num_eval=10", "supervised.batch_size=64", "supervised.num_epochs=60")
+TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.interval=30", *ROWS, "run_dir=runs/sft")
+
+
+def measured(folder: Path, name: str) -> dict[str, float]:
+    [row] = exact_rows(folder / f"runs/{name}")
+    assert find_unexplained(row) == set() and row["stage"] == "eval"
+    return {key: value for key, value in row.items() if key.startswith("set/")}
+
+
+def test_evaluation_starts_engines_only(tmp_path: Path) -> None:
+    words = ("+exp=demo", "data.train=''", SMALL_MODEL, *SETS, "rollout.max_num_seqs=64", *LOCAL_OVERRIDES)
+    run_cli(tmp_path, "eval", *words, "run_dir=runs/alone")
+    found = measured(tmp_path, "alone")
+    assert found["set/sums/prompts"] == 25 and found["set/sums/failed"] == 0 and found["set/sums/length_mean"] > 1
+    assert 0 <= found["set/sums/avg@4"] <= found["set/sums/pass@2"] <= found["set/sums/pass@4"] <= 1
+    plan = json.loads((tmp_path / "runs/alone/plan.json").read_text())
+    assert {actor["role"] for actor in plan["actors"]} == {"rollout"}
+
+
+def test_evaluation_of_export_and_checkpoint_is_repeatable(tmp_path: Path) -> None:
+    run_cli(tmp_path, *TRAIN, SMALL_MODEL, "policy.num_threads=1", "logging.wandb.mode=disabled")
+    words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *LOCAL_OVERRIDES)
+    for name in ("first", "again"):
+        run_cli(tmp_path, "eval", *words, f"run_dir=runs/{name}")
+    found = measured(tmp_path, "first")
+    assert found["set/sums/prompts"] == 25 and found["set/sums/avg@4"] > 0
+    assert measured(tmp_path, "again") == found
+    # The newest checkpoint has the numbers of the export.
+    named = ("eval", "runs/sft", "--step", "60", *words[2:])
+    run_cli(tmp_path, *named, "run_dir=runs/step")
+    assert (tmp_path / "runs/step/model/config.json").is_file()
+    assert not list((tmp_path / "runs/sft").glob("export-step-*"))
+    assert measured(tmp_path, "step") == found
+
+
+@pytest.mark.parametrize("words", [(), ("rollout.max_off_policy_steps=2", "algorithm.correction.kind=token_tis")])
+def test_save_interval_keeps_grpo_metrics(words: tuple[str, ...], tmp_path: Path) -> None:
+    rows, saves = [], []
+    for every in ("1", "4", "auto"):
+        rows.append(train(tmp_path / every, f"checkpoint.interval={every}", *words))
+        saves.append(tuple(row["step"] for row in events_of(tmp_path / every, "checkpoint/saved")))
+    assert rows[0] == rows[1] == rows[2]
+    assert len(set(saves)) == 3, saves

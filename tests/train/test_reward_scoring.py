@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
@@ -27,6 +25,7 @@ from slurm_rl.trainers.supervised.objective import micro_batches_of
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_engine, build_objective, run_training
 from tests.tiny_models import TinyModel, build_tiny_model
+from tests.train.conftest import make_run
 
 TINY = TinyModel(
     characters="".join(map(chr, range(32, 127))), hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1
@@ -58,10 +57,8 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")
     is_chat = str(request.param == "chat").lower()
-    config = load_config([*WORDS, f"model.path={folder / 'model'}", f"data.chat_template={is_chat}"])
-    run = RunDir(folder / "run")
-    run.path.mkdir()
-    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    words = [*WORDS, f"model.path={folder / 'model'}", f"data.chat_template={is_chat}"]
+    run, config = make_run(folder / "run", words)
     run_training(run, config, RankInfo())
     return run, config
 

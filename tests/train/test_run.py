@@ -1,15 +1,11 @@
 """The demo's pipeline end to end, also killed, with real Ray, vLLM and torch on CPU."""
 
-import contextlib
 import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +14,11 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.node.private_folder import tmp_stem
+from slurm_rl.node.processes import find_marked
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import read_json
 from tests.docs.metrics_page import find_unexplained
+from tests.ray_kit import ray_up
 from tests.whole_run import (
     OVERRIDES,
     command_line,
@@ -104,36 +102,11 @@ def test_run_leaves_no_process_or_file(whole_run: Path) -> None:
 @pytest.fixture
 def other_ray() -> Iterator[set[int]]:
     """Processes of another Ray cluster of the same user on this machine."""
-    folder = Path(tempfile.mkdtemp(prefix="other-", dir="/tmp"))  # short: Ray's sockets are created below
-    argv = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=1"]
-    argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
-    with (folder / "log").open("wb") as log:
-        ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    # Until then its raylet may still fail, without any interference.
-    give_up = time.monotonic() + 300
-    while "Ray runtime started" not in (folder / "log").read_text():
-        assert ray.poll() is None and time.monotonic() < give_up, (folder / "log").read_text()
-        time.sleep(0.1)
-    is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
-    core = {pid for pid in find_session(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}
-    assert len(core) == 2
-    yield core
-    for pid in find_session(ray.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    ray.wait(timeout=120)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def find_session(leader: int) -> list[int]:
-    """Return the living processes of the session led by `leader`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
-            if fields and int(fields[3]) == leader and command_line(int(entry.name)):
-                found.append(int(entry.name))
-    return found
+    with ray_up() as cluster:
+        is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
+        core = {pid for pid in find_marked(cluster.mark) if is_core.search(command_line(pid).partition(" ")[0])}
+        assert len(core) == 2
+        yield core
 
 
 def test_killed_run_resumes_with_identical_metrics(whole_run: Path, tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import multiprocessing
 
 from slurm_rl.config.load import load_config
-from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.models.convert import convert_checkpoint
 from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.run_dir.run_dir import RunDir, read_json
+from slurm_rl.trainers.common import cadence
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import build_objective, run_training, train
-from tests.tiny_models import TinyModel
+from tests.train import conftest
+from tests.train.conftest import make_run
 from tests.unit.models.test_store_address import free_port
-from tests.whole_run import exact_rows
+from tests.whole_run import events_of, exact_rows, stage_rows
 
 SMALL = [
-    TinyModel(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1).word,
+    conftest.SMALL.word,
     "data.largest_addend=9",
     "data.num_eval=20",
     "supervised.batch_size=16",
@@ -50,7 +50,7 @@ LAYOUTS = {
 Pairs = list[tuple[str, str]]
 """Pairs of layout and task."""
 # Layouts differ below the objective; tests/train/test_engine_distributed.py compares them.
-FAST: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached"), ("zero-3", "dpo-cached")]
+FAST: Pairs = [("fsdp2", "sft"), ("fsdp2", "rm"), ("fsdp2", "dpo-cached")]
 STOPPED: Pairs = [("fsdp2", "sft"), ("zero-3", "dpo-cached")]
 FOUR: Pairs = [(layout, task) for layout in LAYOUTS for task in (TASKS | ADAPTED)]
 
@@ -68,23 +68,16 @@ class StopAfter(StopFlag):
             raise StopRequested("asked to stop by the test")
 
 
-def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
-    run, config = RunDir(folder), load_config([words[0], *SMALL, *words[1:]])
-    folder.mkdir(parents=True, exist_ok=True)
-    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return run, config
-
-
 def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None:
     faulthandler.enable()
     rank_info = RankInfo(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
     rank_info.join(timeout_s=300)
     for layout, task in pairs:
-        words = [*(TASKS | ADAPTED)[task], *LAYOUTS[layout]]
-        run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words)
+        words = [*SMALL, *(TASKS | ADAPTED)[task], *LAYOUTS[layout]]
+        run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", words)
         run = RunDir(run.path.with_name("whole-0"))
         train(run, config, rank_info, StopFlag())
-        if num_ranks != 2 or (layout, task) not in STOPPED:
+        if num_ranks == 1 or (layout, task) not in STOPPED:
             continue
         again = RunDir(run.path.with_name("stopped"))
         try:
@@ -131,54 +124,66 @@ def require_equal(ours: list[dict[str, Any]], one: list[dict[str, Any]]) -> None
         assert row == pytest.approx(numbers, abs=1e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize(("layout", "task"), STOPPED)
-def test_stopped_run_resumes_with_identical_metrics(layout: str, task: str, root: Path) -> None:
-    folder = root / f"{layout}-2-{task}"
+@pytest.mark.parametrize(
+    ("ranks", "name"), [("root", "fsdp2-2-sft"), pytest.param("four", "zero-3-4-dpo-cached", marks=pytest.mark.slow)]
+)
+def test_stopped_run_resumes_with_identical_metrics(ranks: str, name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(ranks) / name
     assert "trainer/resumed" in (folder / "stopped" / "events.jsonl").read_text()
     assert exact_rows(folder / "stopped") == exact_rows(folder / "whole-0")
 
 
-def test_transformers_agrees_with_reward_model(root: Path) -> None:
+def test_transformers_reads_exported_and_converted_reward_model(root: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = root / "fsdp2-2-rm" / "whole-0"
-    model, loaded = AutoModelForSequenceClassification.from_pretrained(folder / "export", output_loading_info=True)
-    assert type(model).__name__ == "Qwen3ForSequenceClassification"
-    assert not loaded["missing_keys"] and not loaded["unexpected_keys"] and model.config.num_labels == 1
+    folder, out = root / "fsdp2-2-rm" / "whole-0", tmp_path / "converted"
+    config = load_config([*TASKS["rm"], *SMALL])
+    checkpoint = folder / "checkpoints" / "step-5" / "policy"
+    count = convert_checkpoint(checkpoint, str(folder / "model"), config.model, out, 10**9)
+    for source in (out, folder / "export"):
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(source, output_loading_info=True)
+        assert type(model).__name__ == "Qwen3ForSequenceClassification" and model.config.num_labels == 1
+        assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+        assert count == sum(parameter.numel() for parameter in model.parameters())
     tokenizer = AutoTokenizer.from_pretrained(folder / "export")
-    rows = build_objective(load_config([*TASKS["rm"], *SMALL]), str(folder / "model")).held_out
+    rows = build_objective(config, str(folder / "model")).held_out
     texts = [tokenizer.decode(sequence.token_ids) for example in rows for sequence in example.sequences]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         scores = model.eval()(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits.view(-1, 2)
-    evaluations = [row for row in exact_rows(folder) if row["stage"] == "eval"]
-    best = min(evaluations, key=lambda row: row["eval/loss"])
+    best = min(stage_rows(folder, "eval"), key=lambda row: row["eval/loss"])
     assert float(scores[:, 0].mean()) == pytest.approx(best["eval/chosen_score"], abs=1e-4)
     assert float(scores[:, 1].mean()) == pytest.approx(best["eval/rejected_score"], abs=1e-4)
-
-
-def test_checkpoint_of_reward_model_converts_to_one(root: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForSequenceClassification
-
-    folder, out = root / "fsdp2-2-rm" / "whole-0", tmp_path / "converted"
-    model = load_config([*TASKS["rm"], *SMALL]).model
-    count = convert_checkpoint(folder / "checkpoints" / "step-5" / "policy", str(folder / "model"), model, out, 10**9)
-    scorer, loaded = AutoModelForSequenceClassification.from_pretrained(out, output_loading_info=True)
-    assert type(scorer).__name__ == "Qwen3ForSequenceClassification" and scorer.config.num_labels == 1
-    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
-    assert count == sum(parameter.numel() for parameter in scorer.parameters())
 
 
 def test_early_stop_exports_best(tmp_path: Path) -> None:
     """With a learning rate that makes every step worse, the run ends two evaluations later and restores the start."""
     words = ["eval.interval=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
-    run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
+    run, config = make_run(tmp_path / "run", [TASKS["dpo-cached"][0], *SMALL, *words])
     run_training(run, config, RankInfo())
-    assert [row["step"] for row in exact_rows(run.path) if row["stage"] == "eval"] == [0, 1, 2]
+    assert [row["step"] for row in stage_rows(run.path, "eval")] == [0, 1, 2]
     from safetensors.torch import load_file
 
     start, end = (load_file(folder / "model.safetensors") for folder in (run.model, run.export))
     assert all(torch.equal(start[name], end[name]) for name in end)
+
+
+def test_save_interval_keeps_supervised_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of saves changes no metric, so a clock may decide it (checkpoint.interval=auto)."""
+    monkeypatch.setattr(cadence, "FIRST_EVERY", 1)
+    # So that steps of milliseconds change the interval at once.
+    monkeypatch.setattr(cadence, "LEAST_SAVES", 1)
+    rows, saves = {}, {}
+    for every in ("1", "3", "auto"):
+        run, config = make_run(tmp_path / every, [TASKS["dpo-cached"][0], *SMALL, f"checkpoint.interval={every}"])
+        run_training(run, config, RankInfo())
+        rows[every], saves[every] = (
+            exact_rows(run.path),
+            [row["step"] for row in events_of(run.path, "checkpoint/saved")],
+        )
+    assert rows["1"] == rows["3"] == rows["auto"]
+    assert len(rows["1"]) > 3 and len(saves["1"]) > len(saves["3"])
+    assert saves["auto"][0] == 0 and saves["auto"] != saves["3"]
 
 
 GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
@@ -202,9 +207,8 @@ def test_bad_input_ends_with_status_2_and_names_row(
 ) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(one) + "\n" for one in [*[GOOD] * 16, row]))
-    run, config = make_run(
-        tmp_path / "run", TASKS[task][0], f"data.train={data}", "data.num_eval=0", "supervised.max_steps=1", *words
-    )
+    own = [f"data.train={data}", "data.num_eval=0", "supervised.max_steps=1", *words]
+    run, config = make_run(tmp_path / "run", [TASKS[task][0], *SMALL, *own])
     status = run_to_outcome(run, run.attempt(1), lambda run, _: run_training(run, config, RankInfo()))
     error = capsys.readouterr().err
     assert status == (2 if names else 0), error

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from slurm_rl.config.load import load_config
-from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.supervised.rank_info import RankInfo
 from slurm_rl.trainers.supervised.run_supervised import run_training
 from tests.image_kit import write_image
+from tests.train.conftest import make_run
+from tests.whole_run import stage_rows
 
 WORDS = [
     "model=tiny_qwen2_5_vl",
@@ -50,14 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
-    path.mkdir()
-    run = RunDir(path)
     words = [f"+exp={task}_tiny", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'evals.jsonl'}"]
-    config = load_config([*words, "data.num_eval=100", *(["dpo.reference=live"] if task == "dpo" else [])])
-    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    more = ["dpo.reference=live"] if task == "dpo" else []
+    run, config = make_run(path, [*words, "data.num_eval=100", *more])
     run_training(run, config, RankInfo())
-    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [row for row in rows if row["stage"] == "eval"]
+    return stage_rows(path, "eval")
 
 
 def transformers_loss(model_folder: Path, folder: Path) -> float:

@@ -109,6 +109,18 @@ class LightRun:
         found: dict[str, Any] = read_json(self.run_dir.end)
         return found
 
+    def check_finished(self, num_steps: int = 60, num_values: int | None = None) -> None:
+        """Wait for the end; check that the run logged the rows of an undisturbed one."""
+        end = self.wait_for_end()
+        assert end["state"] == "finished", (end, self.causes)
+        assert self.metrics() == expected_metrics(num_steps, num_values or self.plan.num_nodes)
+
+    def preempt(self) -> None:
+        """Submit a job in the high partition that takes a node from the run for a short time."""
+        words = ["-p", "high", "-w", self.hosts(1)[0], "--exclusive", "--mem=100", "--output=/dev/null"]
+        done = self.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
+        assert done.returncode == 0, done.stderr
+
     def wait_for_state(self, state: str) -> None:
         def is_there() -> bool:
             shown = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T"])

@@ -38,15 +38,62 @@ class Counter:
         return (value * 1.000001 + 1.0 / (step + 3)) % 1.0
 
 
-class LightTrainer:
-    """Training loop that resumes from the newest checkpoint."""
+class Loop:
+    """Values, metrics and checkpoints of a run that resumes from the newest checkpoint.
 
+    Args:
+        metrics: None on ranks that write nothing.
+    """
+
+    def __init__(self, run: RunDir, args: argparse.Namespace, num_values: int, metrics: MetricsLogger | None) -> None:
+        self.run_dir, self.args, self.metrics = run, args, metrics
+        self.store = CheckpointStore(run.checkpoints)
+        self.step, self.values, self.saved = 0, [0.5] * num_values, -1
+
+    def restore(self) -> None:
+        newest = self.store.latest()
+        if newest is not None:
+            self.step = self.saved = newest.step
+            self.values = json.loads((newest.path / "values.json").read_text())
+        if self.metrics:
+            if newest is not None:
+                append_event(self.run_dir, "trainer/resumed", step=self.step)
+            self.metrics.rewind(self.step if newest else -1, self.step)
+            self.metrics.steps.mark()
+
+    def start(self) -> None:
+        if self.metrics:
+            append_event(self.run_dir, "trainer/started", attempt=self.args.attempt)
+            self.metrics.steps.mark()
+
+    def log(self) -> None:
+        self.step += 1
+        if self.metrics:
+            self.metrics.log(self.step, "grpo", {f"value/{n}": value for n, value in enumerate(self.values)})
+
+    @property
+    def is_time_to_save(self) -> bool:
+        return self.step % self.args.save_every == 0 or self.step == self.args.num_steps
+
+    def save(self) -> None:
+        if self.metrics and self.step != self.saved:
+            began = time.monotonic()
+            folder = self.store.begin(self.step)
+            time.sleep(self.args.save_s)
+            (folder / "values.json").write_text(json.dumps(self.values))
+            self.store.commit(self.step, {})
+            seconds = round(time.monotonic() - began, 3)
+            append_event(self.run_dir, "checkpoint/saved", step=self.step, seconds=seconds, stall_s=seconds)
+            self.metrics.steps.add(self.step, SAVE)
+        self.saved = self.step
+
+
+class LightTrainer(Loop):
     def __init__(
         self, run: RunDir, args: argparse.Namespace, cluster: Cluster, metrics: MetricsLogger, scorer: Scorer | None
     ) -> None:
-        self.run_dir, self.args, self.cluster, self.metrics, self.scorer = run, args, cluster, metrics, scorer
-        self.store = CheckpointStore(run.checkpoints)
-        self.step, self.values, self.saved = 0, [0.5] * cluster.plan.num_nodes, -1
+        super().__init__(run, args, cluster.plan.num_nodes, metrics)
+        self.cluster, self.metrics, self.scorer = cluster, metrics, scorer
         self.actors: list[Actor] = []
 
     def run(self) -> None:
@@ -56,18 +103,16 @@ class LightTrainer:
             for rank in range(self.cluster.plan.num_nodes)
         ]
         self.compute(0.0)
-        append_event(self.run_dir, "trainer/started", attempt=self.args.attempt)
-        self.metrics.steps.mark()
+        self.start()
         try:
             while self.step < self.args.num_steps:
-                self.values = self.compute(self.args.step_s)
-                self.step += 1
+                values = self.compute(self.args.step_s)
                 if self.scorer is not None:
-                    [scored] = self.scorer.score([RewardItem(completion=str(self.step + 1), answer=str(self.step + 1))])
+                    [scored] = self.scorer.score([RewardItem(completion=str(self.step), answer=str(self.step))])
                     assert scored.value == 1.0, scored
-                row = {f"value/{rank}": value for rank, value in enumerate(self.values)}
-                self.metrics.log(self.step, "grpo", row)
-                if self.step % self.args.save_every == 0 or self.step == self.args.num_steps:
+                self.values = values
+                self.log()
+                if self.is_time_to_save:
                     self.save()
         except StopRequested:
             self.metrics.steps.mark()
@@ -80,28 +125,6 @@ class LightTrainer:
             for actor, value in zip(self.actors, self.values, strict=True)
         ]
         return self.cluster.gather(calls, timeout_s=_STEP_TIMEOUT_S, what=f"step {self.step}")
-
-    def restore(self) -> None:
-        newest = self.store.latest()
-        if newest is not None:
-            self.step = self.saved = newest.step
-            self.values = json.loads((newest.path / "values.json").read_text())
-            append_event(self.run_dir, "trainer/resumed", step=self.step)
-        self.metrics.rewind(self.step if newest else -1, self.step)
-        self.metrics.steps.mark()
-
-    def save(self) -> None:
-        if self.step == self.saved:
-            return
-        began = time.monotonic()
-        folder = self.store.begin(self.step)
-        time.sleep(self.args.save_s)
-        (folder / "values.json").write_text(json.dumps(self.values))
-        self.store.commit(self.step, {})
-        self.saved = self.step
-        seconds = round(time.monotonic() - began, 3)
-        append_event(self.run_dir, "checkpoint/saved", step=self.step, seconds=seconds, stall_s=seconds)
-        self.metrics.steps.add(self.step, SAVE)
 
 
 def train(run: RunDir, args: argparse.Namespace) -> None:
@@ -135,14 +158,18 @@ def open_placed(run: RunDir, args: argparse.Namespace, cluster: Cluster) -> Iter
         yield scorer
 
 
-def main() -> int:
-    parser = attempt_parser("A trainer without a model.")
+def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--save-s", type=float, default=0.0)
     # Simulates the import of torch, during which a trainer has no signal handlers yet.
     parser.add_argument("--import-s", type=float, default=0.0)
+
+
+def main() -> int:
+    parser = attempt_parser("A trainer without a model.")
+    add_settings(parser)
     args = parser.parse_args()
     run, attempt = open_attempt(args)
     time.sleep(args.import_s)
