@@ -1,6 +1,6 @@
 """Corrections of vLLM's reload, where it would leave an engine with weights of an earlier load.
 
-tests/train/test_weight_transports.py compares policy and engine after each reload, for each family that needs one.
+tests/train/test_vllm_engine.py compares policy and engine after each reload, for each family that needs one.
 """
 
 import contextlib
