@@ -193,6 +193,7 @@ def test_held_job_names_next_action(tmp_path: Path) -> None:
 WORDS = ["submit", "+exp=demo", "+cluster=slurm_cpu"]
 RUN, SWEEP = ["run_dir=out"], ["-m", "hydra.sweep.dir=out", "seed=1,2"]
 TIMEOUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+SILENT = "exec /bin/sleep 20"
 NO_CONTROLLER = "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 
 
@@ -203,7 +204,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(SlurmLauncher, "check", lambda self, plan: (plan, []))
-    monkeypatch.setattr(command_line, "TIMEOUT_S", 2.0)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -213,15 +213,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("echo queued", True),
         (TIMEOUT, True),
-        ("exec /bin/sleep 20", True),
+        (SILENT, True),
         ("exit 1", False),
         (NO_CONTROLLER, False),
     ],
 )
 @pytest.mark.parametrize("words", [RUN, SWEEP])
 def test_submit_keeps_directory_of_possibly_queued_job(
-    folder: Path, words: list[str], body: str, is_kept: bool
+    folder: Path, words: list[str], body: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if body == SILENT:
+        monkeypatch.setattr(command_line, "TIMEOUT_S", 0.5)
     put(folder / "bin", "sbatch", body)
     assert main([*WORDS, *words]) in (1, 2)
     assert (folder / "out").exists() == is_kept
