@@ -7,6 +7,7 @@ Each line has the text of all trained turns, joined by " + ", followed by the te
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ def fit(messages: Sequence[dict[str, Any]], family: str) -> list[dict[str, Any]]
     return [{**one, "content": [{"type": "text", "text": one["content"] or ""}]} for one in messages]
 
 
+@cache
 def train(family: str, name: str, *, has_special_tags: bool = False) -> list[str]:
     """Return the text of each trained turn, or one line with the reason of a refusal."""
     tokenizer = build_tokenizer(family, has_special_tags=has_special_tags)

@@ -115,23 +115,19 @@ def test_truncated_text_has_no_end_token(name: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma"])
-def test_rendered_prompt_gets_no_second_bos(name: str) -> None:
-    tokenizer = build_tokenizer(TEMPLATES[name])
-    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    for end, truncated in (("<|im_end|>", False), ("", True)):
-        body = {"query": [rendered + "Me" + end], "prompts": [rendered], "labels": ["7"]}
+def test_prompt_of_other_client_is_rendered_once_by_template_of_model(name: str) -> None:
+    tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
+    own, other = (
+        one.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) for one in (tokenizer, policy)
+    )
+    # A rendered prompt gets no second <bos>; a prompt in JSON uses the template of the reward model.
+    cases = [(own, own, "<|im_end|>", False), (own, own, "", True), (other, json.dumps(CHAT), "<|im_end|>", False)]
+    for rendered, prompt, end, truncated in cases:
+        body = {"query": [rendered + "Me" + end], "prompts": [prompt], "labels": ["7"]}
         [item] = build_items(parse_request(json.dumps(body).encode()))
         assert (item.completion, item.truncated) == ("Me", truncated)
         expected = encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer), truncated=truncated)
         assert score_ids(tokenizer, item) == expected
-
-
-def test_json_chat_prompt_uses_template_of_reward_model() -> None:
-    tokenizer, policy = build_tokenizer(GEMMA), build_tokenizer(CHATML)
-    rendered = policy.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    body = {"query": [rendered + "Me<|im_end|>"], "prompts": [json.dumps(CHAT)], "labels": ["7"]}
-    [item] = build_items(parse_request(json.dumps(body).encode()))
-    assert score_ids(tokenizer, item) == encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer))
 
 
 def test_client_may_mark_text_as_truncated() -> None:

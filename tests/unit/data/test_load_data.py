@@ -12,9 +12,13 @@ from tests import image_kit
 QUESTIONS = [f"What is {n}?" for n in range(40)]
 
 
-def write_rows(path: Path, prompts: list[Any], **extra: Any) -> str:
-    path.write_text("".join(json.dumps({"prompt": p, "answer": "1", **extra}) + "\n" for p in prompts))
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def write_rows(path: Path, prompts: list[Any], **extra: Any) -> str:
+    return write(path, [{"prompt": prompt, "answer": "1", **extra} for prompt in prompts])
 
 
 def prompts_of(rows: list[Any]) -> list[Any]:
@@ -51,18 +55,14 @@ def test_held_out_rows_depend_on_content_not_order(tmp_path: Path) -> None:
 def test_tasks_hold_out_same_prompts(tmp_path: Path) -> None:
     asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
     said = {"role": "assistant", "content": "1"}
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": messages, "answer": "1", "chosen": "1", "rejected": "2"} for messages in asked]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(train=str(path), num_eval=10)
+    config = DataConfig(train=write_rows(tmp_path / "rows.jsonl", asked, chosen="1", rejected="2"), num_eval=10)
     held_out = prompts_of(load_prompts(config).held_out)
     assert prompts_of(load_answers(config).held_out) == held_out == prompts_of(load_pairs(config).held_out)
     # Plain text and whole conversations select the same rows.
     plain = load_prompts(DataConfig(train=write_rows(tmp_path / "plain.jsonl", QUESTIONS), num_eval=10))
     assert [messages[0]["content"] for messages in held_out] == prompts_of(plain.held_out)
-    whole = tmp_path / "whole.jsonl"
-    whole.write_text("".join(json.dumps({"messages": [*messages, said]}) + "\n" for messages in asked))
-    conversations = load_answers(DataConfig(train=str(whole), num_eval=10)).held_out
+    whole = write(tmp_path / "whole.jsonl", [{"messages": [*messages, said]} for messages in asked])
+    conversations = load_answers(DataConfig(train=whole, num_eval=10)).held_out
     assert [row.answer[:1] for row in conversations] == held_out
 
 
@@ -105,13 +105,11 @@ def test_training_on_eval_file_is_refused(tmp_path: Path) -> None:
 def test_conversation_that_answers_held_out_prompt_is_excluded(tmp_path: Path) -> None:
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "1"), ("user", "b"))]
     long = [*turns, {"role": "assistant", "content": "2"}]
-    train = tmp_path / "train.jsonl"
-    rows = [{"messages": long}, {"messages": turns[:2]}, {"messages": [turns[2], long[3]]}]
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = write(tmp_path / "train.jsonl", [{"messages": one} for one in (long, turns[:2], [turns[2], long[3]])])
     asked_first = write_rows(tmp_path / "first.jsonl", ["a"])
-    assert [row.index for row in load_answers(DataConfig(train=str(train), eval=asked_first)).train] == [2]
+    assert [row.index for row in load_answers(DataConfig(train=train, eval=asked_first)).train] == [2]
     asked_last = write_rows(tmp_path / "last.jsonl", [turns])
-    assert [row.index for row in load_answers(DataConfig(train=str(train), eval=asked_last)).train] == [1, 2]
+    assert [row.index for row in load_answers(DataConfig(train=train, eval=asked_last)).train] == [1, 2]
 
 
 ODD = [[{"role": "user", "content": content}] for content in ("", 5, {"a": 1}, [5], ["a"])]
@@ -150,12 +148,10 @@ def test_same_image_name_in_two_folders_is_two_prompts(tmp_path: Path) -> None:
 
 def test_load_pairs_with_question_twice_holds_out_rows_of_sft_and_grpo(tmp_path: Path) -> None:
     said = [{"role": "assistant", "content": text} for text in ("1", "2")]
-    path = tmp_path / "rows.jsonl"
-    with path.open("w") as file:
-        for text in QUESTIONS:
-            chosen, rejected = ([{"role": "user", "content": text}, answer] for answer in said)
-            row = {"prompt": text, "answer": "1", "messages": chosen, "chosen": chosen, "rejected": rejected}
-            file.write(json.dumps(row) + "\n")
-    config = DataConfig(train=str(path), num_eval=10)
+    rows = []
+    for text in QUESTIONS:
+        chosen, rejected = ([{"role": "user", "content": text}, answer] for answer in said)
+        rows.append({"prompt": text, "answer": "1", "messages": chosen, "chosen": chosen, "rejected": rejected})
+    config = DataConfig(train=write(tmp_path / "rows.jsonl", rows), num_eval=10)
     held_out = [[row.index for row in load(config).held_out] for load in (load_pairs, load_answers, load_prompts)]
     assert held_out[0] == held_out[1] == held_out[2]

@@ -2,6 +2,7 @@ import json
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,10 @@ from slurm_rl.errors import ConfigError, DataError, MissingLibraryError
 GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
 
 
-def load(tmp_path: Path, content: str | bytes) -> list[PromptRow]:
+def load(tmp_path: Path, content: str | bytes, **config: Any) -> list[PromptRow]:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load_rows(path, DataConfig())
+    return load_rows(path, DataConfig(**config))
 
 
 def test_rows_keep_order_and_index(tmp_path: Path) -> None:
@@ -83,29 +84,24 @@ def test_json_messages_are_parsed_and_other_lists_are_text(tmp_path: Path) -> No
 
 
 def test_missing_label_key_gives_no_answers(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"q": "3+4="}\n')
-    assert load_rows(path, DataConfig(input_key="q", label_key=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]
+    [row] = load(tmp_path, '{"q": "3+4="}\n', input_key="q", label_key=None)
+    assert row == PromptRow(index=0, prompt="3+4=", answer="")
 
 
 def test_further_columns_reach_environment_and_identity(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "answer": "1", "board": [[0, 1]], "level": 3}\n')
-    config = DataConfig(info_keys=["board", "level"])
-    [row] = load_rows(path, config)
+    line = '{"prompt": "a", "answer": "1", "board": [[0, 1]], "level": 3}\n'
+    [row] = load(tmp_path, line, info_keys=["board", "level"])
     assert row.info == {"board": [[0, 1]], "level": 3}
     plain = EncodedPrompt(index=0, token_ids=[1], text="a", answer="1")
     contents = {prompt_content(replace(plain, info=info)) for info in ({}, row.info, {**row.info, "level": 4})}
     assert len(contents) == 3
     with pytest.raises(DataError, match=r"data\.info_keys.*no such|no column|must have the column"):
-        load_rows(path, DataConfig(info_keys=["bord"]))
+        load(tmp_path, line, info_keys=["bord"])
 
 
 def test_non_json_value_is_no_further_column(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "answer": "1", "level": NaN}\n')
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*(JSON|NaN)"):
-        load_rows(path, DataConfig(info_keys=["level"]))
+        load(tmp_path, '{"prompt": "a", "answer": "1", "level": NaN}\n', info_keys=["level"])
 
 
 ROWS = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+2=", "answer": "4"}\n'

@@ -80,16 +80,18 @@ def test_prompt_may_fill_both_limits() -> None:
     assert len(encode("a" * 5, max_prompt_tokens=5, context_length=15, max_tokens=10).token_ids) == 5
 
 
-def test_tokenizer_that_raises_on_unknown_token_is_data_error() -> None:
-    with pytest.raises(DataError, match=r"row 17: .*got '!' in 'a!b'"):
-        encode("a!b", build_tokenizer(unk=None))
-
-
-@pytest.mark.parametrize(("text", "dropped", "shown"), [("abc", "b", "b"), ("e\u0301", "\u0301", r"\\u0301")])
-def test_characters_dropped_by_normalizer_are_lost(text: str, dropped: str, shown: str) -> None:
-    tokenizer = build_tokenizer(normalizer=normalizers.Replace(dropped, ""))
-    with pytest.raises(DataError, match=rf"row 17: .*got '{shown}'"):
-        encode(text, tokenizer)
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("a!b", {"unk": None}, "got '!' in 'a!b'"),
+        ("abc", {"normalizer": normalizers.Replace("b", "")}, "got 'b'"),
+        ("e\u0301", {"normalizer": normalizers.Replace("\u0301", "")}, r"got '\\u0301'"),
+        ("a", {"chat_template": "{{ raise_exception('roles must alternate') }}"}, "roles must alternate"),
+    ],
+)
+def test_row_that_loses_characters_or_is_refused_is_named(text: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=rf"row 17: .*{says}"):
+        encode(text, build_tokenizer(**options), chat_template="chat_template" in options)
 
 
 def test_lossless_normalizer_is_accepted() -> None:
@@ -127,17 +129,6 @@ def test_slow_tokenizer_shows_unknown_tokens_too() -> None:
     assert encode("ab", SlowTokenizer()).token_ids == [97, 98]
     with pytest.raises(DataError, match=r"row 17: .*an unknown token"):
         encode("a\u00e9", SlowTokenizer())
-
-
-def test_chat_template_must_exist() -> None:
-    with pytest.raises(DataError, match=r"data\.chat_template=true, .*need .*without one"):
-        encode("a", build_tokenizer(), chat_template=True)
-
-
-def test_message_refused_by_chat_template_is_named() -> None:
-    tokenizer = build_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(DataError, match=r"row 17: .*roles must alternate"):
-        encode("a", tokenizer, chat_template=True)
 
 
 def test_too_long_rows_can_be_skipped() -> None:

@@ -1,4 +1,8 @@
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -6,6 +10,7 @@ import psutil
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
+from tests.lock import ROOT
 
 TABLE = {"arithmetic": "tests.unit.rewards.bad_verifiers:obey"}
 
@@ -37,3 +42,27 @@ def _is_worker(process: psutil.Process) -> bool:
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
     return "resource_tracker" not in words and not is_fork_server
+
+
+def outlive_killed(script: str, folder: Path, *args: str) -> list[psutil.Process]:
+    """Kill a Python script after its first line of output; return its descendants that still run after a minute."""
+    (folder / "parent.py").write_text(script)
+    command = [sys.executable, str(folder / "parent.py"), *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+        time.sleep(0.5)
+        family = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+    assert family
+    give_up = time.monotonic() + 60
+    while (alive := [p for p in family if _runs(p)]) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether the process runs; zombies, which wait for their parent, do not count."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,7 +1,6 @@
 """The reward client against foreign services that misbehave."""
 
-import threading
-from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +43,17 @@ def test_no_items_send_no_request() -> None:
 
 
 def test_requests_are_balanced_over_replicas() -> None:
-    seen: Counter[str] = Counter()
-    lock = threading.Lock()
+    seen: dict[str, list[int]] = {name: [] for name in "abc"}
 
     def count(name: str) -> Any:
-        def answer(tree: dict[str, Any]) -> Answer:
-            with lock:
-                seen[name] += len(tree["query"])
-            return right(tree)
+        return lambda tree: seen[name].append(len(tree["query"])) or right(tree)
 
-        return answer
-
-    with (
-        scripted_server(count("a")) as a,
-        scripted_server(count("b")) as b,
-        scripted_server(count("c")) as c,
-        build_client(a, b, c, items_per_request=10) as client,
-    ):
-        client.score(build_items(300))
-        assert seen == {"a": 100, "b": 100, "c": 100}
-        client.score(build_items(3))
-        assert seen == {"a": 101, "b": 101, "c": 101}
+    with ExitStack() as stack:
+        urls = [stack.enter_context(scripted_server(count(name))) for name in seen]
+        client = stack.enter_context(build_client(*urls, items_per_request=10))
+        for num_items, each in ((300, 100), (3, 101)):
+            client.score(build_items(num_items))
+            assert [sum(sizes) for sizes in seen.values()] == [each] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from slurm_rl.rewards import worker_processes
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rewards.worker_processes import VerifierProcesses
-from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
+from tests.unit.rewards.reward_pool_kit import build_items, build_pool, outlive_killed, workers
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +195,7 @@ def test_slow_start_times_out() -> None:
 
 
 PARENT = """
-import os, sys, threading
+import sys
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
@@ -209,27 +208,8 @@ if __name__ == "__main__":
 """
 
 
-def runs(process: psutil.Process) -> bool:
-    """Return whether the process runs; zombies, which wait for their parent, do not count."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
 def test_workers_die_with_killed_parent(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
-    command = [sys.executable, str(script), "hang", "hang in c"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"up\n"
-        time.sleep(0.5)
-        children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) >= 2
-        parent.kill()
-    give_up = time.monotonic() + 60
-    while (alive := [p for p in children if runs(p)]) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert alive == []
+    assert outlive_killed(PARENT, tmp_path, "hang", "hang in c") == []
 
 
 def test_pool_imports_no_heavy_module() -> None:

@@ -5,8 +5,6 @@ import resource
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,8 @@ from slurm_rl.errors import RewardError
 from slurm_rl.rewards import supervise
 from slurm_rl.rewards.client import RewardClient
 from slurm_rl.rewards.supervise import RewardServices
+from tests.slurm.cluster.waiting import wait_until
+from tests.unit.rewards.reward_pool_kit import outlive_killed
 from tests.unit.rewards.service_kit import build_items, odd_config, start_services
 
 
@@ -122,7 +122,7 @@ def test_ended_watch_is_explained(tmp_path: Path) -> None:
 
     services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
     with pytest.raises(RewardError, match="must run; got OSError: No space left"), services:
-        wait_for(services.check, deadline_s=240)
+        wait_until(services.check, "the error", timeout_s=240)
 
 
 def test_unresponsive_service_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,23 +155,14 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.supervise import RewardServices
 
 if __name__ == "__main__":
-    with RewardServices(RewardConfig(verifiers={"arithmetic": 1.0}), Path(sys.argv[1]), Path(sys.argv[1])) as services:
-        print(services.pids[0], flush=True)
+    with RewardServices(RewardConfig(verifiers={"arithmetic": 1.0}), Path(sys.argv[1]), Path(sys.argv[1])):
+        print("up", flush=True)
         time.sleep(600)
 """
 
 
 def test_services_die_with_killed_run(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    command = [sys.executable, str(script), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as parent:
-        assert parent.stdout is not None
-        service = psutil.Process(int(parent.stdout.readline()))
-        family = [service, *service.children(recursive=True)]
-        parent.kill()
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=120)
+    assert outlive_killed(PARENT, tmp_path, str(tmp_path)) == []
 
 
 def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:
@@ -200,7 +191,8 @@ def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -
         for thread in clients:
             thread.start()
         for kill in range(1, num_kills + 1):
-            wait_for(lambda share=kill / (num_kills + 1): len(results) > share * num_requests)
+            share = kill / (num_kills + 1)
+            wait_until(lambda share=share: len(results) > share * num_requests, "results", timeout_s=600)
             os.kill(services.pids[0], signal.SIGKILL)
         for thread in clients:
             thread.join()
@@ -210,13 +202,6 @@ def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -
     assert failed == {i: "hang" if deed == "hang" else "crash" for i, deed in deeds.items()}
     assert all(results[i].value == i / 8 for i in range(num_requests) if i not in deeds)
     assert events.count("reward/service_died") == num_kills
-
-
-def wait_for(condition: Any, deadline_s: float = 600) -> None:
-    give_up = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def test_killed_service_with_faulty_items_loses_nothing(tmp_path: Path) -> None:
@@ -257,5 +242,5 @@ def test_service_at_connection_limit_answers_503_without_restart(crowded: Reward
             held.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert health(port) == 503
         time.sleep(1.0)  # several health checks of the supervisor
-    wait_for(lambda: health(port) == 200)
+    wait_until(lambda: health(port) == 200, "an answer after the connections were closed")
     assert crowded.pids == before

@@ -18,6 +18,7 @@ from slurm_rl.errors import RewardError
 from slurm_rl.rewards.sandbox import process
 from slurm_rl.rewards.sandbox.process import Limits
 from slurm_rl.rewards.sandbox.runs import Finished, probe_sandbox, run_program
+from tests.unit.rewards.reward_pool_kit import outlive_killed
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20, output_bytes=1 << 20)
 SHORT = replace(LIMITS, wall_s=0.5)
@@ -203,22 +204,15 @@ print([fd for fd in range(64) if alive(fd)], sorted(os.environ), os.listdir(".")
     assert words == "[0, 1, 2] ['HOME', 'LANG', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TMPDIR'] [] ['solution.py']\n"
 
 
+LONG_RUN = """
+import time
+from slurm_rl.rewards.sandbox.process import Limits
+from slurm_rl.rewards.sandbox.runs import run_program
+limits = Limits(wall_s=60, memory_bytes=1 << 28, output_bytes=1000)
+print("up", flush=True)
+run_program("import time; time.sleep(60)", b"", limits, time.monotonic() + 60)
+"""
+
+
 def test_sandbox_dies_with_parent(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import time\n"
-        "from slurm_rl.rewards.sandbox.process import Limits\n"
-        "from slurm_rl.rewards.sandbox.runs import run_program\n"
-        "limits = Limits(wall_s=60, memory_bytes=1 << 28, output_bytes=1000)\n"
-        "run_program('import time; time.sleep(60)', b'', limits, time.monotonic() + 60)\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(Path.cwd())}) as parent:
-        children: list[psutil.Process] = []
-        give_up = time.monotonic() + 120
-        while not children and time.monotonic() < give_up:
-            children = psutil.Process(parent.pid).children()
-            time.sleep(0.05)
-        parent.kill()
-    assert children
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert outlive_killed(LONG_RUN, tmp_path) == []

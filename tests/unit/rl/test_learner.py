@@ -67,16 +67,11 @@ def make_groups(values: Sequence[float | None] = (1.0, 0.0, 1.0, 0.0)) -> list[G
     return [make_group(index, [value]) for index, value in enumerate(values)]
 
 
-def make_learner(*words: str) -> tuple[Learner, Policy, Critic]:
+def make_learner(*words: str, ppo: bool = True) -> tuple[Learner, Policy, Critic]:
     policy, critic = Policy(), Critic()
-    parts: Any = (policy, policy, critic)
-    return Learner(load_config(["+exp=demo", *WORDS, "warmup.num_steps=0", *words]), *parts), policy, critic
-
-
-def make_learner_without_critic(*words: str) -> tuple[Learner, Policy]:
-    policy = Policy()
-    parts: Any = (policy, policy)
-    return Learner(load_config(["+exp=demo", "warmup.num_steps=0", *words]), *parts), policy
+    parts: Any = (policy, policy, critic if ppo else None)
+    config = load_config(["+exp=demo", *(WORDS if ppo else ()), "warmup.num_steps=0", *words])
+    return Learner(config, *parts), policy, critic
 
 
 def test_policy_and_critic_learn_of_same_minibatches() -> None:
@@ -145,7 +140,7 @@ def test_minibatch_without_gradient_changes_nothing() -> None:
     """Even a zero gradient would move the weights, by Adam's momentum."""
     words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.drop_zero_variance_groups=false")
     config = ("algorithm.dynamic_sampling_rounds=1", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
-    learner, policy = make_learner_without_critic(*words, *config)
+    learner, policy, _ = make_learner(*words, *config, ppo=False)
     equal, unequal = ([make_group(i, pair) for i in range(4)] for pair in ((1.0, 1.0), (1.0, 0.0)))
     learned = learner.learn(equal, 0, None)
     assert (learned.totals, learned.num_tokens, policy.trained, learned.metrics["policy/lr"]) == ([], 0, [], 0.0)

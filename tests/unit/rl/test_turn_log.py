@@ -14,7 +14,7 @@ from slurm_rl.envs.worker import Snapshot
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.turn_log import TurnLog
+from slurm_rl.rollout.turn_log import BatchLog, TurnLog
 from slurm_rl.rollout.turn_log_format import (
     Row,
     TurnKey,
@@ -62,6 +62,14 @@ def open_journal(folder: Path, facts: Facts = FACTS, version: int = 3) -> tuple[
     return journal, events
 
 
+def write_journal(folder: Path, lines: list[bytes], facts: Facts = FACTS) -> BatchLog:
+    journal, _ = open_journal(folder, facts)
+    batch: BatchLog = journal.open(SPEC, PROMPTS)
+    batch.write(lines)
+    journal.close()
+    return batch
+
+
 LINES = [
     render_reply(at(0), reply()),
     render_outcome(at(0), STEP, b"\x00world"),
@@ -89,9 +97,7 @@ def test_log_lines_restore_every_field(said: Trajectory, step: Step) -> None:
 
 
 def test_log_restores_every_bit(tmp_path: Path) -> None:
-    journal, _ = open_journal(tmp_path)
-    journal.open(SPEC, PROMPTS).write(LINES)
-    journal.close()
+    write_journal(tmp_path, LINES)
     again, events = open_journal(tmp_path)
     histories = again.open(SPEC, PROMPTS).histories
     first, second = histories[0, 0], histories[0, 1]
@@ -105,10 +111,7 @@ def test_log_restores_every_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [1, 20])
 def test_open_truncates_torn_end(tmp_path: Path, lost: int) -> None:
-    journal, _ = open_journal(tmp_path)
-    batch = journal.open(SPEC, PROMPTS)
-    batch.write(LINES)
-    journal.close()
+    batch = write_journal(tmp_path, LINES)
     batch.path.write_bytes(batch.path.read_bytes()[:-lost])
     again, events = open_journal(tmp_path)
     batch = again.open(SPEC, PROMPTS)
@@ -133,9 +136,7 @@ def test_open_drops_turns_of_unsaved_weights(tmp_path: Path) -> None:
     assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
     mixed = Response.pack(Trajectory([1, 2], [-1.0, -1.0], "a", False, 3, Details(token_versions=[3, 4])))
     assert not build_histories(parse_lines(render_reply(at(0), mixed))[0], 3)[0, 0].replies
-    journal, _ = open_journal(tmp_path)
-    journal.open(SPEC, PROMPTS).write(lines)
-    journal.close()
+    write_journal(tmp_path, lines)
     again, _ = open_journal(tmp_path, version=3)
     again.open(SPEC, PROMPTS)
     again.close()
@@ -162,9 +163,7 @@ def test_repeated_reply_replaces_later_turns() -> None:
     ],
 )
 def test_open_rejects_snapshot_of_another_environment(tmp_path: Path, before: Facts, now: Facts, refused: bool) -> None:
-    journal, _ = open_journal(tmp_path, before)
-    journal.open(SPEC, PROMPTS).write(LINES[:2])
-    journal.close()
+    write_journal(tmp_path, LINES[:2], before)
     again, events = open_journal(tmp_path, now)
     if refused:
         with pytest.raises(ConfigError, match="must be restored by the environment class that wrote it"):
@@ -175,9 +174,7 @@ def test_open_rejects_snapshot_of_another_environment(tmp_path: Path, before: Fa
 
 
 def test_open_drops_log_of_other_prompts(tmp_path: Path) -> None:
-    journal, _ = open_journal(tmp_path)
-    journal.open(SPEC, PROMPTS).write(LINES)
-    journal.close()
+    write_journal(tmp_path, LINES)
     again, events = open_journal(tmp_path)
     other = [EncodedPrompt(index=0, token_ids=[5, 7], text="?", answer="")]
     assert not again.open(SPEC, other).histories and events.kinds == ["journal/dropped"]

@@ -58,6 +58,14 @@ def sync(
     return WeightSync(cluster, ObjectStore(policy, engines), engines, **options)
 
 
+def verify(
+    engine: Engine, said: list[float] = RIGHT, dtype: str = "float32", engine_args: tuple[str, ...] = ()
+) -> float:
+    weights = sync(engine, said, dtype, engine_args)
+    weights.push(7)
+    return weights.verify()
+
+
 def test_verify_skips_pushes_in_flight() -> None:
     weights = sync(Engine(STALE))
     weights.push(7)
@@ -73,15 +81,11 @@ def test_verify_skips_pushes_in_flight() -> None:
 )
 def test_verify_raises_on_stale_engine(engine: Engine) -> None:
     with pytest.raises(WeightSyncError, match="rollout-0"):
-        weights = sync(engine)
-        weights.push(7)
-        weights.verify()
+        verify(engine)
 
 
 def differ(by: list[float], dtype: str) -> float:
-    weights = sync(Engine([-1.0 - one for one in by]), [-1.0] * len(by), dtype)
-    weights.push(7)
-    return weights.verify()
+    return verify(Engine([-1.0 - one for one in by]), [-1.0] * len(by), dtype)
 
 
 def test_verify_bounds_mean_and_largest_difference() -> None:
@@ -105,10 +109,8 @@ def test_verify_bounds_mean_and_largest_difference() -> None:
     ],
 )
 def test_verify_suggests_tolerance_only_for_rounding(dtype: str, engine_args: tuple[str, ...], advice: str) -> None:
-    weights = sync(Engine([-2.0] * 2), [-1.0] * 2, dtype, engine_args)
-    weights.push(7)
     with pytest.raises(WeightSyncError) as caught:
-        weights.verify()
+        verify(Engine([-2.0] * 2), RIGHT, dtype, engine_args)
     assert advice in caught.value.action
     assert ("weight_check_tolerance=" in caught.value.action) is (dtype != "float32" or bool(engine_args))
 
@@ -172,13 +174,12 @@ def test_bfloat16_tolerance_passes_rounding_and_catches_old_layer(
     held = {n: before[n] if kept and n.startswith(kept) else tensor for n, tensor in after.items()}
     old_head = before["lm_head.weight"] if kept == "head" else None
     engine = Engine(say_probe(folder, held, "float32", old_head))
-    weights = sync(engine, say_probe(folder, after, "bfloat16", None), "bfloat16")
-    weights.push(7)
+    said = say_probe(folder, after, "bfloat16", None)
     if kept:
         with pytest.raises(WeightSyncError, match="rollout-0 must agree with the policy"):
-            weights.verify()
+            verify(engine, said, "bfloat16")
     else:
-        assert weights.verify() > 1e-4
+        assert verify(engine, said, "bfloat16") > 1e-4
 
 
 def test_records_keep_every_bit_in_any_order() -> None:

@@ -20,6 +20,7 @@ from slurm_rl.rollout.endpoint.programs import (
     run_program,
 )
 from slurm_rl.rollout.endpoint.residents import Resident
+from tests.slurm.cluster.waiting import wait_until
 
 ROW = {"prompt": "3+4=", "answer": "7"}
 LONG_S = 300.0
@@ -79,11 +80,11 @@ time.sleep(3600)
     stop, ended = threading.Event(), []
     thread = threading.Thread(target=lambda: ended.append(run(code, tmp_path, stop=stop)))
     thread.start()
-    wait_for(lambda: note.is_file() and note.read_text() != "")
+    wait_until(lambda: note.is_file() and note.read_text(), "the child", timeout_s=LONG_S)
     stop.set()
     thread.join(LONG_S)
     assert isinstance(ended[0], Failure) and ended[0].cause == "hang"
-    wait_for(lambda: is_gone(int(note.read_text())))
+    wait_until(lambda: is_gone(int(note.read_text())), "the end of the child", timeout_s=LONG_S)
 
 
 def test_deadline_is_shared(tmp_path: Path) -> None:
@@ -99,7 +100,8 @@ def test_child_that_holds_output_does_not_block(tmp_path: Path) -> None:
 def test_process_in_own_session_is_found_by_episode(tmp_path: Path) -> None:
     env = {**os.environ, EPISODE: f"of {tmp_path}", MARK: "7:1:0:/runs/a"}
     stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env=env, start_new_session=True)
-    wait_for(lambda: EPISODE.encode() in Path(f"/proc/{stray.pid}/environ").read_bytes())
+    environ_file = Path(f"/proc/{stray.pid}/environ")
+    wait_until(lambda: EPISODE.encode() in environ_file.read_bytes(), "the mark", timeout_s=LONG_S)
     # A parallel run with the same seed has episodes with equal names.
     for environ in ({}, {MARK: "7:2:0:/runs/a"}, {MARK: "7:1:0:/runs/b"}):
         assert end_strays([f"of {tmp_path}"], environ) == []
@@ -124,13 +126,6 @@ def test_secrets_and_code_of_run_are_not_inherited() -> None:
 def test_other_output_lines_are_ignored(printed: str) -> None:
     assert parse_verdict(printed) == Verdict()
     assert parse_verdict(f"{json.dumps({'reward': 0.5})}\n{printed}\n") == Verdict(0.5)
-
-
-def wait_for(is_so: object) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
