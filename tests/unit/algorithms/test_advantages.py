@@ -41,17 +41,6 @@ def test_gae_equals_recursion_by_hand() -> None:
     assert returns[0] == pytest.approx([0.6345, 0.81, 1.0])
 
 
-def test_completions_of_other_lengths_are_independent() -> None:
-    rows = [row(0, 1), row(0, 0, 0, 2), row(), row(-1)]
-    values = [row(0.1, 0.2), row(0.4, 0.3, 0.2, 0.1), row(), row(0.5)]
-    together, returns = compute_gae(rows, values, discount=0.99, smoothing=0.95)
-    for index in range(len(rows)):
-        alone, alone_returns = compute_gae(rows[index : index + 1], values[index : index + 1],
-                                           discount=0.99, smoothing=0.95)  # fmt: skip
-        assert np.array_equal(together[index], alone[0])
-        assert np.array_equal(returns[index], alone_returns[0])
-
-
 def test_score_is_at_last_token_and_kl_at_each() -> None:
     assert spread_reward(1.0, row(0.5, 0.25, 0), 3, 0.2) == pytest.approx([-0.1, -0.05, 1.0])
     assert spread_reward(-2.0, None, 2, 0.2).tolist() == [0, -2]

@@ -33,11 +33,6 @@ def check(folder: Path, train: list[EncodedPrompt], held_out: list[EncodedPrompt
     check_same_rows(RunDir(folder), len(train), len(held_out), map(prompt_content, [*train, *held_out]))
 
 
-def test_same_rows_resume(tmp_path: Path) -> None:
-    for _ in range(3):
-        check(tmp_path, PROMPTS[:3], PROMPTS[3:])
-
-
 def test_row_moved_to_held_out_side_is_detected(tmp_path: Path) -> None:
     check(tmp_path, PROMPTS, [])
     with pytest.raises(DataError, match=r"3 \+ 1 rows"):

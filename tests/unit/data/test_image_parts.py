@@ -7,7 +7,6 @@ import pytest
 from slurm_rl.algorithms.sequences import ImageSpan
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.load_data import load_prompts
 from slurm_rl.data.placeholders import collapse_placeholders, expand_placeholders
 from slurm_rl.data.prompts import PromptRow, load_rows
 from slurm_rl.data.tokenize import encode_prompts
@@ -87,16 +86,6 @@ def test_invalid_images_of_row_are_named(row: dict[str, Any], said: str, folder:
         load(folder, {"prompt": "fine", "images": []}, row)
     assert said in str(caught.value)
     assert f"{folder}/rows.jsonl:2" in str(caught.value)
-
-
-def test_rows_are_held_out_by_images_too(folder: Path) -> None:
-    rows = [{"prompt": "which?", "answer": "1", "images": name} for name in ("1.png", "2.png", "1.png")]
-    path = folder / "rows.json"
-    path.write_text(json.dumps(rows))
-    split = load_prompts(DataConfig(train=str(path), num_eval=1, image_key="images"))
-    assert len(split.held_out) == 1
-    assert split.held_out[0].prompt not in [row.prompt for row in split.train]
-    assert split.train
 
 
 class AreaCounter:

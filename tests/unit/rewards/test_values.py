@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.rewards.values import describe_error, read_number, show
+from slurm_rl.rewards.values import describe_error, keep_numbers, read_number, show
 
 
 class Unreadable(BaseException):
@@ -44,3 +44,7 @@ def test_describe_error_accepts_any_exception() -> None:
     assert len(describe_error(ValueError("x" * 10_000_000))) < 300
     assert describe_error(ValueError("\ud800")).isascii()
     assert show(10**5000) == "<int that cannot be shown>"
+
+
+def test_kept_numbers_are_bounded_in_count() -> None:
+    assert len(keep_numbers({str(number): 1.0 for number in range(65)})) == 64

@@ -131,11 +131,9 @@ class WaveEngine:
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
         own = seeds if seeds is not None else seed_prompts(spec, len(prompts))
+        members = range(spec.num_completions)
         return [
-            Group(
-                prompt,
-                [sample(seed + member, prompt.token_ids, self.version) for member in range(spec.num_completions)],
-            )
+            Group(prompt, [sample(seed + member, prompt.token_ids, self.version) for member in members])
             for prompt, seed in zip(prompts, own, strict=True)
         ]
 

@@ -80,14 +80,6 @@ def test_resumed_run_repeats_requests(staleness: int) -> None:
     assert first.asked + second.asked == whole.asked
 
 
-def test_settled_batches_are_taken_once() -> None:
-    fake = Fake(2)
-    fake.run(range(1))
-    fake.queue.drain(60)
-    fake.run(range(1, 6))
-    assert fake.asked.count("batch 1") == fake.asked.count("batch 2") == 1
-
-
 @pytest.mark.parametrize(("within_s", "saved"), [(60, [0, 1]), (0, [])])
 def test_stop_ends_wait_and_checkpoint_gets_batches_in_time(within_s: float, saved: list[int]) -> None:
     fake = Fake(1)

@@ -31,7 +31,6 @@ from slurm_rl.trainers.grpo.trainer import GRPOTrainer
 from tests.unit.rl.fake_vllm import install
 
 PROBE = TokenPrompt(token_ids=[1, 2])
-PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3", answer="")
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +106,11 @@ class Recorder:
         return call
 
 
+def make_trainer(words: list[str], folder: Path, fake: Any) -> Any:
+    prompts = Prompts([EncodedPrompt(index=0, token_ids=[1], text="3", answer="")], [], [])
+    return GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(folder), prompts, *[fake] * 6)
+
+
 @pytest.mark.parametrize(
     ("words", "order"),
     [
@@ -117,8 +121,7 @@ class Recorder:
 def test_engines_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0, take=Collected([], [], 1), learn=Learned([], 0, None))
-    prompts: Any = Prompts([PROMPT], [], [])
-    trainer = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
+    trainer = make_trainer(words, tmp_path, fake)
     trainer.queue = fake
     trainer.grpo_step()
     assert said == order
@@ -164,8 +167,7 @@ def test_transfer_opens_before_engines_sleep_again(words: list[str], order: list
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0)
     fake.transport = fake
-    prompts: Any = Prompts([PROMPT], [], [])
-    trainer: Any = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
+    trainer = make_trainer(words, tmp_path, fake)
     trainer.evaluator, trainer.warm_up, trainer.save_if_due = Recorder([]), fake.warm_up, lambda: None
     trainer.metrics = SimpleNamespace(steps=Recorder([]))
     trainer.begin(lambda: said.append("engines are up"))

@@ -21,16 +21,17 @@ from slurm_rl.rollout.lockstep_episodes import LockstepEpisodes
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.scoring import item_of, result_of
 from slurm_rl.trainers.grpo.step_metrics import sampling_metrics
-from tests.unit.rl.episode_kit import WORLDS, Letters
+from tests.unit.rl.episode_kit import WORLDS, Letters, WaveEngine
 
 LIMITS = Limits(max_turns=3, turn_tokens=4, max_tokens=12)
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
 
 
-class Engine:
+class Engine(WaveEngine):
     """Reply by the end of the prompt, and record the requests."""
 
     def __init__(self, replies: dict[str, str]) -> None:
+        super().__init__()
         self.replies, self.asked = replies, list[tuple[list[str], list[int] | None]]()
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: list[int] | None = None) -> Any:
@@ -44,9 +45,6 @@ class Engine:
     def _reply(self, text: str, member: int) -> Trajectory:
         said = self.replies.get(text, "ab"[member])
         return Trajectory([ord(letter) for letter in said], [-1.0 - member] * len(said), said, False, 3)
-
-    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
-        return pending
 
 
 class Scorer:

@@ -58,13 +58,6 @@ def test_presets_match_papers() -> None:
     assert (baseline.advantage, baseline.kl.estimator, baseline.kl.apply_to) == ("reinforce_pp_baseline", "k2", "loss")
 
 
-@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
-def test_batch_of_equal_rewards_changes_nothing(name: str) -> None:
-    groups = [make_group(index, [0.1] * 3, [3, 5, 7]) for index in range(3)]
-    config = AlgorithmConfig(advantage=name, group_size=3)
-    assert not any(s.advantages is not None and s.advantages.any() for s in build_train_sequences(groups, config, None))
-
-
 @pytest.mark.parametrize("name", list(ADVANTAGES))
 @pytest.mark.parametrize("has_kl", [False, True])
 def test_failed_reward_does_not_affect_others(name: str, has_kl: bool) -> None:
