@@ -6,17 +6,22 @@
 
 `LOCKS` says what is in which. Everything is taken from PyPI, whatever this machine's pip and uv are configured for, but
 torch for CPU, which PyTorch's own index has: PIP_FIND_LINKS says where else it lies for who cannot reach that.
-tests/vllm_requirements.py says what vLLM's image for AMD needs. A line a package, so that sed and grep can take them
+tests/vllm says what vLLM's image for AMD needs. A line a package, so that sed and grep can take them
 apart; one that is built from its source says so.
 """
 
 import hashlib
+import io
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
+import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +32,46 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.vllm_requirements import read_requirements, write_requirements
+_VLLM = Path(__file__).parent / "vllm"
+_VLLM_INDEX = "https://pypi.org/simple/vllm/"
+
+
+def read_requirements(build: str) -> list[str]:
+    """Return the requirements of the build `cuda` or `rocm`, one per line."""
+    return (_VLLM / f"{build}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def write_requirements(extra: Iterable[str]) -> None:
+    """Write the requirements of the vLLM version that the extra names."""
+    [version] = (one.partition("==")[2] for one in extra if one.startswith("vllm=="))
+    with tarfile.open(fileobj=io.BytesIO(_fetch_source(version))) as archive:
+        for build in ("cuda", "rocm"):
+            lines = _read(archive, f"vllm-{version}/requirements", f"{build}.txt")
+            _VLLM.mkdir(exist_ok=True)
+            (_VLLM / f"{build}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _fetch_source(version: str) -> bytes:
+    asked = urllib.request.Request(_VLLM_INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        files = {file["filename"]: file["url"] for file in json.load(answer)["files"]}
+    with urllib.request.urlopen(files[f"vllm-{version}.tar.gz"], timeout=600) as answer:
+        return bytes(answer.read())
+
+
+def _read(archive: tarfile.TarFile, folder: str, name: str) -> list[str]:
+    """Return the lines without comments, including those of included files."""
+    member = archive.extractfile(f"{folder}/{name}")
+    assert member is not None
+    lines: list[str] = []
+    for line in member.read().decode().splitlines():
+        text = re.sub(r"(^|\s)#.*", "", line).strip()
+        if text.startswith("-r "):
+            lines += _read(archive, folder, text[3:].strip())
+        elif text:
+            lines.append(text)
+    return lines
+
 
 ROOT = Path(__file__).parents[1]
 _PYPI = "https://pypi.org/simple"

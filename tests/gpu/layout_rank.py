@@ -1,4 +1,4 @@
-"""One rank of `test_layouts` under torchrun: three policy steps in one layout; rank 0 writes the result.
+"""One rank of `test_two_gpus_equal_one` under torchrun: three policy steps in one layout; rank 0 writes the result.
 
 torchrun --nproc-per-node=2 -m tests.gpu.layout_rank <model> <backend> <out>
 """

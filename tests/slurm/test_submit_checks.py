@@ -77,14 +77,6 @@ def test_unknown_account_is_refused(accounting_cluster: Cluster) -> None:
     assert "nvalid account" in refuse(accounting_cluster, CPU, "cluster.slurm.account=nobody")
 
 
-def test_submit_without_slurm_suggests_local_cluster(cluster: Cluster, tmp_path: Path) -> None:
-    done = cli(cluster, tmp_path, "+exp=demo", CPU, env={"PATH": str(tmp_path)})
-    assert done.returncode == 2
-    assert "must be on PATH" in done.stderr
-    assert "+cluster=local" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_run_in_hostile_folder_finishes(cluster: Cluster, shared_dir: Path) -> None:
     """Spaces, quotes, `$()` and more in the run directory, the comment and the path of Python."""
     folder = shared_dir / """a b'c"d;$(touch pwned)`touch pwned`&|<>*?[x]{y}~#!é"""

@@ -37,6 +37,7 @@ OTHER_OPTIM = OptimConfig(lr=1e-3, betas=(0.5, 0.8), max_grad_norm=0.2, eps=1e-6
 NUM_STEPS, SAVED_AFTER, RESET_AFTER = 7, 3, 5
 Reference = tuple[list[dict[str, float]], PolicyEngine]
 """Metrics of each step, and the engine after the last."""
+ONE = PolicyConfig(num_threads=1)
 FSDP2 = PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)
 ZERO = [PolicyConfig(backend="deepspeed", zero_stage=stage, num_workers=2, num_threads=1) for stage in range(4)]
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -223,11 +224,14 @@ def slow_layouts(root: Path) -> None:
     multiprocessing.spawn(run_worker, args=(free_port(), root, others), nprocs=2)
 
 
-def named(layouts: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in layouts]
+def each(layouts: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with the result folder of each layout."""
+    params = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in layouts]
+    return pytest.mark.parametrize("layout", params, indirect=True)
 
 
-def layout_folder(request: pytest.FixtureRequest, root: Path) -> Path:
+@pytest.fixture
+def layout(request: pytest.FixtureRequest, root: Path) -> Path:
     if request.param not in FAST:
         request.getfixturevalue("slow_layouts")
     return root / str(request.param)
@@ -235,7 +239,7 @@ def layout_folder(request: pytest.FixtureRequest, root: Path) -> Path:
 
 def save_sharded(root: Path) -> None:
     """Write the checkpoint of one worker, and the same sharded for 40 as torch does."""
-    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    engine = build_engine(root / "model", ONE)
     run_steps(engine, range(SAVED_AFTER), 0, 1)
     one = root / "by-1"
     one.mkdir()
@@ -257,42 +261,20 @@ def cut(value: Any, rank: int, num: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def reference(root: Path) -> Reference:
-    """One plain worker on the same sequences."""
-    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
-    return run_steps(engine, range(NUM_STEPS), 0, 1), engine
-
-
-@pytest.fixture(scope="module")
-def adapted_reference(root: Path) -> Reference:
-    """One plain worker with adapters."""
-    engine = build_engine(root / "model", PolicyConfig(num_threads=1), lora=LORA)
-    return run_steps(engine, range(NUM_STEPS), 0, 1), engine
-
-
-@pytest.fixture(params=named(LAYOUTS))
-def layout(request: pytest.FixtureRequest, root: Path) -> Path:
-    return layout_folder(request, root)
-
-
-@pytest.fixture(params=named(PLAIN))
-def plain(request: pytest.FixtureRequest, root: Path) -> Path:
-    return layout_folder(request, root)
-
-
-@pytest.fixture(params=named(ADAPTED))
-def adapted(request: pytest.FixtureRequest, root: Path) -> Path:
-    return layout_folder(request, root)
+def references(root: Path) -> dict[bool, Reference]:
+    """One plain worker on the same sequences, without (False) and with adapters."""
+    engines = {bool(lora): build_engine(root / "model", ONE, lora=lora) for lora in (None, LORA)}
+    return {key: (run_steps(engine, range(NUM_STEPS), 0, 1), engine) for key, engine in engines.items()}
 
 
 def read_result(layout: Path, rank: int) -> dict[str, Any]:
     return dict(json.loads((layout / f"found-{rank}.json").read_text()))
 
 
-def test_layout_equals_one_worker(layout: Path, reference: Reference, adapted_reference: Reference) -> None:
-    metrics, engine = adapted_reference if layout.name in ADAPTED else reference
-    for ours, expected in zip(read_result(layout, 0)["metrics"], metrics, strict=True):
-        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+@each(LAYOUTS)
+def test_layout_equals_one_worker(layout: Path, references: dict[bool, Reference]) -> None:
+    metrics, engine = references[layout.name in ADAPTED]
+    check_metrics(read_result(layout, 0)["metrics"], metrics)
     assert read_result(layout, 0)["metrics"] == read_result(layout, 1)["metrics"]
     states = torch.load(layout / "state.pt", weights_only=True)
     for ours, wanted in zip(states, (dict(engine.full_state()), dict(engine.adapter_state())), strict=True):
@@ -312,6 +294,7 @@ def check_logprobs(layout: Path, key: str, engine: PolicyEngine) -> None:
                 assert one == pytest.approx(other.tolist(), abs=1e-5)
 
 
+@each(LAYOUTS)
 def test_resumed_run_equals_uninterrupted_one(layout: Path) -> None:
     for rank in range(2):
         found = read_result(layout, rank)
@@ -319,6 +302,7 @@ def test_resumed_run_equals_uninterrupted_one(layout: Path) -> None:
         assert found["resumed_differs"] == []
 
 
+@each(LAYOUTS)
 def test_bfloat16_follows_float32(layout: Path) -> None:
     found = read_result(layout, 0)
     assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
@@ -327,35 +311,38 @@ def test_bfloat16_follows_float32(layout: Path) -> None:
         assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
 
 
-def test_checkpoint_between_two_stages_resumes_with_fresh_moments(plain: Path) -> None:
-    found = read_result(plain, 0)
+@each(PLAIN)
+def test_checkpoint_between_two_stages_resumes_with_fresh_moments(layout: Path) -> None:
+    found = read_result(layout, 0)
     assert found["resumed_after_reset"] == found["after_reset"]
 
 
-def test_both_ranks_raise_on_bad_gradients_and_checkpoints(plain: Path) -> None:
+@each(PLAIN)
+def test_both_ranks_raise_on_bad_gradients_and_checkpoints(layout: Path) -> None:
     for rank in range(2):
-        found = read_result(plain, rank)
+        found = read_result(layout, rank)
         assert "must be finite" in found["nan"] and found["nan_changed"] == []
         assert "same number of micro-batches; got [1, 2] by rank" in found["uneven"]
         assert "it was saved with" in found["other_layout"]
         assert "only tensors and plain values" in found["planted"]
-    assert (plain / "planted").is_dir() and not (plain / "planted" / "ran").exists()
+    assert (layout / "planted").is_dir() and not (layout / "planted" / "ran").exists()
 
 
+@each(PLAIN)
 @pytest.mark.parametrize(
     ("saved", "exported", "dtype"), [("last", "export", "float32"), ("half", "half-export", "bfloat16")]
 )
 def test_converted_checkpoint_equals_export(
-    saved: str, exported: str, dtype: str, plain: Path, root: Path, tmp_path: Path
+    saved: str, exported: str, dtype: str, layout: Path, root: Path, tmp_path: Path
 ) -> None:
     config = ModelConfig(path=str(root / "model"), dtype=dtype)
-    convert_checkpoint(plain / saved, str(root / "model"), config, tmp_path / "converted", 10**5)
-    one, other = (read_tensors(folder) for folder in (tmp_path / "converted", plain / exported))
+    convert_checkpoint(layout / saved, str(root / "model"), config, tmp_path / "converted", 10**5)
+    one, other = (read_tensors(folder) for folder in (tmp_path / "converted", layout / exported))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     if dtype == "float32":
-        state, _ = torch.load(plain / "state.pt", weights_only=True)
-        loaded = build_engine(plain / exported, PolicyConfig(num_threads=1)).module.state_dict()
+        state, _ = torch.load(layout / "state.pt", weights_only=True)
+        loaded = build_engine(layout / exported, ONE).module.state_dict()
         assert state.keys() == loaded.keys()
         assert all(torch.equal(state[name], loaded[name]) for name in state)
 
@@ -364,26 +351,27 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def test_one_worker_resumes_from_two(root: Path, reference: Reference) -> None:
-    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+def check_metrics(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    for ours, other in zip(found, expected, strict=True):
+        assert ours == pytest.approx(other, abs=1e-5, rel=1e-5)
+
+
+def test_one_worker_resumes_from_two(root: Path, references: dict[bool, Reference]) -> None:
+    engine = build_engine(root / "model", ONE)
     run_steps(engine, range(10, 11), 0, 1)  # its state before the load must not matter
     engine.load(root / "fsdp2" / "checkpoint")
-    for ours, expected in zip(
-        run_steps(engine, range(SAVED_AFTER, NUM_STEPS), 0, 1), reference[0][SAVED_AFTER:], strict=True
-    ):
-        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    check_metrics(run_steps(engine, range(SAVED_AFTER, NUM_STEPS), 0, 1), references[False][0][SAVED_AFTER:])
 
 
 @pytest.mark.parametrize("num_saved", [1, 40])
-def test_two_workers_resume_from_others(num_saved: int, root: Path, reference: Reference) -> None:
+def test_two_workers_resume_from_others(num_saved: int, root: Path, references: dict[bool, Reference]) -> None:
     """Most of 40 workers hold nothing of a tensor with 14 rows."""
     found = json.loads((root / f"resharded-{num_saved}.json").read_text())
-    for ours, expected in zip(found, reference[0][SAVED_AFTER:], strict=True):
-        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    check_metrics(found, references[False][0][SAVED_AFTER:])
 
 
 def test_deepspeed_names_both_numbers_of_workers(root: Path) -> None:
-    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    engine = build_engine(root / "model", ONE)
     engine.layout |= {"backend": "deepspeed", "zero_stage": 3}
     engine.backend.can_reshard = False
     with pytest.raises(CheckpointError, match=r"with the num_workers it was saved with \(2, now 1\)"):
@@ -403,11 +391,13 @@ def test_waiting_rank_names_itself() -> None:
         init_process_group(1, 2, "127.0.0.1", free_port(), timeout_s=1)
 
 
-def test_checkpoint_of_adapters_leaves_base_out(adapted: Path) -> None:
-    of_all = adapted.with_name(adapted.name.removesuffix("-lora"))
-    full, small = (sum(f.stat().st_size for f in (at / "checkpoint").rglob("*rank*.pt")) for at in (of_all, adapted))
+@each(ADAPTED)
+def test_checkpoint_of_adapters_leaves_base_out(layout: Path) -> None:
+    of_all = layout.with_name(layout.name.removesuffix("-lora"))
+    full, small = (sum(f.stat().st_size for f in (at / "checkpoint").rglob("*rank*.pt")) for at in (of_all, layout))
     assert 0 < small < full
 
 
-def test_disabled_adapters_equal_base_in_every_layout(adapted: Path, root: Path) -> None:
-    check_logprobs(adapted, "base", build_engine(root / "model", PolicyConfig(num_threads=1)))
+@each(ADAPTED)
+def test_disabled_adapters_equal_base_in_every_layout(layout: Path, root: Path) -> None:
+    check_logprobs(layout, "base", build_engine(root / "model", ONE))

@@ -1,6 +1,9 @@
-"""One rank of the policy engine: steps and checkpoints."""
+"""One rank of the policy engine: loading a model, steps, checkpoints, and random numbers."""
 
+import json
 import math
+import random
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,17 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen3ForCausalLM,
+)
 
 from slurm_rl.algorithms.sequences import PackedBatch, TrainSequence
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.errors import CheckpointError, ConfigError, TrainingError
 from slurm_rl.models.checkpoint.background import wait_for_files
+from slurm_rl.models.load_model import load_model, load_tokenizer
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.workers.train_workers import PolicyWorker
-from tests.tiny_models import build_tiny_model
+from tests.tiny_models import TinyModel, build_character_tokenizer, build_tiny_model
 from tests.train.conftest import SMALL
 
 # With the default eps, Adam turns the rounding of a vanishing gradient into a step.
@@ -203,3 +217,166 @@ def test_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:
     assert model.config.use_cache
     assert not engine.module.config.use_cache
     assert (tmp_path / "export/model.safetensors").stat().st_size == (folder / "model.safetensors").stat().st_size
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def config(path: Path, **fields: object) -> ModelConfig:
+    return ModelConfig(path=str(path), **fields)
+
+
+def test_built_model_matches_request(folder: Path) -> None:
+    model = load_model(folder, config(folder))
+    assert isinstance(model, Qwen3ForCausalLM) and model.training and not model.config.use_cache
+    assert (model.dtype, model.config._attn_implementation) == (torch.float32, "sdpa")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (1, 1)
+    model = load_model(folder, config(folder, dtype="bfloat16", attention="eager", gradient_checkpointing=True))
+    assert (model.dtype, model.config._attn_implementation) == (torch.bfloat16, "eager")
+    assert model.is_gradient_checkpointing
+
+
+def test_init_from_replaces_weights(folder: Path, tmp_path: Path) -> None:
+    build_tiny_model(SMALL, 1, tmp_path / "other")
+    (tmp_path / "weights").mkdir()
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "weights")  # config and tokenizer are not needed
+    model = load_model(folder, config(folder, init_from=str(tmp_path / "weights")))
+    expected = load_model(tmp_path / "other", config(tmp_path / "other")).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_of_other_size_are_refused(folder: Path, tmp_path: Path) -> None:
+    build_tiny_model(replace(SMALL, hidden_size=64), 0, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"model\.init_from must.*of another shape: .*\[14, 64\] for \[14, 32\]"):
+        load_model(folder, config(folder, init_from=str(tmp_path / "other")))
+
+
+def test_weights_with_other_names_are_refused(folder: Path, copy: Path) -> None:
+    weights = load_file(copy / "model.safetensors")
+    weights["model.strange.weight"] = weights.pop("model.norm.weight")
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 missing: model\.norm\.weight; 1 not of this model: model\.strange"):
+        load_model(folder, config(folder, init_from=str(copy)))
+
+
+def test_pickled_weights_are_not_read(folder: Path, copy: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_model(folder, config(folder, init_from=str(copy)))
+
+
+@pytest.mark.parametrize("token", ["pad_token", "eos_token"])
+def test_tokenizer_without_needed_token_is_refused(copy: Path, token: str) -> None:
+    path = copy / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings[token]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=f"must have a {token}.*Next: name one of its special tokens"):
+        load_tokenizer(copy)
+
+
+def test_folder_without_model_and_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path must be.*got .*Next: correct model\.path"):
+        load_model(tmp_path, config(tmp_path))
+    with pytest.raises(ConfigError, match=r"model\.path must hold a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)
+# Dropout in layers, in functions that read the config, of whole layers, and router noise.
+FAMILIES = {
+    "gpt2": GPT2,
+    "opt": OPTConfig(**WIDTH, ffn_dim=64, word_embed_proj_dim=32, dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
+    "llama": LlamaConfig(**WIDTH, intermediate_size=64, attention_dropout=0.1),
+    "mixtral": MixtralConfig(**WIDTH, intermediate_size=64, num_key_value_heads=1, router_jitter_noise=0.1),
+    "falcon": FalconConfig(**WIDTH, hidden_dropout=0.1, attention_dropout=0.1),
+}
+
+
+def build_folder(config: PreTrainedConfig, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    build_character_tokenizer(TinyModel()).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "score_seed"), [*((name, None) for name in FAMILIES), ("gpt2", 0), ("llama", 0)])
+def test_train_mode_is_deterministic(family: str, score_seed: int | None, tmp_path: Path) -> None:
+    folder = build_folder(FAMILIES[family], tmp_path / "model")
+    config = ModelConfig(path=str(folder))
+    model = load_model(folder, config, score_seed=score_seed)
+    assert model.training
+    first, *others = (model(input_ids=torch.arange(2, 14)[None]).logits for _ in range(8))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_dropout_of_custom_layer_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP.__init__
+
+    def build(self: nn.Module, config: PreTrainedConfig) -> None:
+        plain(self, config)
+        self.drop = nn.Dropout(0.1)
+
+    folder = build_folder(FAMILIES["llama"], tmp_path / "model")
+    monkeypatch.setattr(LlamaMLP, "__init__", build)
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    assert [layer.mlp.drop.p for layer in model.model.layers] == [0.0, 0.0]
+
+
+def draw_sequences(seed: int) -> list[TrainSequence]:
+    drawn = np.random.default_rng(seed)
+    return [TrainSequence(token_ids=drawn.integers(2, 14, 12), trained_from=4, weight=0.25) for _ in range(4)]
+
+
+def test_training_logprobs_equal_reported_ones(tmp_path: Path) -> None:
+    """With GPT-2's dropout in the config: the loss sees the logprobs computed before the step."""
+    engine = build_engine(build_folder(GPT2, tmp_path / "model"))
+    expected = np.concatenate(engine.compute_logprobs([draw_sequences(0)])[0])
+    seen: list[Tensor] = []
+
+    def keep(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        seen.append(logprobs.detach())
+        return -(logprobs * batch.weights).sum(), {}
+
+    engine.train([draw_sequences(0)], keep, 1e-2)
+    assert np.array_equal(seen[0].numpy(), expected)
+
+
+def train_by_chance(engine: PolicyEngine, steps: range) -> list[float]:
+    """Return losses scaled by numbers from every random generator of a process."""
+
+    def scaled(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        chance = float(torch.rand(1)) + np.random.rand() + random.random() + random.gauss() + np.random.randn()
+        return -(logprobs * batch.weights).sum() * chance, {}
+
+    return [engine.train([draw_sequences(step)], scaled, 1e-2)["loss"] for step in steps]
+
+
+def test_resumed_process_continues_random_numbers(tmp_path: Path) -> None:
+    folder = build_folder(GPT2, tmp_path / "model")
+    engine = build_engine(folder)
+    train_by_chance(engine, range(3))
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    undisturbed = train_by_chance(engine, range(3, 6))
+    resumed = build_engine(folder)
+    train_by_chance(resumed, range(2))
+    resumed.load(tmp_path / "saved")
+    assert train_by_chance(resumed, range(3, 6)) == undisturbed
+
+
+def test_checkpoint_without_random_state_loads(tmp_path: Path) -> None:
+    folder = build_folder(GPT2, tmp_path / "model")
+    (tmp_path / "saved").mkdir()
+    build_engine(folder).save(tmp_path / "saved")
+    (tmp_path / "saved" / "rng-0.pt").unlink()
+    engine, before = build_engine(folder), torch.get_rng_state()
+    engine.load(tmp_path / "saved")
+    assert torch.equal(torch.get_rng_state(), before)

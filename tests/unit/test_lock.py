@@ -10,8 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.lock import LEFT_OUT, LOCKS, ROOT, Lock, check_lock, installed, read_lock
-from tests.vllm_requirements import read_requirements
+from tests.lock import LEFT_OUT, LOCKS, ROOT, Lock, check_lock, installed, read_lock, read_requirements
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]

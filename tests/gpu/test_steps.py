@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO-3 on two GPUs take the same steps as one GPU; tests/train checks this with gloo."""
+"""Memory of a policy step, layouts on two GPUs, and throughput, each in a process of its own."""
 
 import json
 import os
@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.cases import CASES, device_overrides, fill
 from tests.gpu.conftest import Note
-from tests.gpu.kit import ROOT, need
+from tests.gpu.kit import ROOT, need, smallest_gpu_gb, vendor
 from tests.gpu.layout_rank import CHARACTERS, LAYOUTS
+from tests.gpu.memory_step import measure
+from tests.gpu.models import build_text
+
+
+@pytest.mark.parametrize(("model", "name"), [("0.5b", "grpo, colocated"), ("1.5b", "grpo, colocated, 1.5b")])
+def test_step_memory_matches_plan(model: str, name: str, tmp_path: Path, note: Note) -> None:
+    folder = build_text(model, tmp_path / "model")
+    words = fill(CASES[name].words, model=folder, rows=folder, folder=folder)
+    found = measure([*device_overrides(vendor(), 1, smallest_gpu_gb()), *words])
+    note(**found)
+    assert 0 < found["measured_gb"] <= found["planned_gb"]
 
 
 def run_layout(num_ranks: int, backend: str, folder: Path, out: Path) -> list[dict[str, float]]:
@@ -36,3 +48,13 @@ def test_two_gpus_equal_one(backend: str, tmp_path: Path, num_gpus: int, note: N
     note(relative_difference=distance)
     for a, b in zip(one, two, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_trainer_throughput_prints_row() -> None:
+    words = [sys.executable, "-m", "benchmarks.trainer_throughput", "--shape", "0.5b", "1.5b", "--tokens", "16384"]
+    done = subprocess.run([*words, "--gradient-checkpointing"], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    print("\n" + done.stdout)
+    rows = [line.split("|") for line in done.stdout.splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == ["0.5b", "1.5b"]
+    assert all(float(row[3]) > 0 and row[2].strip() != "CPU" for row in rows)
