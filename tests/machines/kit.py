@@ -48,9 +48,8 @@ class Node:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait(self, timeout_s: float | None = None) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return the exit code; fail with the output on timeout."""
-        timeout_s = timeout_s or TIMEOUT_S
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -123,7 +122,7 @@ class Machines:
 
         Args:
             hosts: extra lines for its /etc/hosts: name -> number of the machine.
-            apart: mount a private disk instead of the shared one.
+            private_disk: mount its own disk instead of the shared one.
         """
         names = {f"m{n}": n for n in range(1, NUM_MACHINES + 1)} | dict(hosts or {})
         table = self.root / f"hosts-{len(self.nodes)}"
@@ -167,12 +166,11 @@ class Run:
 
     def wait_for_training(self, *nodes: Node, attempt: int = 1) -> None:
         """Wait until all nodes are up and the attempt trains; fail with the output of a node that ends before."""
-        log = self.run_dir.attempts / str(attempt) / "logs" / "driver.log"
 
         def is_there() -> bool:
             for node in nodes:
                 assert node.process.poll() is None, node.output
-            return log.is_file() and "resumes after" in log.read_text()
+            return "resumes after" in self.trainer_log(attempt)
 
         wait_until(is_there, f"attempt {attempt} to train", timeout_s=TIMEOUT_S)
 
@@ -181,7 +179,8 @@ class Run:
         wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=TIMEOUT_S)
 
     def trainer_log(self, attempt: int) -> str:
-        return (self.run_dir.attempts / str(attempt) / "logs" / "driver.log").read_text()
+        log = self.run_dir.attempts / str(attempt) / "logs" / "driver.log"
+        return log.read_text() if log.is_file() else ""
 
     def finish(self) -> None:
         (self.run_dir.path / "finish").touch()
@@ -194,13 +193,9 @@ class Run:
 
 def dstack(machines: Machines, rank: int) -> dict[str, str]:
     """Return dstack's variables for one of two machines."""
-    addresses = [machines.ip(1), machines.ip(2)]
-    return {
-        "DSTACK_NODE_RANK": str(rank),
-        "DSTACK_NODES_NUM": "2",
-        "DSTACK_MASTER_NODE_IP": addresses[0],
-        "DSTACK_NODES_IPS": "\n".join(addresses),
-    }
+    head, other = machines.ip(1), machines.ip(2)
+    addresses = {"DSTACK_MASTER_NODE_IP": head, "DSTACK_NODES_IPS": f"{head}\n{other}"}
+    return {"DSTACK_NODE_RANK": str(rank), "DSTACK_NODES_NUM": "2", **addresses}
 
 
 @contextmanager

@@ -53,7 +53,6 @@ def libraries_calls(tmp_path_factory: pytest.TempPathFactory) -> int:
         (["--help"], "amd_mi300"),
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
-        (["plan", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
         (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
         (["run-in-job", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),

@@ -75,49 +75,35 @@ def test_plan_calls_no_scheduler(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)
 
 
-ROWS = "data.num_eval=0"
-PPO = "+algorithm=ppo"
-CASES = {
-    "grpo": ((), "trainer.num_steps=5", "optim", 5),
-    "grpo-critic-warmup": ((PPO, "critic.warmup_steps=2"), "trainer.num_steps=5", "optim", 3),
-    "critic": ((PPO,), "trainer.num_steps=5", "critic.optim", 5),
-    "warmup": ((), "warmup.num_steps=5", "warmup.optim", 5),
-    # `addition` has 10,000 rows.
-    "sft": (("exp=sft_tiny", ROWS, "supervised.num_epochs=1"), "supervised.batch_size=2000", "optim", 5),
-    "rm": (("exp=rm_tiny", ROWS, "supervised.num_epochs=1"), "supervised.batch_size=2000", "optim", 5),
-    "dpo": (("exp=dpo_tiny", ROWS), "supervised.max_steps=5", "optim", 5),
-}
-"""Overrides of the run, the override that shortens it, the optimizer, and the steps of its schedule."""
-OPTIMIZERS = ("optim", "critic.optim", "warmup.optim")
+# `addition` has 10,000 rows.
+SUPERVISED = ("data.num_eval=0", "supervised.batch_size=2000", "supervised.num_epochs=1")
 
 
-@pytest.mark.parametrize(("warmup", "is_long"), [(0, True), (-1, False)], ids=["as-long-as-the-run", "shorter"])
-@pytest.mark.parametrize("name", CASES)
-def test_plan_with_long_warmup_warns(
-    name: str,
-    warmup: int,
-    is_long: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("words", "key", "num_steps"),
+    [
+        (("exp=demo", "trainer.num_steps=5"), "optim", 5),
+        (("exp=demo", "trainer.num_steps=5", "+algorithm=ppo", "critic.warmup_steps=2"), "optim", 3),
+        (("exp=demo", "trainer.num_steps=5", "+algorithm=ppo"), "critic.optim", 5),
+        (("exp=demo", "warmup.num_steps=5"), "warmup.optim", 5),
+        (("exp=sft_tiny", *SUPERVISED), "optim", 5),
+        (("exp=rm_tiny", *SUPERVISED), "optim", 5),
+        (("exp=dpo_tiny", "supervised.max_steps=5"), "optim", 5),
+    ],
+)
+def test_plan_with_long_warmup_of_lr_warns(
+    words: tuple[str, ...], key: str, num_steps: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    words, short, key, num_steps = CASES[name]
-    first = () if any(word.startswith("exp=") for word in words) else ("exp=demo",)
-    others = () if name in ("sft", "rm", "dpo") else [f"{it}.warmup_steps=0" for it in OPTIMIZERS if it != key]
-    assert main(["plan", *first, *words, *others, short, f"{key}.warmup_steps={num_steps + warmup}"]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    if not is_long:
-        assert lines == []
-        return
-    [line] = lines
+    optimizers = ("optim", "critic.optim", "warmup.optim") if words[0] == "exp=demo" else ()
+    others = [f"{it}.warmup_steps=0" for it in optimizers if it != key]
+
+    def warnings(warmup: int) -> list[str]:
+        assert main(["plan", *words, *others, f"{key}.warmup_steps={warmup}"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+
+    [line] = warnings(num_steps)
     assert line.startswith(f"warning: {key}.warmup_steps should be less than the steps of its schedule")
     assert f"got {num_steps} and " in line and f"={num_steps}. Next: lower {key}.warmup_steps" in line
-
-
-def test_plan_with_warmup_of_500_in_5_steps_names_share_of_lr(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", "+exp=demo", "optim.warmup_steps=500", "trainer.num_steps=5"]) == 0
-    assert "only rises, to 1% of optim.lr; got 500 and trainer.num_steps=5." in capsys.readouterr().err
+    if words[-1] == "trainer.num_steps=5":
+        assert warnings(num_steps - 1) == []
+        assert f"only rises, to 1% of {key}.lr; got 500 and trainer.num_steps=5." in warnings(500)[0]

@@ -101,7 +101,7 @@ def test_send_spares_reused_pid(mark: str, has_pidfd: bool, monkeypatch: pytest.
     innocent.wait()
 
 
-def test_end_marked_reaps_zombies(mark: str) -> None:
+def test_end_marked_reaps_all_but_children_of_caller(mark: str) -> None:
     zombie = start("echo ready", mark)
     wait_until(lambda: not is_alive(zombie.pid), "its end")
     assert find_marked(mark) == []
@@ -110,12 +110,9 @@ def test_end_marked_reaps_zombies(mark: str) -> None:
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
     zombie.wait()
-
-
-def test_end_marked_leaves_own_children_to_caller(mark: str) -> None:
-    child = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
-    end_marked(mark, grace_s=30, own_children=[child.pid])
-    assert child.wait() == 7
+    own = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
+    end_marked(mark, grace_s=30, own_children=[own.pid])
+    assert own.wait() == 7
 
 
 def test_end_marked_spares_this_process_and_ancestors(mark: str) -> None:
@@ -161,9 +158,8 @@ end = functools.partial(die_with_parent, signal.SIGKILL, os.getpid())
 print(subprocess.Popen(["sleep", "300"], preexec_fn=end).pid, flush=True)
 time.sleep(300)
 """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **mark_env(mark)}
-    )
+    argv, env = [sys.executable, "-c", code], {**os.environ, **mark_env(mark)}
+    parent = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     assert is_alive(child)

@@ -1,5 +1,6 @@
 """Checkpoints that the head cannot upload to checkpoint.upload_url are copied by another node."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -109,17 +110,6 @@ def test_copy_wait_ends_at_timeout_or_stop(attempt: AttemptDir, most_s: float, c
     assert causes(attempt) == [cause]
 
 
-@pytest.mark.parametrize("error", [SubmitError("srun must start", seen="no"), FileNotFoundError("podman")])
-def test_copy_start_failure_is_reported(attempt: AttemptDir, error: Exception) -> None:
-    copy_behind(run_of(attempt), Machines(error=error), attempt, lambda: False)
-    assert causes(attempt) == [str(error)]
-
-
-def test_silent_copy_is_named_with_log(attempt: AttemptDir) -> None:
-    copy_behind(run_of(attempt), Machines("sh", "-c", "exit 3"), attempt, lambda: False)
-    assert "ended with status 3" in causes(attempt)[0] and "final-copy.log" in causes(attempt)[0]
-
-
 def make_run(folder: Path, *, has_ended: bool = True) -> RunDir:
     run = RunDir(folder / "run")
     run.path.mkdir(parents=True)
@@ -173,3 +163,17 @@ def test_write_results_stops_at_timeout(
     results.write_results(run, timeout_s=0.2)
     said = capfd.readouterr()
     assert "it took longer than 0.2 s" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("machines", "cause"),
+    [
+        (Machines(error=SubmitError("srun must start", seen="no")), "srun must start; got no"),
+        (Machines(error=FileNotFoundError("podman")), "podman"),
+        (Machines("sh", "-c", "exit 3"), "ended with status 3.*final-copy.log"),
+    ],
+)
+def test_copy_failure_is_reported(attempt: AttemptDir, machines: Machines, cause: str) -> None:
+    copy_behind(run_of(attempt), machines, attempt, lambda: False)
+    [found] = causes(attempt)
+    assert re.search(cause, found)

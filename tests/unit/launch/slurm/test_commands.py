@@ -22,7 +22,6 @@ from slurm_rl.launch.slurm.partitions import (
     spell_gpus,
 )
 from slurm_rl.launch.slurm.states import STATES, JobState
-from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.plans import plan_of
 
@@ -128,11 +127,6 @@ def test_partitions_list_their_node_types() -> None:
     ]
 
 
-def make_plan(gres: str) -> JobPlan:
-    plan = plan_of("+cluster=slurm_cpu")
-    return replace(plan, sbatch={**plan.sbatch, "gres": gres})
-
-
 @pytest.mark.parametrize(
     ("gres", "spelled"),
     [
@@ -145,7 +139,7 @@ def make_plan(gres: str) -> JobPlan:
 )
 def test_gres_uses_spelling_of_partition(gres: str, spelled: str) -> None:
     chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
-    assert spell_gpus(make_plan(gres).sbatch, chosen)["gres"] == spelled
+    assert spell_gpus({**plan_of("+cluster=slurm_cpu").sbatch, "gres": gres}, chosen)["gres"] == spelled
 
 
 def test_parse_nodes_reads_states_and_boot_times() -> None:
@@ -198,38 +192,34 @@ NO_CONTROLLER = "echo 'sbatch: error: Unable to contact slurm controller (connec
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a working directory with an empty PATH and a cluster that accepts every plan."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+def folder(fake_bin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a working directory, on a cluster that accepts every plan."""
     monkeypatch.setattr(SlurmLauncher, "check", lambda self, plan: (plan, []))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.chdir(fake_bin)
+    return fake_bin
 
 
 @pytest.mark.parametrize(
-    ("body", "is_kept"),
+    ("words", "body", "is_kept"),
     [
-        ("echo queued", True),
-        (TIMEOUT, True),
-        (SILENT, True),
-        ("exit 1", False),
-        (NO_CONTROLLER, False),
+        (RUN, "echo queued", True),
+        (RUN, SILENT, True),
+        (RUN, "exit 1", False),
+        *((words, TIMEOUT, True) for words in (RUN, SWEEP)),
+        *((words, NO_CONTROLLER, False) for words in (RUN, SWEEP)),
     ],
 )
-@pytest.mark.parametrize("words", [RUN, SWEEP])
 def test_submit_keeps_directory_of_possibly_queued_job(
     folder: Path, words: list[str], body: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if body == SILENT:
         monkeypatch.setattr(command_line, "TIMEOUT_S", 0.5)
-    put(folder / "bin", "sbatch", body)
+    put(folder, "sbatch", body)
     assert main([*WORDS, *words]) in (1, 2)
     assert (folder / "out").exists() == is_kept
 
 
 def test_submit_reads_job_id_among_lines_of_wrapper(folder: Path) -> None:
-    put(folder / "bin", "sbatch", "echo 'welcome'; echo 41; echo 'charged to: lab'")
+    put(folder, "sbatch", "echo 'welcome'; echo 41; echo 'charged to: lab'")
     assert main([*WORDS, *RUN]) == 0
     assert '"41"' in (folder / "out" / "job.json").read_text()

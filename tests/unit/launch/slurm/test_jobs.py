@@ -152,22 +152,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def clean(folder: Path, ended: list[int]) -> tuple[list[str], RunDir]:
-    run = RunDir(folder / "run")
-    plan = plan_of("+cluster=slurm_cpu", run_dir=run.path)
-    attempt: AttemptDir = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
-    for rank in ended:
-        write_json(attempt.node(rank), {"host": HOSTS[rank], "rank": rank, "state": "ended"})
-    return srun.clean_nodes(run, plan, attempt, HOSTS, "7", {}), run
-
-
 def refuse() -> set[str]:
     raise SlurmRLError("Slurm must answer")
 
 
 @pytest.mark.parametrize(
-    ("down", "unreachable", "ended", "silent", "named"),
+    ("down", "unreachable", "ended", "found", "named"),
     [
         # Since Slurm 23.02, an srun that names a node that is down starts nowhere.
         (lambda: {"a3"}, [], [0], ["a3"], "a2"),
@@ -178,19 +168,22 @@ def refuse() -> set[str]:
     ],
 )
 def test_clean_nodes_names_only_responding_nodes(
-    tmp_path: Path,
+    run: RunDir,
+    attempt: AttemptDir,
     asked: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     down: Callable[[], set[str]],
     unreachable: list[str],
     ended: list[int],
-    silent: list[str],
+    found: list[str],
     named: str | None,
 ) -> None:
     monkeypatch.setattr(srun, "nodes_down", down)
     monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: unreachable)
-    found, run = clean(tmp_path, ended)
-    assert found == silent
+    for rank in ended:
+        write_json(attempt.node(rank), {"host": HOSTS[rank], "rank": rank, "state": "ended"})
+    plan = plan_of("+cluster=slurm_cpu", run_dir=run.path)
+    assert srun.clean_nodes(run, plan, attempt, HOSTS, "7", {}) == found
     lists = [word for argv in asked for word in argv if word.startswith("--nodelist=")]
     assert lists == ([f"--nodelist={named}"] if named else [])
     assert read_rows(run.events)[-1]["hosts"] == [host for rank, host in enumerate(HOSTS) if rank not in ended]

@@ -162,10 +162,6 @@ def test_started_controller_gets_no_cause_from_log(
     assert explain_silent_job(run, job) is None
 
 
-def path_for(plan: JobPlan, given: dict[str, str]) -> str | None:
-    return agent_environment(plan, given, wrap_agent(plan, 1, "7", (0, 0))).get("PYTHONPATH")
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -175,11 +171,11 @@ def path_for(plan: JobPlan, given: dict[str, str]) -> str | None:
         ({"PYTHONPATH": "/runs/a/code:/site/modules"}, "/runs/a/code:/site/modules"),
     ],
 )
-def test_without_container_sites_python_path_stays_behind_ours(given: dict[str, str], expected: str) -> None:
-    assert path_for(plan_of("+cluster=slurm_cpu"), given) == expected
+def test_python_path_of_site_stays_behind_ours_and_outside_container(given: dict[str, str], expected: str) -> None:
+    def python_path(*words: str) -> str | None:
+        plan = plan_of("+cluster=slurm_cpu", *words)
+        return agent_environment(plan, given, wrap_agent(plan, 1, "7", (0, 0))).get("PYTHONPATH")
 
-
-def test_python_path_of_site_stays_outside_container() -> None:
-    plan = plan_of("+cluster=slurm_cpu", "container.image=/images/rl.sif", "container.runtime=apptainer")
-    assert "/site/modules" not in str(agent_environment(plan, {}, wrap_agent(plan, 1, "7", (0, 0))))
-    assert path_for(plan, {"PYTHONPATH": "/site/modules"}) != "/runs/a/code:/site/modules"
+    assert python_path() == expected
+    contained = python_path("container.image=/images/rl.sif", "container.runtime=apptainer")
+    assert contained != "/runs/a/code:/site/modules"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.__main__ import main
 from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.health.report import render
 from slurm_rl.plugins.health.verdict import NodeSpec, Verdict
@@ -32,13 +31,6 @@ def test_doctor_on_cpu_runs_all_checks(report: dict[str, Any]) -> None:
     assert set(found) == {"files", "start", "disks", "versions", "masks", "tmp_root", "vllm", "matmul"}
     assert "TFLOP/s" in found["matmul"]["seen"]
     assert found["vllm"]["state"] == "unknown"
-
-
-@pytest.mark.parametrize("words", [["no.such.key=1"], ["--frobnicate"], ["runs"]])
-def test_doctor_refuses_bad_arguments_first(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["doctor", *words]) == 2
-    assert not list(tmp_path.iterdir())
 
 
 def test_versions_names_missing_packages() -> None:

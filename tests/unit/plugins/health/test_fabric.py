@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import preflight
@@ -55,6 +55,7 @@ def test_judge_compute_tolerates_busy_cpus() -> None:
     assert [one.state for one in judge_compute(answers, ON_CPUS).values()] == ["ok", "ok", "ok", "bad"]
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(sorted(H100)), st.one_of(st.none(), st.booleans(), st.text(), st.floats())))
 def test_judge_compute_survives_garbage(garbage: dict[str, Any]) -> None:
     found = judge_compute({"n1": garbage, "n2": H100, "n3": H100}, ON_GPUS)
@@ -103,9 +104,8 @@ def test_judge_pairs_by_scale(scale: Scale, slow: set[str], rate: float | None, 
 
 def test_judge_pairs_without_healthy_pair_is_bad() -> None:
     found = judge_pairs(["n1", "n2"], {("n1", "n2"): None}, ON_GPUS)
-    assert [verdict.seen for verdict in found.values()] == [
-        f"its all-reduce is slow: no answer with {node}" for node in ("n2", "n1")
-    ]
+    seen = [f"its all-reduce is slow: no answer with {node}" for node in ("n2", "n1")]
+    assert [verdict.seen for verdict in found.values()] == seen
 
 
 def test_judge_fabric_reads_lines_of_all_nodes() -> None:

@@ -50,11 +50,6 @@ def shared(tmp_path: Path) -> Path:
     return path
 
 
-def cpu_hash(tmp_path: Path) -> str:
-    write_context(Recipe("cpu"), tmp_path / "context")
-    return hash_recipe(Recipe("cpu"), tmp_path / "context")
-
-
 @pytest.mark.parametrize("name", ["podman", "docker"])
 def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     programs: Programs, shared: Path, tmp_path: Path, name: str
@@ -64,7 +59,8 @@ def test_pyxis_build_uses_mksquashfs_and_is_idempotent(
     programs.add("enroot", "sys.exit('no')")
     checks = "assert Path(argv[0], 'etc/environment').read_text() == 'A=b\\n'"
     programs.add("mksquashfs", f"{checks}\n{writes(sqsh(500), 'argv[1]')}")
-    target, digest = Target("pyxis", str(shared / "rl.sqsh")), cpu_hash(tmp_path)
+    write_context(Recipe("cpu"), tmp_path / "context")
+    target, digest = Target("pyxis", str(shared / "rl.sqsh")), hash_recipe(Recipe("cpu"), tmp_path / "context")
     tag = f"localhost/slurm_rl-cpu:{digest[:12]}"
     assert build_image(target, Recipe("cpu"), engine_args=("--network=host",))
     calls = programs.calls()

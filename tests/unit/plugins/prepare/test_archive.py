@@ -31,16 +31,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in/folder"
 
 
-def files_below(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
 def test_files_keep_bytes_and_get_our_mode(folder: Path, tmp_path: Path) -> None:
     content = {"./a/1.txt": b"one", "b.txt": b"", "c/d/e.txt": b"x" * 3_000_000}
     members = [(entry(name, mode=0o4777), data) for name, data in content.items()]
     archive = make_tar(tmp_path / "a", (entry("a", tarfile.DIRTYPE), b""), *members)
     assert extract_archive(archive, folder) == (3, 3_000_003)
-    assert files_below(folder) == {name.removeprefix("./"): data for name, data in content.items()}
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == {name.removeprefix("./"): data for name, data in content.items()}
     assert {path.stat().st_mode & 0o7111 for path in folder.rglob("*.txt")} == {0}
 
 
