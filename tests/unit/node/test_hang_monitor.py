@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -102,25 +102,21 @@ FOUR = {"rank-0": (0, "waits"), "rank-1": (0, "waits"), "rank-2": (1, "waits"), 
 
 def find_verdict(nodes: Nodes) -> TrainingError:
     """Run both agents: the second one answers while the head waits."""
-    errors: list[TrainingError] = []
 
-    def lead() -> None:
-        while not errors:
+    def lead() -> TrainingError:
+        while True:
             try:
                 nodes.monitors[0].check()
             except TrainingError as error:
-                errors.append(error)
+                return error
             time.sleep(0.02)
 
-    def is_over() -> bool:
-        nodes.monitors[1].check()
-        return bool(errors)
-
-    head = threading.Thread(target=lead, daemon=True)
-    head.start()
-    wait_until(is_over, "the verdict")
-    head.join(timeout=60)
-    return errors[0]
+    with ThreadPoolExecutor(1) as pool:
+        head = pool.submit(lead)
+        while not head.done():
+            nodes.monitors[1].check()
+            time.sleep(0.02)
+        return head.result()
 
 
 def test_hang_monitor_names_stopped_rank(tmp_path: Path) -> None:

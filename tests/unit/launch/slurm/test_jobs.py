@@ -96,6 +96,7 @@ def test_find_unreachable_uses_addresses_of_slurm(monkeypatch: pytest.MonkeyPatc
     assert set(tries) == {"n1", "n3"}
 
 
+# The srun that waits for the agent of a lost node is ended after all others, and no other srun is.
 QUICK_S, LONG_S = 0.1, 120.0
 
 
@@ -135,6 +136,7 @@ def test_ending_agent_ends_step(attempt: AttemptDir, waiting: subprocess.Popen[b
     assert comes_true(lambda: step.poll() is not None, LONG_S)
 
 
+# Cleanup after an attempt covers nodes with a running agent; no srun may name a lost node.
 HOSTS = ["a1", "a2", "a3"]
 
 

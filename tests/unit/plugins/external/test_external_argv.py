@@ -139,6 +139,7 @@ def test_secret_is_not_argument(fields: dict[str, Any]) -> None:
     assert "canary" not in str(caught.value)
 
 
+# Checkpoints of other trainers; tests/train/external/test_layouts_sources.py checks the layouts.
 def test_configurable_names_have_layouts() -> None:
     assert set(get_args(LayoutName)) == LAYOUTS.keys()
 

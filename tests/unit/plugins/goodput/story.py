@@ -38,9 +38,3 @@ class Story:
 
     def end(self, time: float, outcome: str, **fields: Any) -> Story:
         return self.event(time, "attempt/ended", attempt=self.attempt, outcome=outcome, seconds=1.0, **fields)
-
-    def settled(self, time: float) -> Story:
-        """Add events by the next controller for an attempt with a killed controller."""
-        return self.event(
-            time, "attempt/ended", attempt=self.attempt, outcome="lost", cause="its controller was killed"
-        )

@@ -93,7 +93,9 @@ def test_time_limit_is_charged_for_cut_step_and_start_not_queue() -> None:
 
 def test_killed_controller_held_nodes_until_slurm_released_them() -> None:
     story = Story().start(0).rows(10, 1, 4).event(30, "checkpoint/saved", step=2)
-    story.settled(300).start(301, restarts=1, start_time=299, queued_since=80)
+    # The next controller writes the end of this attempt.
+    story.event(300, "attempt/ended", attempt=1, outcome="lost", cause="its controller was killed")
+    story.start(301, restarts=1, start_time=299, queued_since=80)
     story.event(305, "trainer/resumed", step=2).rows(310, 3, 4).end(330, "finished")
     ledger = read(story)
     assert seconds(ledger) == {"trained": 20 + 20, "redone": 20, "cut": 30, "bring_up": 10 + 11}

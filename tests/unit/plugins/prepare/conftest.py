@@ -44,21 +44,16 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def own_env(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    """Return the environment with our hub, and without the caller's token, cache and endpoint."""
-    base = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    return base | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture
-def prepare_on_login_node(own_env: dict[str, str], tmp_path: Path) -> Prepare:
-    """Run the verb in its own process, which cannot import packages that a login node lacks."""
+def prepare_on_login_node(hub: Hub, tmp_path: Path) -> Prepare:
+    """Run the verb in its own process without the caller's token and cache, and without packages of other nodes."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
     script = f"import sys\nfor n in {_HEAVY!r}: sys.modules[n] = None\n"
     script += "from slurm_rl.__main__ import main\nsys.exit(main(sys.argv[1:]))"
 
     def run(*words: str) -> Done:
         argv = [sys.executable, "-c", script, "prepare", *words]
-        done = subprocess.run(argv, cwd=tmp_path, env=own_env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run

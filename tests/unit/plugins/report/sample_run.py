@@ -20,15 +20,8 @@ def make_rows() -> list[dict[str, Any]]:
     rows += [make_row(step, "warmup", **{"policy/loss": 2.0 / step, "time/step_s": 0.5}) for step in range(1, 5)]
     rows += [make_row(4, "eval", **{"accuracy/greedy": 0.25, "accuracy/sampled": 0.125, "time/step_s": 1.0})]
     for step in range(5, 11):
-        values = {
-            "reward/mean": step / 16,
-            "kl/reference": math.sqrt(step) / 1000,
-            "tokens/trained": 100,
-            "time/rollout_s": 1.0,
-            "time/train_s": 0.75,
-            "time/step_s": 2.0,
-            "time/tokens_per_s": 50.0,
-        }
+        values = {"reward/mean": step / 16, "kl/reference": math.sqrt(step) / 1000, "tokens/trained": 100}
+        values |= {"time/rollout_s": 1.0, "time/train_s": 0.75, "time/step_s": 2.0, "time/tokens_per_s": 50.0}
         rows.append(make_row(step, "grpo", **values))
     rows.append(make_row(10, "eval", **{"accuracy/greedy": 0.75, "accuracy/sampled": 0.5}))
     return rows

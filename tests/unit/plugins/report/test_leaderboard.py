@@ -68,29 +68,26 @@ def test_choose_metric_follows_task(words: list[str], named: str | None, metric:
     assert choose_metric(config, named, smallest_first=False) == (metric, smallest_first)
 
 
-@pytest.mark.parametrize(
-    ("metric", "flags", "ranked"),
-    [
-        ("reward/mean", [], [["1", "1", "1", "finished", "3"], ["2", "0.5", "0", "finished", "3"]]),
-        ("reward/mean", ["--min"], [["1", "0.5", "0", "finished", "3"], ["2", "1", "1", "finished", "3"]]),
-        ("accuracy.after.best", ["--max"], None),
-    ],
-)
-def test_status_of_sweep_prints_leaderboard(
-    metric: str, flags: list[str], ranked: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = make_sweep(tmp_path, metric, [make_row(3, "grpo", **{"reward/mean": 0.5})])
-    assert main(["status", str(sweep.path), *flags]) == 0
-    shown = capsys.readouterr()
-    lines = shown.out.splitlines()
-    assert lines[:2] == [f"sweep   {sweep.path}", "runs    2 finished"]
-    if ranked:
-        assert [line.split()[:5] for line in lines[3:]] == ranked
-        assert main(["status", str(sweep.path), "--metric", "reward/maen"]) == 2
+def test_status_of_sweep_prints_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep(tmp_path, "accuracy.after.best", [make_row(3, "grpo", **{"reward/mean": 0.5})])
+
+    def ask(*flags: str, code: int = 0) -> tuple[list[str], str]:
+        assert main(["status", str(sweep.path), *flags]) == code
         shown = capsys.readouterr()
-        assert "did you mean reward/mean?" in shown.err
-    metric = "reward/maen" if ranked else metric
-    assert f"no run has the metric {metric}" in shown.err and len(shown.err) < 300
+        return shown.out.splitlines(), shown.err
+
+    for flag, ranked in (
+        ("--max", [["1", "1", "1"], ["2", "0.5", "0"]]),
+        ("--min", [["1", "0.5", "0"], ["2", "1", "1"]]),
+    ):
+        lines, _ = ask("--metric", "reward/mean", flag)
+        assert lines[:2] == [f"sweep   {sweep.path}", "runs    2 finished"]
+        assert [line.split()[:5] for line in lines[3:]] == [[*row, "finished", "3"] for row in ranked]
+    lines, error = ask()
+    assert "runs    2 finished" in lines
+    assert "no run has the metric accuracy.after.best" in error and len(error) < 300
+    _, error = ask("--metric", "reward/maen", code=2)
+    assert "did you mean reward/mean?" in error and len(error) < 300
 
 
 def test_report_of_sweep_names_swept_values_in_legends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

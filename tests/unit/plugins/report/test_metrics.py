@@ -86,6 +86,8 @@ def test_tensorboard_shows_one_curve_after_resume(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     _log_steps(run, range(num_first), value=0.0, rewind_to=-1)
+    # TensorBoard sorts files by name: the second, then a counter of this process, in which 10 is before 9.
+    time.sleep(1.0)
     _log_steps(run, second, value=1.0, rewind_to=rewind_to)
     events = EventAccumulator(str(run.tensorboard)).Reload()
     assert [(point.step, point.value) for point in events.Scalars("reward/mean")] == curve

@@ -253,6 +253,8 @@ def test_long_gpu_partitions_come_first() -> None:
         ("nvidia_h100_80gb_hbm3", "nvidia", 80),
         ("tesla_v100-sxm2-32gb", "nvidia", 32),
         ("gh200_480gb", "nvidia", 96),
+        ("nvidia_a100_1g.5gb", "nvidia", 5),
+        ("a10g", "nvidia", 24),
         ("pascal", "nvidia", None),
         ("MI250", "amd", 64),
         ("amd_instinct_mi300x_oam", "amd", 192),
