@@ -4,16 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
-from slurm_rl.run_dir.run_dir import RunDir, append_event, report_damage
+from slurm_rl.run_dir.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_rows
+from slurm_rl.run_dir.run_dir import RunDir, report_damage
 from slurm_rl.run_dir.run_dir import append_row as append_row_of
 from tests.small_disk import small_disk
-
-
-def test_torn_and_garbled_lines_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"a": 2{"a": 3}\n\x00\xff\n[4]\n{"a": 5}\n{"a": 6')
-    assert read_rows(path) == [{"a": 1}, {"a": 5}]
 
 
 def test_tail_returns_rows_once_and_waits_for_newline(tmp_path: Path) -> None:
@@ -38,26 +32,6 @@ def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     assert tail.read_new() == [{"a": 1}, {"a": 7}, {"a": 8}]
 
 
-ROWS = [{"kind": "a/b", "cause": "ünd \n\x00"}, {"kind": "c/d", "n": [1, 2.5]}, {"kind": "e/f"}]
-
-
-def test_truncation_at_any_byte_loses_only_last_line(tmp_path: Path) -> None:
-    """Truncate at each byte: an append and a read return the complete lines and the new one."""
-    path = tmp_path / "rows.jsonl"
-    for row in ROWS:
-        append_row(path, row)
-    content = path.read_bytes()
-    for size in range(len(content) + 1):
-        for lost in (b"", b"\0" * 9):  # a file system may have kept the length but not the bytes
-            path.write_bytes(content[:size] + lost)
-            whole = content[:size].count(b"\n")
-            rest = size + len(lost) - (content[:size].rfind(b"\n") + 1)
-            assert read_rows(path) == ROWS[:whole]
-            assert append_row(path, {"kind": "after"}) == rest
-            assert read_lines(path) == [*ROWS[:whole], {"kind": "after"}]
-            assert append_row(path, {"kind": "then"}) == 0
-
-
 def test_truncated_line_is_event_and_damage_has_line_number(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     append_row_of(run, run.metrics, {"step": 1})
@@ -71,17 +45,6 @@ def test_truncated_line_is_event_and_damage_has_line_number(tmp_path: Path) -> N
         {"kind": "file/mended", "file": "metrics.jsonl", "cut_off_bytes": 4},
         {"kind": "file/damaged", "file": "metrics.jsonl", "lines": [2], "num_lines": 1},
     ]
-
-
-def test_append_event_after_torn_and_damaged_lines_keeps_rows(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    append_event(run, "attempt/started", attempt=1, job="a", slurm_restarts=0)
-    with run.events.open("ab") as file:
-        file.write(b'{"kind": "tr{"kind": 1}\n[1]\n{"time": 17, "kind": "checkpo')
-    append_event(run, "attempt/started", attempt=2, job="b", slurm_restarts=0)
-    append_event(run, "trainer/started", attempt=2)
-    kinds = [row["kind"] for row in read_rows(run.events)]
-    assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started"]
 
 
 def test_full_disk_leaves_no_part_of_line(tmp_path: Path) -> None:

@@ -60,15 +60,6 @@ def test_decide_by_holder_returns_verdict(
     assert decide(LockState(1, holder, True, 0), own, lambda _: is_known_alive) == "take"
 
 
-def test_next_holder_has_higher_number(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for epoch in (1, 2, 3):
-        with acquire(run.lease, ME) as lease:
-            assert lease.epoch == epoch
-            assert read_lock(run.lease)[:3] == (epoch, ME, False)
-    assert not list(run.lease.glob(".*"))
-
-
 def test_active_holder_is_named_with_next_command(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
     put(run.lease, replace(ME, launcher="local", job="77"))

@@ -55,7 +55,3 @@ def test_plain_values_share_one_resolution(monkeypatch: pytest.MonkeyPatch) -> N
         composer = Composer(extra)
         assert [composer.compose(["exp=demo", f"seed={seed}"])["seed"] for seed in range(5)] == [9, 1, 2, 3, 4]
     assert len(seen) == 1
-
-
-def test_interpolated_values_are_detected() -> None:
-    assert composed.find_interpolations({"a": ["${b}", {"c": r"\${d}"}, 1, None]}) == ["${b}", r"\${d}"]

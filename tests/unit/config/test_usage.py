@@ -8,7 +8,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
-from slurm_rl.config.usage import READERS, find_changed, find_readers
+from slurm_rl.config.usage import READERS, find_readers
 from tests.layers import PACKAGE
 
 EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflight", "ray")
@@ -18,12 +18,6 @@ EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflig
 def test_readers_cover_every_section() -> None:
     assert {*EVERY_TASK, *(key for key in READERS if "." not in key)} == set(RunConfig.model_fields)
     assert {task for readers in READERS.values() for task in readers} == set(TASKS)
-
-
-def test_find_changed_lists_non_default_keys() -> None:
-    words = ["+exp=sft_tiny", "trainer.step_timeout_s=9", "checkpoint.interval=7", "rollout.max_tokens=1024"]
-    config = load_config([*words, "+cluster=nvidia_h100"])
-    assert dict(find_changed(config))["trainer.step_timeout_s"] == 9
 
 
 def test_parse_config_accepts_unused_keys_of_saved_config() -> None:

@@ -72,13 +72,6 @@ def test_role_uses_all_gpus_of_its_group() -> None:
     assert nodes_of(plan, "rollout") == [2] * 4
 
 
-def test_each_gpu_has_one_process() -> None:
-    plan = plan_of("reference.num_workers=3")
-    given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
-    assert len(given) == len(set(given))
-    assert len(nodes_of(plan, "reference")) == 3
-
-
 def test_critic_runs_on_its_group() -> None:
     plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_group=v100")
     assert nodes_of(plan, "critic") == [2] * 4

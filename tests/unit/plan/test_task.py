@@ -53,11 +53,6 @@ def test_torchrun_environment_has_no_ray_and_vllm(task: str) -> None:
     assert "ray" not in render_plan(plan).lower().replace("array", "")
 
 
-def test_torchrun_plan_round_trips_through_json() -> None:
-    plan = plan_of(*CPU, "task=sft", "policy.num_workers=4")
-    assert JobPlan.from_json(plan.to_json()) == plan
-
-
 def test_torchrun_argv_differs_only_in_node_rank() -> None:
     plan, meet = TorchrunPlan(2, None), Rendezvous("10.0.0.1", 10300, 600.0)
     argvs = [build_torchrun_argv(plan, "python", ("x",), node=node, num_nodes=3, meet=meet) for node in range(3)]

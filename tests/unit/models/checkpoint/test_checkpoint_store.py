@@ -44,12 +44,6 @@ def test_newest_is_by_number_with_meta(store: CheckpointStore) -> None:
     assert store.skipped == []
 
 
-def test_uncommitted_checkpoint_is_not_listed(store: CheckpointStore) -> None:
-    save(store, 1)
-    (store.begin(2) / "rank-0.pt").write_bytes(b"half")
-    assert latest_step(store) == 1
-
-
 def test_begin_removes_leftovers_of_crash(store: CheckpointStore) -> None:
     stale = store.begin(1)
     (stale / "rank-0.pt").write_bytes(b"half")
@@ -103,13 +97,6 @@ def test_damage_leaves_previous_one(store: CheckpointStore, damage: str) -> None
     assert len(store.skipped) == 1
     assert store.skipped[0].startswith("step-2: ")
     assert reason in store.skipped[0]
-
-
-def test_prune_keeps_newest(store: CheckpointStore) -> None:
-    for step in range(5):
-        save(store, step)
-    assert store.prune(keep=2) == [2, 1, 0]
-    assert sorted(p.name for p in store.root.iterdir()) == ["step-3", "step-4"]
 
 
 def test_prune_removes_nothing_if_newest_is_damaged(store: CheckpointStore) -> None:
