@@ -17,7 +17,7 @@ MAX_LINES = 59_670
 """Lines of slurm_rl. Goal: 46,000."""
 MAX_PLUGIN_LINES = 7_280
 """Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Goal: 9,000."""
-MAX_TEST_LINES = 57_390
+MAX_TEST_LINES = 52_730
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""

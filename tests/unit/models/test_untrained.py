@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
@@ -15,7 +16,9 @@ from tests.tiny_models import SMALL, TinyModel, TinyVL
 def test_seed_decides_weights_and_weight_files_are_ignored(shape: TinyModel | TinyVL, tmp_path: Path) -> None:
     source = shape.write(tmp_path / "source")
     config = ModelConfig(from_config=str(source))
+    state = torch.get_rng_state()
     draw_model(config, 0, tmp_path / "a")
+    assert torch.equal(torch.get_rng_state(), state)
     for name in ("other.safetensors", "pytorch_model.bin", "model.safetensors.index.json"):
         (source / name).write_text("{}")
     for seed, name in ((0, "b"), (1, "c")):
