@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -154,12 +155,12 @@ def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) 
         line.send(b".")
         while line.recv(1):
             pass
-    if _result(job) == EXIT_NOT_OURS:
+    status, lines = _result(job), _read_output(job)
+    if status == EXIT_NOT_OURS:
         # No summary of a run that is not ours; its controller has named the owner.
-        said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
-        note("\n".join(words for words in said if words.startswith(OURS)))
+        note("\n".join(line for line in lines if line.startswith(OURS)))
         return EXIT_NOT_OURS
-    return _finish(run)
+    return _finish(run, lines)
 
 
 def _hears(line: socket.socket) -> bool:
@@ -180,8 +181,16 @@ def _result(job: Any) -> int | None:
         return None
 
 
-def _finish(run: RunDir) -> int:
-    silent = f"its controller ended without a message; see {run.submitit}"
+def _read_output(job: Any) -> list[str]:
+    """Return the lines that the controller printed; none if they cannot be read."""
+    try:
+        return list(job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError:
+        return []
+
+
+def _finish(run: RunDir, lines: Sequence[str]) -> int:
+    silent = "\n  ".join([f"its controller ended without a message; its last output in {run.submitit}:", *lines[-5:]])
     end: dict[str, Any] = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": silent}
     code = int(end["exit_code"])
     if code == EXIT_INTERRUPTED:

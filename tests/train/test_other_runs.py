@@ -58,7 +58,7 @@ def test_killed_ppo_resumes_policy_critic_and_kl_coefficient(tmp_path: Path) -> 
     assert len(rows) == 6
     assert "policy/loss" not in rows[0] and all("policy/loss" in row for row in rows[1:])
     assert all(row["critic/loss"] > 0 for row in rows)
-    assert len({row["kl/coefficient"] for row in rows}) > 1
+    assert len({row["kl/coefficient"] for row in rows[1:]}) > 1, "it stays while only the critic trains"
     process = start_run(harmed, *PPO)
     # The first checkpoint with a trained critic.
     kill_trainer(RunDir(harmed), process, step=42)

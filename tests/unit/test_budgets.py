@@ -13,11 +13,11 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 59_670
-"""Lines of slurm_rl. Goal: 46,000."""
+MAX_LINES = 59_680
+"""Lines of slurm_rl. Goal: 46,000. Ten more than before: a controller without a message shows its last output."""
 MAX_PLUGIN_LINES = 7_280
 """Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Goal: 9,000."""
-MAX_TEST_LINES = 52_730
+MAX_TEST_LINES = 52_740
 """Lines of tests. Goal: 45,000."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""

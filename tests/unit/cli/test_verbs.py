@@ -9,11 +9,13 @@ import pytest
 
 from slurm_rl import __version__
 from slurm_rl.__main__ import main
+from slurm_rl.cli import foreground
 from slurm_rl.cli.parser import load_verbs, parse
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plan.job import PLAN_VERSION
+from slurm_rl.run_dir.run_dir import RunDir
 
 VERBS = load_verbs().by_name
 ROOT = Path(__file__).parents[3]
@@ -170,3 +172,12 @@ def test_config_shows_presets_of_site(
     monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(tmp_path))
     assert main(["--cfg", "job", "--package", "cluster", "+cluster=ours"]) == 0
     assert "\nnum_nodes: 3\n" in capsys.readouterr().out
+
+
+def test_end_without_message_shows_last_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(foreground, "_read_or_write_summary", lambda run: {})
+    assert foreground._finish(RunDir(tmp_path), ["first", *"1234", "MemoryError"]) == 1
+    assert "ended without a message" in (text := capfd.readouterr().err)
+    assert "MemoryError" in text and "first" not in text
