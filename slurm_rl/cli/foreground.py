@@ -15,6 +15,7 @@ from slurm_rl.cli.progress import follow
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.launch.controller.agents import OURS
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.launch.controller.record import SILENT_END
 from slurm_rl.launch.hooks import write_report
 from slurm_rl.launch.runs.start import Started
 from slurm_rl.node.processes import die_with_parent
@@ -155,8 +156,10 @@ def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) 
         line.send(b".")
         while line.recv(1):
             pass
-    status, lines = _result(job), _read_output(job)
-    if status == EXIT_NOT_OURS:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):  # the folder may be lost
+        lines = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
+    if _result(job) == EXIT_NOT_OURS:
         # No summary of a run that is not ours; its controller has named the owner.
         note("\n".join(line for line in lines if line.startswith(OURS)))
         return EXIT_NOT_OURS
@@ -181,16 +184,8 @@ def _result(job: Any) -> int | None:
         return None
 
 
-def _read_output(job: Any) -> list[str]:
-    """Return the lines that the controller printed; none if they cannot be read."""
-    try:
-        return list(job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines())
-    except OSError:
-        return []
-
-
 def _finish(run: RunDir, lines: Sequence[str]) -> int:
-    silent = "\n  ".join([f"its controller ended without a message; its last output in {run.submitit}:", *lines[-5:]])
+    silent = "\n  ".join([f"{SILENT_END}; its last output in {run.submitit}:", *lines[-5:]])
     end: dict[str, Any] = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": silent}
     code = int(end["exit_code"])
     if code == EXIT_INTERRUPTED:

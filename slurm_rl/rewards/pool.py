@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pebble import ProcessExpired
 
@@ -51,6 +51,8 @@ class _Request:
 class _Unit:
     request: _Request
     position: int
+    has_crashed: bool = False
+    """A worker died with this item alone."""
 
     @property
     def item(self) -> RewardItem:
@@ -191,10 +193,14 @@ class RewardPool:
         if task is None:  # a new request, or the end
             return
         self._restarts = 0
-        is_alone = len(task.units) == 1
-        if isinstance(future.exception(), ProcessExpired) and not task.is_again and (is_alone or self._has_model):
-            self._submit(task.units, is_suspect=task.is_suspect or is_alone, is_again=True)
-            return
+        if isinstance(future.exception(), ProcessExpired):
+            [*others, last] = task.units
+            if others and self._has_model and not task.is_again:
+                self._submit(task.units, is_suspect=False, is_again=True)
+                return
+            if not others and not last.has_crashed:
+                self._suspects.append(replace(last, has_crashed=True))
+                return
         outcomes = _read_outcomes(future, len(task.units), self._timeout_s)
         for unit, outcome in zip(task.units, outcomes, strict=False):
             request = unit.request

@@ -35,7 +35,7 @@ _MODELS: tuple[tuple[str, GpuModel], ...] = (
     (r"nvidia|tesla|geforce|[gr]tx\w*|pascal|volta|turing|ampere|ada|hopper|blackwell|grace", GpuModel("nvidia", None)),
 )
 
-_MOST_GB = 288
+_MOST_GB = max(model.mem_gb or 0 for _, model in _MODELS)
 
 
 def find_model(name: str) -> GpuModel | None:
