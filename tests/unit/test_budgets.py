@@ -13,12 +13,13 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 59_680
-"""Lines of slurm_rl. Goal: 46,000. Ten more than before: a controller without a message shows its last output."""
-MAX_PLUGIN_LINES = 7_280
-"""Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Goal: 9,000."""
-MAX_TEST_LINES = 52_740
-"""Lines of tests. Goal: 45,000."""
+MAX_LINES = 63_500
+"""Lines of slurm_rl. Raised from 59,680 for project folders, local GPUs, metric exporters, judges, successor jobs and
+evaluation jobs, most of which are plugins."""
+MAX_PLUGIN_LINES = 10_000
+"""Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Raised from 7,280 for the same options."""
+MAX_TEST_LINES = 55_500
+"""Lines of tests. Raised from 52,740 for the tests of the same options."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""
 MAX_CLOSURE_MODULES, MAX_CLOSURE_LINES = 120, 15_000
