@@ -43,6 +43,7 @@ def _presets_composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("slurm_rl.config.load.hydra_compose", compose)
+        patch.setattr("slurm_rl.config.detect_gpus.TOOLS", ())  # tests do not depend on this machine's GPUs
         yield
 
 

@@ -142,7 +142,8 @@ class ClusterConfig(Section):
     head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
     """Port of node 0 with launcher=manual, below the ports that runs allocate."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
-    """Accelerator of the nodes, which determines device masks, environment variables and expected libraries."""
+    """Accelerator of the nodes, which determines device masks, environment variables and expected libraries. Not set,
+    and with launcher=local: the GPUs of this machine, else cpu."""
     gpu_type: OneLine | None = None
     """Slurm's name of the GPU type, for --gres and the check at submission."""
     num_nodes: PositiveInt = 1
@@ -153,9 +154,13 @@ class ClusterConfig(Section):
     topology: TopologyConfig = TopologyConfig()
     """Network distance between nodes."""
     gpus_per_node: NonNegativeInt = 0
-    """GPUs per node."""
+    """GPUs per node. Not set, and with launcher=local: those of this machine, less the ones that CUDA_VISIBLE_DEVICES
+    or ROCR_VISIBLE_DEVICES hide."""
     gpu_mem_gb: PositiveFloat | None = None
-    """Memory of one GPU in GB (10^9 bytes), for the memory estimate; null: no estimate."""
+    """Memory of one GPU in GB (10^9 bytes), for the memory estimate; null: no estimate, except for detected GPUs."""
+    detected: Text | None = None
+    """Origin of accelerator and GPUs that neither a preset nor an override sets, such as `nvidia-smi on this machine:
+    1 x NVIDIA H100`; filled in at submission."""
     cpus_per_node: PositiveInt | None = None
     """CPU cores per node; null: all cores of this machine (local), or Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | Literal["all"] | None = "all"

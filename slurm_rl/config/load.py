@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.detect_gpus import fill_in_gpus
 from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
@@ -81,7 +82,9 @@ def register_schema() -> None:
     from slurm_rl.config.preset_source import register_source
 
     register_source()
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=section_defaults(RunConfig))
+    defaults = section_defaults(RunConfig)
+    defaults["cluster"] |= {"accelerator": None, "gpus_per_node": None}  # see detect_gpus.py
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=defaults)
 
 
 def render_search_path(folders: Sequence[Path]) -> list[str]:
@@ -128,9 +131,10 @@ def _keep(name: str, *words: object) -> str:
 
 
 def resolve_tree(config: Any) -> dict[str, Any]:
-    """Return a composed config as plain dicts and lists with resolved interpolations."""
+    """Return a composed config as plain dicts and lists with resolved interpolations and the GPUs of this machine."""
     from omegaconf import OmegaConf
 
+    fill_in_gpus(config)
     # The plan resolves these later; see plan/external_argv.py.
     for name in ("plan", "checkpoint"):
         OmegaConf.register_new_resolver(name, functools.partial(_keep, name), replace=True)

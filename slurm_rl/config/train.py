@@ -81,8 +81,9 @@ class RolloutConfig(Section):
     """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
     tensor_parallel_size: PositiveInt | None = None
     """GPUs per engine; null: the fewest that hold the model, or 1 if model or GPU memory is unknown."""
-    colocate: bool = False
-    """Share the policy workers' GPUs: engines sleep during training and wake up for new weights."""
+    colocate: bool | None = None
+    """Share the policy workers' GPUs: engines sleep during training and wake up for new weights; null: only if the run
+    has a single GPU."""
     node_group: str | None = None
     """Node group (a name in cluster.nodes) that engines run on; null: any."""
     max_off_policy_steps: NonNegativeInt = 0
@@ -115,8 +116,9 @@ class RolloutConfig(Section):
     """Tokens that end a completion in addition to the end-of-text token; the scored text excludes them."""
     max_num_seqs: PositiveInt = 256
     """Sequences that an engine decodes concurrently at most."""
-    gpu_memory_utilization: Fraction = 0.85
-    """Share of a GPU's memory that vLLM may use."""
+    gpu_memory_utilization: Fraction | None = None
+    """Share of a GPU's memory that vLLM may use; null: 0.85, or with colocate the most that leaves room for the policy,
+    and 0.6 if memory is not estimated."""
     cpu_kv_cache_gb: PositiveFloat | None = None
     """KV cache of an engine on CPU, in GiB; null: enough for max_num_seqs longest sequences, at most 1."""
     enforce_eager: bool | None = None
@@ -147,11 +149,11 @@ class RolloutConfig(Section):
         return self.weight_transfer not in ("auto", "ray")
 
     def problems(self) -> Iterator[str]:
-        wrong = {"nccl": self.colocate, "ipc": not self.colocate}.get(self.weight_transfer, False)
+        wrong = {"nccl": bool(self.colocate), "ipc": not self.colocate}.get(self.weight_transfer, False)
         if wrong:
             yield (
                 "rollout.weight_transfer=nccl needs engines with their own GPUs, and ipc needs colocated ones; "
-                f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
+                f"got {self.weight_transfer} with colocate={bool(self.colocate)}. Next: rollout.weight_transfer=auto"
             )
         if self.transfers_directly and self.max_off_policy_steps > 0 and not self.inflight_weight_updates:
             yield (

@@ -176,7 +176,7 @@ def _rate(config: RunConfig) -> str:
 
 
 def _machines(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
-    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPUs only"
+    gpus = count(plan.gpus_per_node, f"{plan.accelerator} GPU") if plan.gpus_per_node else "CPUs only"
     spare = f" and {plan.num_spare_nodes} spare" if plan.num_spare_nodes else ""
     nodes = f"{count(plan.num_nodes, 'node')} of {gpus}{spare}"
     if plan.node_groups:
@@ -187,6 +187,7 @@ def _machines(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     inside = plan.container.get("image")
     runtime = f"in {plan.container['runtime']}, {inside}" if inside else "no container"
     yield "launcher", f"{place.get(plan.launcher, 'machines that each run `join`')}{queue}: {nodes}; {runtime}"
+    yield from [("detected", config.cluster.detected)] if config.cluster.detected else []
     if plan.actors:
         yield "processes", "; ".join(_place(plan, role) for role in dict.fromkeys(actor.role for actor in plan.actors))
     if plan.sbatch:

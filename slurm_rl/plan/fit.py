@@ -10,6 +10,7 @@ save     copy a checkpoint to host memory
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # the node agent has no pydantic
 PHASES = ("load", "train", "sample", "sync", "save")
 _CHUNK_TOKENS = 2048
 _SPARING = 0.9
+ENGINE_SHARE, _BLIND_SHARE = 0.85, 0.6
+"""Largest share of a GPU for vLLM; with a policy on the same GPU whose memory is unknown."""
 _MOST_NODES = 64
 """Largest factor by which more nodes are tried."""
 
@@ -51,7 +54,7 @@ class Setting:
 
     @property
     def colocated(self) -> bool:
-        return self.config.rollout.colocate and self.config.has_engines
+        return bool(self.config.rollout.colocate) and self.config.has_engines
 
     @property
     def engine(self) -> EngineMemory:
@@ -60,7 +63,7 @@ class Setting:
     @property
     def engine_budget_gb(self) -> float:
         """Memory of a GPU that vLLM may use."""
-        return self.capacities_gb["rollout"] * self.config.rollout.gpu_memory_utilization
+        return self.capacities_gb["rollout"] * (self.config.rollout.gpu_memory_utilization or ENGINE_SHARE)
 
     def needs(self) -> dict[str, PolicyMemory]:
         """Return the memory of a worker of each role except the engines."""
@@ -109,6 +112,7 @@ def find_misfit(setting: Setting) -> Misfit | None:
 
 def list_choices(setting: Setting) -> list[Setting]:
     """Return the settings for open values, fastest first: large micro-batches, no recomputation."""
+    setting = setting.with_(rollout={"gpu_memory_utilization": choose_engine_share(setting)})
     policy, model = setting.config.policy, setting.config.model
     longest = setting.config.max_sequence_tokens
     checkpointing = (False, True) if model.gradient_checkpointing == "auto" else (model.gradient_checkpointing,)
@@ -130,10 +134,27 @@ def list_choices(setting: Setting) -> list[Setting]:
     ]
 
 
+def choose_engine_share(setting: Setting) -> float | None:
+    """Return the configured share of a GPU for vLLM, or what the state of a colocated policy leaves, in percent.
+
+    It is at least what the engine needs, so that `find_misfit` names the phase if both do not fit.
+    """
+    if setting.config.rollout.gpu_memory_utilization is not None or not setting.config.has_engines:
+        return setting.config.rollout.gpu_memory_utilization
+    size = setting.capacities_gb["rollout"]
+    if not setting.colocated or size == math.inf:
+        return ENGINE_SHARE
+    free = 1 - setting.needs()["policy"].phases_gb["sample"] / (_SPARING * size)
+    least = math.ceil(100 * setting.engine.least_gb / size) / 100
+    return max(least, min(ENGINE_SHARE, math.floor(100 * free) / 100))
+
+
 def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
     """Return the config with open values filled in without a memory estimate."""
     checkpointing, chunk = config.model.gradient_checkpointing, config.policy.logprob_chunk_tokens
+    share = _BLIND_SHARE if config.rollout.colocate and not config.eval.only else ENGINE_SHARE
     return config.with_values(
+        rollout={"gpu_memory_utilization": config.rollout.gpu_memory_utilization or share},
         model={"gradient_checkpointing": sparing if checkpointing == "auto" else checkpointing},
         policy={
             "logprob_chunk_tokens": (_CHUNK_TOKENS if sparing else None) if chunk == "auto" else chunk,
@@ -194,7 +215,8 @@ def _list_changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
         yield words, setting.with_(policy={"logprob_chunk_tokens": _CHUNK_TOKENS})
     if model.gradient_checkpointing is False:
         yield "model.gradient_checkpointing=true", setting.with_(model={"gradient_checkpointing": True})
-    for percent in range(round(100 * setting.config.rollout.gpu_memory_utilization) - 1, 9, -1):
+    used = setting.config.rollout.gpu_memory_utilization
+    for percent in range(round(100 * used) - 1, 9, -1) if used is not None else ():
         if setting.colocated:
             share = percent / 100
             yield f"rollout.gpu_memory_utilization={share}", setting.with_(rollout={"gpu_memory_utilization": share})

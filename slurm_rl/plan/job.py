@@ -52,9 +52,11 @@ class LayoutPlan:
     micro_batch_tokens: int
     gradient_checkpointing: bool
     logprob_chunk_tokens: int | None
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU that vLLM may use."""
     gpu_mem_gb: float | None = None
     engine_budget_gb: float | None = None
-    """Share of it that vLLM may use."""
+    """Part of it that vLLM may use."""
     policy: PolicyMemory | None = None
     engine: EngineMemory | None = None
     critic: PolicyMemory | None = None
@@ -74,7 +76,8 @@ class LayoutPlan:
         """Return the config with these sizes."""
         again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
         sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk}
-        return config.with_values(model={"gradient_checkpointing": again}, policy=sizes)
+        rollout = {"gpu_memory_utilization": self.gpu_memory_utilization or config.rollout.gpu_memory_utilization}
+        return config.with_values(model={"gradient_checkpointing": again}, policy=sizes, rollout=rollout)
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.fit import Setting, describe_nearest, fill_in, find_fitting, find_misfit, host_memory, list_choices
+from slurm_rl.plan.fit import (
+    ENGINE_SHARE,
+    Setting,
+    describe_nearest,
+    fill_in,
+    find_fitting,
+    find_misfit,
+    host_memory,
+    list_choices,
+)
 from slurm_rl.plan.job import ActorPlan, LayoutPlan
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.node_groups import groups_for, list_nodes
@@ -48,7 +57,7 @@ def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> 
         )
     sizes_gb = [group.gpu_mem_gb for group in groups] or [config.cluster.gpu_mem_gb]
     memory = min((size for size in sizes_gb if size is not None), default=None)
-    budget = None if memory is None else memory * config.rollout.gpu_memory_utilization
+    budget = None if memory is None else memory * (config.rollout.gpu_memory_utilization or ENGINE_SHARE)
     if shape is None or budget is None:
         return wanted or 1
     sizes = [wanted] if wanted else _sizes(shape, gpus)
@@ -172,9 +181,12 @@ def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, flo
     return {role: gpu_memory(config, actors, role) for role in roles}
 
 
-def _sizes_of(config: RunConfig) -> tuple[int, bool, int | None]:
-    tokens = config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-    return tokens, config.model.gradient_checkpointing is True, config.policy.chunk_tokens
+def _sizes_of(config: RunConfig) -> tuple[int, bool, int | None, float | None]:
+    tokens, share = (
+        config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
+        config.rollout.gpu_memory_utilization,
+    )
+    return tokens, config.model.gradient_checkpointing is True, config.policy.chunk_tokens, share
 
 
 def _host_memory_by_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[int, dict[str, float]]:

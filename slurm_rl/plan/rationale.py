@@ -54,7 +54,9 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
     if on_cpu:
         return workers, "the default without GPUs" if left_open else "policy.num_workers"
     if config.rollout.colocate:
-        why = "rollout.colocate: they share GPUs with engines, in turn"
+        is_single = len(plan.gpus_by_node) == 1 == plan.gpus_by_node[0]
+        why = "it shares the only GPU with the engine, in turn" if is_single else ""
+        why = why or "rollout.colocate: they share GPUs with engines, in turn"
     elif counts["critic"] and config.critic.is_dedicated:
         why = "a quarter of the GPUs, like critics; engines have the rest" if left_open else ""
     else:

@@ -69,6 +69,15 @@ def gpu_names(env: Mapping[str, str], vendor: AcceleratorKind, num_gpus: int) ->
     return [str(index) for index in range(num_gpus)] if mask is None else mask[:num_gpus]
 
 
+def list_visible(env: Mapping[str, str], vendor: AcceleratorKind) -> list[str] | None:
+    """Return the devices that the masks of an environment leave; None without a mask.
+
+    >>> list_visible({"CUDA_VISIBLE_DEVICES": "3,5"}, "nvidia"), list_visible({"ROCR_VISIBLE_DEVICES": ""}, "amd")
+    (['3', '5'], [])
+    """
+    return _parse_mask(env.get(_CUDA)) if vendor == "nvidia" else _compose_amd_masks(env)
+
+
 def parse_kfd_device(properties: str) -> tuple[str, str] | None:
     """Return a device's ROCR UUID and render node number, or None for a CPU.
 

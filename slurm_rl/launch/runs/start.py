@@ -84,6 +84,8 @@ def start_run(
     """
     directory = choose_directory(config)
     plan = plan_in(config, directory)
+    if config.cluster.detected:
+        tell(f"gpus    {config.cluster.detected}")
     check_submission(config, plan, directory, tell)
     plan = ask_cluster(plan, tell)
     create_run(directory, config if write_model is None else _with_model(config, directory.model), plan)

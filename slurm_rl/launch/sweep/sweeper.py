@@ -35,6 +35,8 @@ RunBatch = Callable[[list[list[str]], bool], Sequence[Outcome]]
 Signature = tuple[str, ...]
 """Key of a composed tree: overrides without plain values."""
 PlainValues = list[tuple[str, Any]]
+_DECIDES_GPUS = ("cluster.launcher", "cluster.accelerator", "cluster.gpus_per_node")
+"""Keys on which the other values of a composed tree depend; see config/detect_gpus.py."""
 """Dotted keys and their values, in the order of the words."""
 
 
@@ -178,7 +180,7 @@ def find_interpolations(tree: object) -> list[str]:
 
 def is_plain(override: Override, interpolations: Iterable[str]) -> bool:
     """Return True if the value can replace another value of its key in a resolved tree."""
-    if override.is_delete() or override.package is not None:
+    if override.is_delete() or override.package is not None or override.key_or_group in _DECIDES_GPUS:
         return False
     value = override.value()
     if not (value is None or isinstance(value, (bool, int, float, str))):

@@ -74,11 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def detect_gpus(config: RunConfig, plan: JobPlan) -> JobPlan:
-    """Without a preset, return the plan for the GPUs of this machine."""
+    """Without a preset, return the plan for the GPUs of this machine, also if this Python cannot use them."""
     kind, count = find_accelerator()
+    if config.cluster.detected:
+        print(f"doctor  no preset is given; {config.cluster.detected}", file=sys.stderr)
     if plan.launcher != "local" or plan.accelerator != "cpu" or kind == "cpu":
         return plan
-    print(f"doctor  no preset is given; this machine has {count} GPUs ({kind})", file=sys.stderr)
+    print(f"doctor  this machine has {count} GPUs ({kind}) in /dev", file=sys.stderr)
     env = {item.name: item.value for item in [*accelerator_env(kind), *ray_env(1)]}
     return replace(plan, accelerator=kind, gpus_per_node=count, env=env, expected=expected_for(config, kind))
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_rl.plan.accelerator import AcceleratorKind
@@ -103,22 +103,27 @@ def parse_rocm_smi(text: str) -> list[Gpu]:
 
 
 def select_visible(gpus: list[Gpu], kind: AcceleratorKind, count: int, text: str) -> list[Gpu]:
-    """Return the GPUs in the job's mask, a line of `mask <names>` in the output of the tool.
-
-    If the mask has an index out of range, the cgroup already hides the other GPUs and all are returned.
-    """
+    """Return the GPUs in the job's mask, a line of `mask <names>` in the output of the tool."""
     mask = re.search(r"^mask (\S+)$", text, re.MULTILINE)
     if mask is None:
         return gpus
+    return select_gpus(gpus, gpu_names({MASK_VARIABLES[kind]: mask[1]}, kind, count)) or gpus
+
+
+def select_gpus(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+    """Return the GPUs with these indices or UUIDs.
+
+    If an index is out of range, the cgroup already hides the other GPUs and all are returned.
+    """
     chosen = []
-    for name in gpu_names({MASK_VARIABLES[kind]: mask[1]}, kind, count):
+    for name in names:
         if not name.isdigit():
             chosen += [gpu for gpu in gpus if gpu.uuid.startswith(name)]  # CUDA accepts a prefix of a UUID
         elif int(name) >= len(gpus):
             return gpus
         else:
             chosen.append(gpus[int(name)])
-    return chosen or gpus
+    return chosen
 
 
 def judge_gpus(gpus: list[Gpu], count: int, spec: NodeSpec) -> Verdict:

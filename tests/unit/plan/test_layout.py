@@ -208,7 +208,7 @@ def facts_of(num_nodes: int) -> SubmitFacts:
 
 def test_colocated_engines_leave_memory_for_resident_states() -> None:
     """1.5B on one GPU: 18.5 GB of weights, moments and gathered embedding, and 0.85 of the GPU for the engine."""
-    words = ("cluster.gpus_per_node=1", "rollout.colocate=true", "model.gradient_checkpointing=true")
+    words = ("cluster.gpus_per_node=1", "model.gradient_checkpointing=true", "rollout.gpu_memory_utilization=0.85")
     with pytest.raises(ConfigError, match=r"together with a sampling engine") as caught:
         plan_of(QWEN25_1_5B, *words)
     action = str(caught.value.action).partition(", ")[0]
