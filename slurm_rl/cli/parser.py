@@ -189,7 +189,8 @@ def render_help() -> str:
         "config groups (+group=option or group=option, in any order):",
         *(wrap(group, " ".join(sorted(names))) for group, names in presets.items()),
         "",
-        f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
+        f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own,",
+        "                before `conf` of the current folder",
         "  --version     print the version",
         "  --cfg job     print the composed config",
     ]

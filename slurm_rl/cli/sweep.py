@@ -138,7 +138,7 @@ def choose_metric(config: DictConfig, named: str | None, *, smallest_first: bool
 def run_sweep(args: argparse.Namespace) -> int:
     """Run `submit -m`."""
     overrides = check_overrides(args.rest)
-    with open_hydra(args.config_dir) as extra:
+    with open_hydra(args.config_dir, overrides) as extra:
         config = compose_sweep(normalise_words(overrides), extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))
         with explain_hydra():

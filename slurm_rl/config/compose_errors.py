@@ -3,11 +3,13 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.cluster import RESERVED_OPTIONS
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.keys import has_key, list_keys, nearest_keys
+from slurm_rl.config.overrides import GROUPS
 from slurm_rl.errors import ConfigError, find_near
 
 
@@ -35,13 +37,8 @@ def explain_compose_error(error: Exception) -> ConfigError:
             seen=f"an override of {group} in {nested.group(1)}",
             action=f"write `- /{group}/<name>` in its defaults list",
         )
-    options = getattr(error, "options", None)  # MissingConfigException
-    if options and (missing := re.search(r"Could not find '(\w+)/([^']+)'", text)):
-        group, name = missing.groups()
-        near = find_near(name, options)
-        action = f"did you mean {near}?" if near else "choose one of them"
-        seen = f"{name}; there are {', '.join(sorted(options))}"
-        return ConfigError(f"{group} has no preset of this name", seen=seen, action=action)
+    if missing := re.search(r"Could not (?:find|load) '(\w+)/([^']+?)'", text):
+        return _unknown_preset(missing[1], missing[2], text)
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match:
         return _unknown_key(match.group(1))
@@ -53,6 +50,21 @@ def explain_compose_error(error: Exception) -> ConfigError:
         hint = """quote values with spaces or special characters for both the shell and Hydra: 'key="a b"'"""
         return ConfigError(f"the overrides must parse: {text}", action=hint)
     return ConfigError(f"the overrides must compose: {text}")
+
+
+def _unknown_preset(group: str, name: str, text: str) -> ConfigError:
+    """Return the error for a preset that is in none of the folders of Hydra's message."""
+    if group not in GROUPS:
+        near = find_near(group, GROUPS)
+        action = f"did you mean {near}?" if near else f"choose one of {', '.join(GROUPS)}"
+        return ConfigError("there is no config group of this name", seen=group, action=action)
+    folders = [Path(folder) for folder in re.findall(r"path=(?:file|preset)://(.+)", text)]
+    options = sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+    near = find_near(name, options)
+    action = f"did you mean {near}?" if near else "choose one of them"
+    place = re.search(r"In '(\w+/[^']+)'", text)
+    seen = f"{name}{f' in the preset {place[1]}' if place else ''}; there are {', '.join(options)}"
+    return ConfigError(f"{group} has no preset of this name", seen=seen, action=action)
 
 
 def _unknown_key(key: str) -> ConfigError:

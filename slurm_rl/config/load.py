@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.detect_gpus import fill_in_gpus
-from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
+from slurm_rl.config.overrides import GROUPS, no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
@@ -47,8 +47,18 @@ def own_dir() -> Path:
     return Path(base).absolute() / "slurm_rl" if base else expand_user("~/.config/slurm_rl")
 
 
+def project_dir() -> Path | None:
+    """Return `conf` of the current folder if it has groups of presets and is not that of a checkout of slurm_rl."""
+    folder = Path("conf").absolute()
+    is_checkout = (folder / "cluster" / "site_template.yaml").is_file()
+    return folder if any((folder / group).is_dir() for group in GROUPS) and not is_checkout else None
+
+
 def site_dirs(config_dir: str | None) -> list[Path]:
-    """Return the folders of a site's presets: --config-dir, then the environment variable, then the user's folder."""
+    """Return the folders of a site's presets, the first of which wins.
+
+    They are --config-dir, the environment variable, `conf` of the current folder, and the user's folder.
+    """
     named = {"--config-dir": config_dir, SITE_DIR_VARIABLE: os.environ.get(SITE_DIR_VARIABLE)}
     found = []
     for source, value in named.items():
@@ -57,6 +67,8 @@ def site_dirs(config_dir: str | None) -> list[Path]:
             if not path.is_dir():
                 raise ConfigError(f"{source} must name a folder with presets", seen=str(path))
             found.append(path)
+    project = project_dir()
+    found += [project] if project is not None else []
     return [*found, own_dir()] if own_dir().is_dir() else found
 
 
@@ -89,18 +101,35 @@ def register_schema() -> None:
 
 def render_search_path(folders: Sequence[Path]) -> list[str]:
     """Return the override that adds these folders to Hydra's search path; none without folders."""
-    paths = ",".join(f"preset://{path}" for path in folders)
-    return [f"hydra.searchpath=[{paths}]"] if paths else []
+    return render_words({"hydra.searchpath": [f"preset://{path}" for path in folders]}) if folders else []
+
+
+def _refuse_hidden(words: Sequence[str], folders: Sequence[Path]) -> None:
+    """Raise if a word selects the user's preset, but Hydra would take the shipped one of the same name."""
+    for word in words:
+        group, _, text = word.lstrip("+").partition("=")
+        names = text.strip("[]").split(",") if group in GROUPS else []
+        for file in (file for folder in folders for file in (folder / group).glob("*.yaml") if file.stem in names):
+            shipped = conf_dir() / group / file.name
+            if shipped.is_file() and shipped.read_bytes() != file.read_bytes():
+                rule = "a preset must not have the name of a built-in one, which wins"
+                raise ConfigError(rule, seen=str(file), action=f"rename the file, and write {group}=<the new name>")
 
 
 @contextlib.contextmanager
-def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
-    """Initialize Hydra with our presets and yield the overrides that add the site's."""
+def open_hydra(config_dir: str | None, words: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Initialize Hydra with our presets and yield the overrides that add the site's.
+
+    Args:
+        words: the overrides that will be composed.
+    """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     register_schema()
-    search_path = render_search_path(site_dirs(config_dir))
+    folders = site_dirs(config_dir)
+    _refuse_hidden(words, folders)
+    search_path = render_search_path(folders)
     # The caller may be a Hydra application itself.
     around = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -115,7 +144,7 @@ def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[
     """Compose overrides to plain dicts and lists with resolved interpolations."""
     from slurm_rl.config.compose_errors import explain_hydra
 
-    with open_hydra(config_dir) as extra, explain_hydra():
+    with open_hydra(config_dir, overrides) as extra, explain_hydra():
         return resolve_tree(hydra_compose([*normalise_words(overrides), *extra]))
 
 

@@ -43,10 +43,12 @@ class PresetSource(FileConfigSource):
 
 
 def _check_package(file: Path, group: str, tree: dict[str, Any]) -> None:
-    """Raise if a preset without a package line has sections as keys, which Hydra would put below the group."""
+    """Raise if a preset without a package line has keys that Hydra would put below the group in vain."""
     field = RunConfig.model_fields.get(group)
     own = getattr(field.annotation, "model_fields", {}) if field is not None else {}
-    sections = [key for key in tree if key in RunConfig.model_fields and key not in own]
+    # A group such as exp is no section: there no key can be right.
+    known = RunConfig.model_fields.keys() if field is not None else tree.keys() - {"defaults"}
+    sections = [key for key in tree if key in known and key not in own]
     if group in GROUPS and sections:
         raise ConfigError(
             f"the preset lacks the line `{_PACKAGE_LINE}`",

@@ -5,8 +5,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_rl.config.load import conf_dir
 from slurm_rl.config.overrides import GROUPS
 from slurm_rl.config.yaml_text import read_text
+from slurm_rl.errors import ConfigError
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"
 
 
 def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
@@ -27,3 +31,13 @@ def describe_preset(file: Path) -> str:
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     words = " ".join(line.lstrip("#") for line in comment).split()
     return re.split(r"(?<=\.)(?<!Dr\.) (?=[A-Z])", " ".join(words))[0]
+
+
+def check_preset_name(group: str, name: str) -> None:
+    """Raise ConfigError if a new preset cannot have this name."""
+    action = "choose another --name"
+    if not re.fullmatch(_NAME, name):
+        rule = "the name of a preset must consist of letters, digits, _ and -"
+        raise ConfigError(rule, seen=repr(name), action=action)
+    if (conf_dir() / group / f"{name}.yaml").is_file():
+        raise ConfigError("a preset must not have the name of a built-in one", seen=name, action=action)

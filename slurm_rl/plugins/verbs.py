@@ -10,7 +10,7 @@ _PLUGINS = "slurm_rl.plugins"
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the plugins' verbs, and the flags of `plan --as`."""
-    for add in (_add_report, _add_prepare, _add_site, _add_doctor, _add_image, _add_export_flags):
+    for add in (_add_report, _add_init, _add_prepare, _add_site, _add_doctor, _add_image, _add_export_flags):
         add(verbs)
 
 
@@ -34,6 +34,18 @@ def _add_report(verbs: Verbs) -> None:
         RUN,
     )
     parser.flag("--step", type=int, help="step to print; the newest by default")
+
+
+def _add_init(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "init",
+        "write a project folder: an experiment that trains as written, its reward and data",
+        "folder",
+        "init my-project",
+        f"{_PLUGINS}.project.command:run",
+        "Verbs find the presets in the folder `conf` of the current folder. No file is overwritten.",
+    )
+    parser.flag("--name", help="name of the experiment; that of the folder by default")
 
 
 def _add_prepare(verbs: Verbs) -> None:
@@ -65,7 +77,10 @@ def _add_site(verbs: Verbs) -> None:
         "\nand the source of each value.",
     )
     parser.flag("--name", help="name of the preset; the cluster's name by default")
-    parser.flag("--config-dir", metavar="DIR", help="folder to write below; ~/.config/slurm_rl by default")
+    where = (
+        "folder to write below; by default `conf` of the current folder if that is a project, else ~/.config/slurm_rl"
+    )
+    parser.flag("--config-dir", metavar="DIR", help=where)
     parser.switch("--force", help="write over a preset of this name")
     parser.flag("--partition", help="in place of the assumed one, which the file marks; so do the next flags")
     parser.flag("--accelerator", help="nvidia, amd or cpu")

@@ -59,13 +59,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory of the commands, with `data` as the presets expect it."""
+    """Working directory of the commands: a new project, with `data` as the presets expect it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(shared / "site"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # The rows of `shared` are made up: `plan` need not let the verifier try each answer in other processes.
     monkeypatch.setattr("slurm_rl.rewards.check_references.find_unscorable", lambda *_, **__: {})
-    (tmp_path / "data").symlink_to(shared / "data")
+    assert main(["init", ".", "--name", "my-project"]) == 0
+    for name in ("gsm8k", "math", "mathv60k"):
+        (tmp_path / "data" / name).symlink_to(shared / "data" / name)
     return tmp_path
 
 
@@ -111,7 +113,7 @@ def test_commands_of_pages_are_accepted(
 ) -> None:
     blocks = list(read_blocks(page))
     if page.name == "README.md":
-        (folder / "data").unlink()  # its commands work in a fresh clone
+        shutil.rmtree(folder / "data")  # its commands work in a fresh clone
     for block in blocks:
         if block.title:
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.parser import PROGRAM
-from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir
+from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir, project_dir
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.presets import check_preset_name
 from slurm_rl.errors import ConfigError, SubmitError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED
 from slurm_rl.launch.jobs import open_launcher
@@ -23,14 +24,12 @@ from slurm_rl.plugins.site.machine import Findings, inspect_site
 from slurm_rl.plugins.site.preset import Preset, build_preset
 from slurm_rl.run_dir.run_dir import expect_writable, write_text
 
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"
-
 
 def run(args: argparse.Namespace) -> int:
     if args.rest:
         raise ConfigError("`site` takes only flags", seen=" ".join(args.rest), action=f"see {PROGRAM} site --help")
     named = args.config_dir or os.environ.get(SITE_DIR_VARIABLE)
-    folder = expand_user(named).absolute() if named else own_dir()
+    folder = expand_user(named).absolute() if named else project_dir() or own_dir()
     print("site    inspects Slurm and this machine", file=sys.stderr, flush=True)
     findings = inspect_site()
     name = args.name if args.name is not None else name_of(findings.cluster)
@@ -72,16 +71,7 @@ def judge(name: str, findings: Findings, answers: Answers) -> tuple[Preset, str]
 def check_name(name: str, folder: Path, *, force: bool) -> Path:
     """Return the file of a preset. Raises ConfigError if the name is invalid or taken."""
     path = folder / "cluster" / f"{name}.yaml"
-    if not re.fullmatch(_NAME, name):
-        raise ConfigError(
-            "the name of a preset must consist of letters, digits, _ and -",
-            seen=repr(name),
-            action="choose another --name",
-        )
-    if (conf_dir() / "cluster" / path.name).is_file():
-        raise ConfigError(
-            "a preset must not have the name of a built-in one", seen=name, action="choose another --name"
-        )
+    check_preset_name("cluster", name)
     if path.exists() and not force:
         raise ConfigError(
             "an existing preset is not overwritten",

@@ -26,6 +26,7 @@ WRITES = {
     "resume": ["resume @/run"],
     "report": ["report @/run", "report @/sweep"],
     "convert": ["convert @/run"],
+    "init": ["init @/my-project"],
     "plan": ["plan --as dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}

@@ -74,6 +74,13 @@ def test_preset_is_found_by_name_and_matches_slurm(login: LoginNode, capsys: pyt
     assert login.preset.parent.parent == own_dir()
 
 
+def test_preset_goes_into_project_folder(login: LoginNode, tmp_path: Path) -> None:
+    (tmp_path / "conf/cluster").mkdir(parents=True)
+    assert main(["site", "--name", "mysite"]) == 0
+    assert [path.name for path in tmp_path.glob("conf/cluster/*")] == ["mysite.yaml"] and not login.preset.exists()
+    assert load_config(["+exp=demo", "+cluster=mysite"]).cluster.gpu_type == "H100"
+
+
 def test_default_name_is_cluster_name(login: LoginNode, tmp_path: Path) -> None:
     """In an install without heavy packages."""
     done = run_light(tmp_path, "site")

@@ -1,0 +1,1 @@
+"""The project folder of a user: presets, reward and data that train as written."""
