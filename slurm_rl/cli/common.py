@@ -5,13 +5,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from slurm_rl.cli.find import is_ours
 from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, find_near
-from slurm_rl.launch.runs.find import parse_path
+from slurm_rl.launch.runs.find import is_ours, parse_path
 from slurm_rl.launch.runs.start import choose_directory, plan_in
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.meter import measure

@@ -1,6 +1,7 @@
 """`config`: list the sections, the keys of a section, or all facts of a key, in 80 columns."""
 
 import argparse
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,22 @@ def run(args: argparse.Namespace) -> int:
     folder = args.config_dir
     presets = list_presets([conf_dir(), *site_dirs(folder)])
     config = parse_config(compose(overrides, config_dir=folder)) if overrides else None
-    print("\n".join(_answer(names[0], presets, config) if names else _overview(presets, config)))
+    answer = _answer(names[0], presets, config) if names else _overview(presets, config)
+    print(json.dumps(_list_as_json(names, config), indent=2) if args.json else "\n".join(answer))
     return 0
+
+
+def _list_as_json(names: Sequence[str], config: RunConfig | None) -> list[dict[str, Any]]:
+    """Return the keys below `names[0]`, with their values if there are overrides."""
+    values = None if config is None else config.model_dump(mode="json")
+    keys = [key for key in list_keys().values() if not key.is_section]
+    chosen = [key for key in keys if not names or f"{key.name}.".startswith(f"{names[0]}.")]
+    rows = [{"key": key.name, "type": key.type, "default": key.default, "meaning": key.meaning} for key in chosen]
+    return (
+        rows
+        if values is None
+        else [{**row, "value": _find_raw(key, values)} for row, key in zip(rows, chosen, strict=True)]
+    )
 
 
 def _answer(name: str, presets: Presets, config: RunConfig | None) -> Iterator[str]:
@@ -108,10 +123,14 @@ def _show_key(key: Key, values: Mapping[str, Any] | None) -> Iterator[str]:
 
 def find_value(key: Key, values: Mapping[str, Any] | None) -> str:
     """Return the value as on a command line; the default without values, or if the section of the key is null."""
+    return show_value(_find_raw(key, values))
+
+
+def _find_raw(key: Key, values: Mapping[str, Any] | None) -> Any:
     found: Any = values
     for part in key.name.split("."):
         found = found.get(part, key.default) if isinstance(found, Mapping) else key.default
-    return show_value(found)
+    return found
 
 
 def name_readers(key: str) -> str:

@@ -8,7 +8,7 @@ import yaml
 
 from slurm_rl.cli import convert
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.find import find_run, resolve
+from slurm_rl.cli.find import find_run
 from slurm_rl.cli.foreground import announce_and_follow
 from slurm_rl.cli.output import note
 from slurm_rl.config.inherit import inherit
@@ -17,6 +17,7 @@ from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.find import resolve
 from slurm_rl.launch.runs.start import start_run
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -31,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
             action = "python -m slurm_rl eval <run> --step N, or model.path=<run directory>"
             raise ConfigError("--step needs a run", seen=str(step), action=action)
         config = load_config([*check_overrides(overrides), "eval.only=true"], config_dir=args.config_dir)
-        return announce_and_follow(start_run(config, note))
+        return announce_and_follow(start_run(config, note), as_json=args.json)
     path, convert_it, name = _find_model(directory, step)
     config = _configure(directory, path, name, overrides, args.config_dir)
-    return announce_and_follow(start_run(config, note, convert_it))
+    return announce_and_follow(start_run(config, note, convert_it), as_json=args.json)
 
 
 def _split(rest: list[str]) -> tuple[RunDir | None, list[str]]:

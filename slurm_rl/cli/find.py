@@ -6,18 +6,12 @@ from pathlib import Path
 
 from slurm_rl.cli.parser import load_verbs
 from slurm_rl.errors import ConfigError, RunDirError
-from slurm_rl.launch.controller.record import load_job
 from slurm_rl.launch.jobs import read_states
-from slurm_rl.launch.runs.find import Submission, load_plan, open_run, parse_path, read_recent
-from slurm_rl.launch.runs.pipeline import PIPELINE_FILE, find_stages
-from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger
+from slurm_rl.launch.runs.find import DEFAULT_ROOT, RUN_FILES, is_ours, load_plan, open_run, read_recent, resolve
+from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
-
-_DEFAULT_ROOT = Path("runs")
-_FILES = ("plan.json", "sweep.json", PIPELINE_FILE)
-"""One of them is in the directory of every run, sweep or pipeline."""
 
 
 def find_target(words: Sequence[str]) -> Path:
@@ -65,41 +59,6 @@ def open_target(path: Path) -> RunDir:
     return open_run(path)
 
 
-def resolve(word: str) -> Path:
-    """Return the directory of a path, a name or a job id; the path itself if it is unknown.
-
-    Raises:
-        ConfigError: this machine could not have such a path.
-    """
-    path = parse_path(word)
-    if path.exists():
-        return path
-    recent = read_recent()
-    roots = dict.fromkeys((_DEFAULT_ROOT, *(Path(known.path).parent for known in recent)))
-    if ".." not in path.parts and (named := next((root / path for root in roots if is_ours(root / path)), None)):
-        return named
-    return _find_job(word, recent) or path
-
-
-def _find_job(word: str, recent: Sequence[Submission]) -> Path | None:
-    """Return the run or sweep of a job; for `12_3` the run of that element of a sweep's array."""
-    array, _, index = word.partition("_")
-    for known in recent:
-        if word in known.jobs and is_ours(Path(known.path)):
-            return Path(known.path)
-        if index and array in known.jobs and (sweep := SweepDir(known.path)).is_sweep:
-            for run in load_ledger(sweep).runs:
-                if (run.array_job, str(run.array_index)) == (array, index):
-                    return sweep.run(run.index).path
-    runs = (RunDir(plan.parent) for plan in _DEFAULT_ROOT.glob("*/plan.json"))
-    return next((run.path for run in runs if (job := load_job(run)) is not None and job.job_id == word), None)
-
-
-def is_ours(path: Path) -> bool:
-    """Return whether the directory holds a run, a sweep or a pipeline."""
-    return any((path / file).is_file() for file in _FILES)
-
-
 def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
     """Return plan and newest attempt of a running run.
 
@@ -136,14 +95,14 @@ def load_head(attempt: AttemptDir) -> HeadRecord:
 
 def _find_newest() -> Path:
     """Return the directory that was submitted last, by this user or below ./runs."""
-    times = {plan.parent: plan.stat().st_mtime for file in _FILES for plan in _DEFAULT_ROOT.glob(f"*/{file}")}
+    times = {plan.parent: plan.stat().st_mtime for file in RUN_FILES for plan in DEFAULT_ROOT.glob(f"*/{file}")}
     for known in read_recent():
         if is_ours(Path(known.path)):
             times[Path(known.path)] = known.time
             break
     if not times:
         raise RunDirError(
-            f"no run was found: there is none below ./{_DEFAULT_ROOT}, and none was submitted from this account",
+            f"no run was found: there is none below ./{DEFAULT_ROOT}, and none was submitted from this account",
             action="name its directory, or start one: python -m slurm_rl",
         )
     return max(times, key=times.__getitem__)

@@ -1,10 +1,12 @@
 """A started run: where it is. A local one stays in front: progress, Ctrl-C saves, the table at the end."""
 
 import contextlib
+import json
 import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -35,8 +37,12 @@ _POLL_S = 0.05
 _CLOSE_DISPLAY_S = 1.0
 
 
-def announce_and_follow(started: Started) -> int:
-    """Print the run's paths and commands. Return 0 at once for a job, or the exit code of a run on this machine."""
+def announce_and_follow(started: Started, *, as_json: bool = False) -> int:
+    """Print the run's paths and commands. Return 0 at once for a job, or the exit code of a run on this machine.
+
+    Args:
+        as_json: print JSON to stdout: directory and job of a job, or the summary of a run on this machine.
+    """
     directory, plan, submitted = started
     path = shlex.quote(str(directory.path))
     lines = [
@@ -49,16 +55,20 @@ def announce_and_follow(started: Started) -> int:
         describe_image(plan),
     ]
     note("\n".join(filter(None, lines)))
-    return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)
+    if submitted.process is not None:
+        return follow_to_the_end(directory, submitted.process, as_json=as_json)
+    if as_json:
+        print(json.dumps({"run_dir": str(directory.path), "job_id": submitted.job_id, "launcher": plan.launcher}))
+    return 0
 
 
-def follow_to_the_end(run: RunDir, job: Any) -> int:
+def follow_to_the_end(run: RunDir, job: Any, *, as_json: bool = False) -> int:
     """Show progress until submitit's job ends; returns its exit code.
 
     A child process reads the run directory, which may hang; this process only handles Ctrl-C and polls the job.
     """
     ours, theirs = socket.socketpair()
-    display = ForkedTask(lambda: catch_errors(lambda: _display(run, job, ours, theirs)))
+    display = ForkedTask(lambda: catch_errors(lambda: _display(run, job, ours, theirs, as_json=as_json)))
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # with nohup the user wants the run to continue
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
@@ -145,12 +155,13 @@ def _close_display(line: socket.socket) -> None:
         line.recv(1)
 
 
-def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) -> int:
+def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket, *, as_json: bool) -> int:
     """Show the run until a message or the end of `line`, then its outcome."""
     die_with_parent(signal.SIGKILL, os.getppid())
     theirs.close()
     line.setblocking(False)
-    follow(run, lambda: not _hears(line))
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        follow(run, lambda: not _hears(line))
     with contextlib.suppress(OSError):
         line.setblocking(True)
         line.send(b".")
@@ -163,7 +174,7 @@ def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) 
         # No summary of a run that is not ours; its controller has named the owner.
         note("\n".join(line for line in lines if line.startswith(OURS)))
         return EXIT_NOT_OURS
-    return _finish(run, lines)
+    return _finish(run, lines, as_json=as_json)
 
 
 def _hears(line: socket.socket) -> bool:
@@ -184,7 +195,7 @@ def _result(job: Any) -> int | None:
         return None
 
 
-def _finish(run: RunDir, lines: Sequence[str]) -> int:
+def _finish(run: RunDir, lines: Sequence[str], *, as_json: bool = False) -> int:
     silent = "\n  ".join([f"{SILENT_END}; its last output in {run.submitit}:", *lines[-5:]])
     end: dict[str, Any] = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": silent}
     code = int(end["exit_code"])
@@ -201,7 +212,9 @@ def _finish(run: RunDir, lines: Sequence[str]) -> int:
             raise
         note(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}")
         return code or EXIT_FAILED
-    if code == EXIT_FINISHED:
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    elif code == EXIT_FINISHED:
         load_function(PRINT_SUMMARY)(summary)
     return code
 

@@ -30,7 +30,7 @@ from slurm_rl.launch.jobs import held_to_resume, submit_run
 from slurm_rl.launch.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
 from slurm_rl.launch.machines.worker import Invitation, Welcome, WorkerMachine
 from slurm_rl.launch.runs.checks import check_inputs
-from slurm_rl.launch.runs.find import load_plan, remember
+from slurm_rl.launch.runs.find import load_plan, remember, resolve
 from slurm_rl.launch.runs.start import Started, choose_directory, plan_in
 from slurm_rl.node.rank_discovery import Flags, NodeIdentity, discover
 from slurm_rl.node.rendezvous import comes_true
@@ -45,6 +45,7 @@ _SEE_S = 3.0
 def run(args: argparse.Namespace) -> int:
     flags = Flags(args.rank, args.nodes, args.head, args.port)
     identity = discover(os.environ, flags)
+    args.resumed = args.resumed and str(resolve(args.resumed))
     config = _load(args, identity)
     note(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}")
     if identity.is_head:

@@ -29,10 +29,8 @@ def run(args: argparse.Namespace) -> int:
         return _follow(directory, args.who)
     path = log_path(directory, args.who)
     is_missing = not path.is_file()
-    if args.who == _DRIVER and (is_missing or not path.stat().st_size):
-        state = read_states([directory])[0]
-        phase = describe_phase(directory, time.time()) if state.word == "running" else ""
-        note(to_printable(f"# no log of the trainer yet; the run is {state}" + (f"; {phase}" if phase else "")))
+    if (args.who == _DRIVER and is_missing) or (not is_missing and not path.stat().st_size):
+        _explain_empty(directory, args.who)
         return 0
     if is_missing:
         found = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none yet"
@@ -44,6 +42,13 @@ def run(args: argparse.Namespace) -> int:
         )
     sys.stdout.write(to_printable(path.read_text(encoding="utf-8", errors="replace")))
     return 0
+
+
+def _explain_empty(run: RunDir, who: str) -> None:
+    """Print to stderr what the run does while a log is empty."""
+    state, name = read_states([run])[0], "the trainer" if who == _DRIVER else who
+    phase = describe_phase(run, time.time()) if state.word == "running" else ""
+    note(to_printable(f"# no log of {name} yet; the run is {state}" + (f"; {phase}" if phase else "")))
 
 
 def log_path(run: RunDir, who: str) -> Path:
@@ -106,6 +111,8 @@ def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
     if who != "driver":
         raise ConfigError("--who must be driver, since the other logs are on the cluster", seen=who)
     shown = 0
+    if not text:
+        _explain_empty(run, who)
     while True:
         sys.stdout.write(to_printable(text[shown:]))
         sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""`plan`: print a summary of the run, then the errors that `submit` would raise. Needs neither Slurm nor torch."""
+"""`plan`: print a summary of the run, then that it is valid, or the errors that `submit` would raise.
+
+It needs neither Slurm nor torch.
+"""
 
 import argparse
 import json
@@ -13,7 +16,6 @@ from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.rationale import explain_exactness
 from slurm_rl.plan.render import render_plan
 
 
@@ -23,24 +25,23 @@ def run(args: argparse.Namespace) -> int:
     config, plan, directory = compose_run(args.rest, args.config_dir)
     print(_render(args, config, plan), flush=True)
     check_submission(config, plan, directory, note)
+    verdict = "valid, not submitted"
     try:
         check_interpreter(plan, note)
     except ConfigError as error:
         # A plan may be made on another machine than the one that submits.
         note(f"warning: submit will refuse this: {error}")
+        verdict = "valid except for this machine's Python (see the warning), not submitted"
+    if not args.json:
+        print(verdict)
     return 0
 
 
 def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
-    """Return the plan as JSON, as a submission or as a summary."""
+    """Return the plan as JSON, or as a summary, with --full followed by the submission."""
     if args.json:
         return json.dumps(plan.to_json(), indent=2)
-    if args.script:
-        text = render_plan(plan)
-        if (exactness := explain_exactness(config)) is not None:
-            line = f"exactness  {exactness[0]} ({exactness[1]})"
-            text = text.replace("\n\nplacement\n", f"\n{line}\n\nplacement\n", 1)
-        return text
     shape = None if config.external else find_shape(config.model)
     prompts = "" if config.external else describe_prompts(config)
-    return render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)
+    summary = render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)
+    return f"{summary}\n\n{render_plan(plan)}\n" if args.full else summary

@@ -47,7 +47,7 @@ def describe_phase(run: RunDir, now: float) -> str:
 
 def describe_results(run: RunDir) -> Iterator[str]:
     """Yield the newest evaluation, the newest result of each set, and warnings; nothing before an evaluation."""
-    rows = _read_ends(run)
+    rows = read_ends(run)
     if newest := next((row for row in reversed(rows) if _HELD_OUT.keys() & row.keys()), None):
         numbers = ", ".join(f"{name} {newest[key]:.3f}" for key, name in _HELD_OUT.items() if key in newest)
         yield f"eval    held out: {numbers} (step {newest['step']})"
@@ -57,7 +57,7 @@ def describe_results(run: RunDir) -> Iterator[str]:
     yield from (f"warning {text}" for text in find_divergence(rows, num_held_out))
 
 
-def _read_ends(run: RunDir) -> list[Row]:
+def read_ends(run: RunDir) -> list[Row]:
     """Return the first and the last rows of metrics.jsonl; all rows of a short file."""
     if not run.metrics.is_file():
         return []

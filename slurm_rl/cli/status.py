@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import functools
+import json
 import shlex
 import time
 from collections.abc import Sequence
@@ -11,7 +13,9 @@ from typing import Any
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.output import to_printable
 from slurm_rl.cli.run_facts import END_BYTES, describe_phase, describe_results, read_newest_row, read_num_steps
+from slurm_rl.cli.status_json import build_run, build_runs
 from slurm_rl.cli.table import STYLES, RunLine, find_screen, format_age, join_row, render_runs
+from slurm_rl.cli.watch import watch
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.record import RunState, load_job, read_last_row
@@ -32,15 +36,29 @@ _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 
 def run(args: argparse.Namespace) -> int:
     path = find_target(args.rest)
-    is_ranked = args.metric is not None or args.json or args.smallest_first is not None
+    show = functools.partial(_show, path, args)
+    if args.watch:
+        return watch(path, show)
+    show()
+    return 0
+
+
+def _show(path: Path, args: argparse.Namespace) -> None:
+    is_ranked = args.metric is not None or args.smallest_first is not None
     if is_ranked or SweepDir(path).is_sweep:
         load_function(LEADERBOARD)(SweepDir(path), args.metric, args.smallest_first, as_json=args.json)
-        return 0
-    if table := build_table(path):
+        return
+    indent = None if args.watch else 2
+    table = build_table(path)
+    if args.json and table:
+        print(json.dumps(build_runs(path, table), indent=indent))
+    elif args.json:
+        run = open_target(path)
+        print(json.dumps(build_run(run, read_states([run])[0], time.time()), indent=indent))
+    elif table:
         _print_table(table)
     else:
         print(to_printable(render_status(open_target(path))))
-    return 0
 
 
 def build_table(path: Path) -> list[RunLine]:

@@ -51,6 +51,7 @@ def _add_verbs_that_start_runs(verbs: Verbs) -> None:
     parser = verbs.add("eval", about, "[run] [overrides]", example, details=_EVAL)
     add_config_dir(parser)
     parser.flag("--step", type=int, help="checkpoint of the run; its export by default, else the newest")
+    parser.switch("--json", help="print the summary at the end as JSON; of a job, at once its run directory and id")
 
     about = "run inside the current Slurm allocation, from plain sbatch (--print-template: the script)"
     example = "run-in-job --print-template > job.sbatch"
@@ -70,20 +71,22 @@ def _add_verbs_that_start_runs(verbs: Verbs) -> None:
 
 
 def _add_verbs_of_configs(verbs: Verbs) -> None:
-    about = "print a summary of a run and the errors that submit would raise (--script: the submitted script)"
+    about = "print a summary of a run and the errors that submit would raise (--full: also the submitted script)"
     details = f"Exit code 2 if submit would refuse the run, as far as this machine can check.\n\n{OVERRIDES}"
     example = "plan +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4"
     parser = verbs.add("plan", about, "[overrides]", example, details=details)
     add_config_dir(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the submitted job as JSON")
-    output.add_argument("--script", action="store_true", help="print the submitted script and its environment")
+    output.add_argument("--full", action="store_true", help="also placement, environment and the submitted script")
     output.add_argument("--as", dest="system", choices=["dstack", "xpk"], help="print it for this system")
 
     about = "list the sections of the config, the keys of one, or all of one key; +group: the presets of a group"
     details = f"With overrides, print the values that they set and the defaults.\n\n{OVERRIDES}"
     arguments = "[section | key | +group] [overrides]"
-    add_config_dir(verbs.add("config", about, arguments, "config optim +exp=demo", details=details))
+    parser = verbs.add("config", about, arguments, "config optim +exp=demo", details=details)
+    add_config_dir(parser)
+    parser.switch("--json", help="all keys, or those of the section, as JSON")
 
 
 def _add_verbs_that_show_runs(verbs: Verbs) -> None:
@@ -94,7 +97,8 @@ def _add_verbs_that_show_runs(verbs: Verbs) -> None:
     for name, action, comparison in (("--min", "store_true", "smaller"), ("--max", "store_false", "larger")):
         text = f"sweep: {comparison} is better"
         order.add_argument(name, action=action, dest="smallest_first", default=None, help=text)
-    parser.switch("--json", help="sweep: the leaderboard as JSON")
+    parser.switch("--watch", help="print again until the run has ended (exit code 1 unless it finished), or Ctrl-C")
+    parser.switch("--json", help="as JSON; with --watch one line per change")
 
     about = "print a run's logs (-f to follow, --who driver|node-0|ray-0)"
     parser = verbs.add("logs", about, "[run]", "logs -f --who node-0", details=RUN)

@@ -55,8 +55,8 @@ class JobConfig(Section):
     """Shortest time without a heartbeat after which a rank or engine counts as hung; the timeout of a phase is five
     times its longest gap so far, and trainer.step_timeout_s until the phase has run five times."""
     depends_on: str | None = None
-    """Directory of a run that must finish before this one starts, by a Slurm dependency; model.path may be its future
-    export, <run>/export."""
+    """Directory, name or job id of a run that must finish before this one starts, by a Slurm dependency; model.path
+    may be its future export, <run>/export."""
     debug: bool = False
     """Enable Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` lists the variables."""
     debugger: Literal["distributed", "legacy"] = "distributed"

@@ -24,7 +24,7 @@ def _add_report(verbs: Verbs) -> None:
         RUN,
     )
     parser.switch("--goodput", help="GPU-time by cause, of a run or of all runs below folders (./runs by default)")
-    parser.switch("--json", needs="--goodput", help="--goodput: as JSON")
+    parser.switch("--json", help="print the summary, or a sweep's leaderboard, or --goodput as JSON")
     parser = verbs.add(
         "samples",
         "print the completions of the policy, turn by turn, with rewards",
@@ -34,6 +34,7 @@ def _add_report(verbs: Verbs) -> None:
         RUN,
     )
     parser.flag("--step", type=int, help="step to print; the newest by default")
+    parser.switch("--json", help="as JSON, the rows of samples.jsonl")
 
 
 def _add_init(verbs: Verbs) -> None:

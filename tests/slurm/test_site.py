@@ -30,7 +30,7 @@ def test_preset_describes_cluster_and_plans(cluster: Cluster, shared_dir: Path) 
     # Its GPUs have a type of no known vendor.
     assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
     assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
-    words = ["plan", "--script", "+exp=demo", "+cluster=mysite"]
+    words = ["plan", "--full", "+exp=demo", "+cluster=mysite"]
     done = run_cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
     assert "--partition=main" in done.stdout
 

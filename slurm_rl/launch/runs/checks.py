@@ -14,7 +14,7 @@ from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, Slurm
 from slurm_rl.launch.controller.create import check_is_free
 from slurm_rl.launch.controller.record import has_finished, not_finished
 from slurm_rl.launch.jobs import read_states
-from slurm_rl.launch.runs.find import open_run
+from slurm_rl.launch.runs.find import open_run, resolve
 from slurm_rl.launch.runs.long_warmups import find_long_warmups
 from slurm_rl.launch.runs.model_checks import (
     check_lora_targets,
@@ -145,7 +145,7 @@ def _check_model(config: RunConfig) -> None:
         "reference.path": config.reference.path,
         "reward.model.path": config.reward.model.path,
     }
-    comes = None if config.job.depends_on is None else RunDir(expand_user(config.job.depends_on)).export
+    comes = None if config.job.depends_on is None else RunDir(resolve(str(expand_user(config.job.depends_on)))).export
     for field, value in folders.items():
         if value and comes is not None and expand_user(value).absolute() == comes:
             continue

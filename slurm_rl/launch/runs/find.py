@@ -13,21 +13,72 @@ from pathlib import Path
 
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, RunDirError, find_near
-from slurm_rl.launch.sweep.ledger import SweepDir
+from slurm_rl.launch.controller.record import load_job
+from slurm_rl.launch.runs.pipeline import PIPELINE_FILE
+from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, read_json, write_json
 
 # Characters shown of a word that is too long for a path.
 _SHOWN = 60
 _MAX_ENTRIES = 100
+DEFAULT_ROOT = Path("runs")
+RUN_FILES = ("plan.json", "sweep.json", PIPELINE_FILE)
+"""One of them is in the directory of every run, sweep or pipeline."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run, sweep or pipeline that this user submitted."""
+
+    path: str
+    jobs: tuple[str, ...]
+    """Job ids; several for the arrays of a sweep."""
+    time: float
+    """Seconds since the epoch."""
 
 
 def open_run(path: str | os.PathLike[str]) -> RunDir:
-    """Return the run in directory `path`. Raises RunDirError, which suggests a similar one."""
-    run = RunDir(parse_path(os.fspath(path)))
+    """Return the run with this directory, name or job id. Raises RunDirError, which suggests a similar one."""
+    run = RunDir(resolve(os.fspath(path)))
     if not run.plan.is_file():
         raise _no_run(run.path, os.fspath(path))
     return run
+
+
+def resolve(word: str) -> Path:
+    """Return the directory of a path, a name or a job id; the path itself if it is unknown.
+
+    Raises:
+        ConfigError: this machine could not have such a path.
+    """
+    path = parse_path(word)
+    if path.exists():
+        return path
+    recent = read_recent()
+    roots = dict.fromkeys((DEFAULT_ROOT, *(Path(known.path).parent for known in recent)))
+    if ".." not in path.parts and (named := next((root / path for root in roots if is_ours(root / path)), None)):
+        return named
+    return _find_job(word, recent) or path
+
+
+def _find_job(word: str, recent: Sequence[Submission]) -> Path | None:
+    """Return the run or sweep of a job; for `12_3` the run of that element of a sweep's array."""
+    array, _, index = word.partition("_")
+    for known in recent:
+        if word in known.jobs and is_ours(Path(known.path)):
+            return Path(known.path)
+        if index and array in known.jobs and (sweep := SweepDir(known.path)).is_sweep:
+            for run in load_ledger(sweep).runs:
+                if (run.array_job, str(run.array_index)) == (array, index):
+                    return sweep.run(run.index).path
+    runs = (RunDir(plan.parent) for plan in DEFAULT_ROOT.glob("*/plan.json"))
+    return next((run.path for run in runs if (job := load_job(run)) is not None and job.job_id == word), None)
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether the directory holds a run, a sweep or a pipeline."""
+    return any((path / file).is_file() for file in RUN_FILES)
 
 
 def parse_path(word: str) -> Path:
@@ -75,17 +126,6 @@ def _no_run(path: Path, word: str) -> RunDirError:
         f"name one of its runs, as in {below[-1]}" if below else "name a directory that `python -m slurm_rl` printed"
     )
     return RunDirError(rule, seen=str(path), action=action)
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A run, sweep or pipeline that this user submitted."""
-
-    path: str
-    jobs: tuple[str, ...]
-    """Job ids; several for the arrays of a sweep."""
-    time: float
-    """Seconds since the epoch."""
 
 
 def state_file() -> Path:

@@ -16,7 +16,7 @@ from slurm_rl.launch.controller.create import create_run, remove_run, require_ow
 from slurm_rl.launch.jobs import held_to_resume, open_launcher, submit_run
 from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
-from slurm_rl.launch.runs.find import load_plan, parse_path, remember
+from slurm_rl.launch.runs.find import load_plan, parse_path, remember, resolve
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
@@ -65,7 +65,7 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
     )
     root = config.cluster.remote_root
     plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
-    return plan if plan.after is None else replace(plan, after=str(expand_user(plan.after).absolute()))
+    return plan if plan.after is None else replace(plan, after=str(resolve(str(expand_user(plan.after))).absolute()))
 
 
 def start_run(

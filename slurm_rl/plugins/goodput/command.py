@@ -8,7 +8,7 @@ from pathlib import Path
 from slurm_rl.cli.output import to_printable
 from slurm_rl.cli.table import Shrink, find_width, fit, format_age, join_row
 from slurm_rl.errors import RunDirError
-from slurm_rl.launch.runs.find import parse_path
+from slurm_rl.launch.runs.find import resolve
 from slurm_rl.plugins.goodput.read import find_runs, read_ledger, read_mfu
 from slurm_rl.plugins.goodput.render import render_held, render_line, render_ratio
 from slurm_rl.plugins.goodput.types import BUCKETS, Ledger
@@ -18,7 +18,7 @@ _RUNS = "runs"
 
 
 def run(args: argparse.Namespace) -> int:
-    folders = [parse_path(word) for word in args.rest or [_RUNS]]
+    folders = [resolve(word) for word in args.rest or [_RUNS]]
     runs: dict[Path, RunDir] = {}
     for folder in folders:
         if not (found := find_runs(folder)):

@@ -1,6 +1,7 @@
 """`report` and `samples`: reports of a run or a sweep, and the completions of a step."""
 
 import argparse
+import json
 
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.output import to_printable
@@ -9,7 +10,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger
 from slurm_rl.plugins.report.episodes import render_episodes
 from slurm_rl.plugins.report.html import write_report, write_sweep_report
-from slurm_rl.plugins.report.leaderboard import read_standings
+from slurm_rl.plugins.report.leaderboard import print_leaderboard, read_standings
 from slurm_rl.plugins.report.summary import print_summary, write_summary
 from slurm_rl.run_dir.jsonl import read_rows
 
@@ -21,12 +22,19 @@ def run(args: argparse.Namespace) -> int:
     path = find_target(args.rest)
     if (sweep := SweepDir(path)).is_sweep:
         metric = load_ledger(sweep).metric
-        print(write_sweep_report(sweep.path, read_standings(sweep, metric), metric))
+        path = write_sweep_report(sweep.path, read_standings(sweep, metric), metric)
+        if args.json:
+            print_leaderboard(sweep, as_json=True)
+        else:
+            print(path)
         return 0
     directory = open_target(path)
     summary = write_summary(directory)
     write_report(directory)
-    print_summary(summary)
+    if args.json:
+        print(json.dumps(summary, indent=2))
+    else:
+        print_summary(summary)
     return 0
 
 
@@ -48,5 +56,6 @@ def run_samples(args: argparse.Namespace) -> int:
             seen=f"{step}",
             action=f"choose one from {steps[0]} to {steps[-1]}; logging.samples_per_step limits their number",
         )
-    print(to_printable(render_episodes([row for row in rows if row.get("step") == step])))
+    chosen = [row for row in rows if row.get("step") == step]
+    print(json.dumps(chosen, indent=2) if args.json else to_printable(render_episodes(chosen)))
     return 0

@@ -36,7 +36,7 @@ class Submitted(list[RunConfig]):
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
     found = Submitted()
     monkeypatch.setattr(verb, "start_run", found.start_run)
-    monkeypatch.setattr(verb, "announce_and_follow", lambda started: 0)
+    monkeypatch.setattr(verb, "announce_and_follow", lambda started, **_: 0)
     return found
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli import cancel
-from slurm_rl.cli.find import find_run, find_target, resolve
+from slurm_rl.cli.find import find_run, find_target
 from slurm_rl.errors import RunDirError
 from slurm_rl.launch.controller.record import record_job
-from slurm_rl.launch.runs.find import read_recent, remember, state_file
+from slurm_rl.launch.runs.find import read_recent, remember, resolve, state_file
 from slurm_rl.launch.runs.pipeline import PIPELINE_FILE
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
 from slurm_rl.run_dir.run_dir import RunDir, write_json

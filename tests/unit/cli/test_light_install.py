@@ -109,7 +109,7 @@ def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
         cwd=tmp_path, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
-    assert "gpu:mi300:8" in call("plan", "--script", "+exp=demo", "+cluster=amd_mi300")
+    assert "gpu:mi300:8" in call("plan", "--full", "+exp=demo", "+cluster=amd_mi300")
     assert "exec python -m slurm_rl run-in-job" in call("run-in-job", "--print-template")
     assert "Peak learning rate." in call("config", "optim"), "the strings under fields are read from the source"
     build = ["image", "build", "container.runtime=pyxis", f"container.image={tmp_path}/rl.sqsh"]

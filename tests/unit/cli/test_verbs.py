@@ -72,7 +72,7 @@ def test_examples_of_verbs_parse(verb: str) -> None:
     [
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
-        (["logs", "--json"], "--json is of plan and status and report and doctor"),
+        (["logs", "--json"], "--json is of eval and plan and config and status and report"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),
         (["attach", "--dashboard", "--port=0"], "from 1 to 65535; got 0"),

@@ -32,5 +32,5 @@ def test_plan_shows_exactness_of_resume(
     Path("digits.jsonl").write_text("".join(f'{{"prompt": "{i:03d}?", "answer": "2"}}\n' for i in range(20)))
     run = ["+exp=guessing_game_tiny", "data.train=digits.jsonl", "data.num_eval=1", f"env.name={WORLDS}:Count"]
     run.append(f"model.from_config={EXAMPLE}/model")
-    assert main(["plan", "--script", "--config-dir", EXAMPLE, *run, *words]) == 0
+    assert main(["plan", "--full", "--config-dir", EXAMPLE, *run, *words]) == 0
     assert text in capsys.readouterr().out
